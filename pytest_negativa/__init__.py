@@ -1,0 +1,17 @@
+"""Debloat-aware GPU testing: which GPU code does a test suite need, and which not.
+
+Importing this package must stay cheap (a pytest session without the plugin's
+flags pays for it), so nothing is imported here; see ``docs/architecture.md``
+for where things live.
+"""
+
+__all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    # importlib.metadata costs some 20 ms; only who asks for the version pays.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pytest-negativa")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

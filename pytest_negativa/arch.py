@@ -1,0 +1,185 @@
+"""Which GPU code runs on which device: compute capabilities, SM archs and the driver's choice.
+
+Two types on purpose: a *device* has a compute capability (``ComputeCapability(9, 0)``),
+*code* is built for an SM arch (``SmArch.parse("sm_90a")``). They look alike and are not
+interchangeable: code for sm_90a has no place on a device of capability 9.1, and a bare
+number 90 loses the suffix that decides it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytest_negativa.errors import OptionError
+
+_SM_ARCH = re.compile(r"(?:sm|compute|lto)_(\d+)(\d)([af]?)")
+_CAPABILITY = re.compile(r"(\d+)\.(\d)")
+
+
+class ElementKind(str, enum.Enum):
+    """What an element of a region holds.
+
+    The values are ours; the numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR).
+    """
+
+    PTX = "ptx"
+    CUBIN = "cubin"
+    LTO_IR = "lto-ir"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ComputeCapability:
+    """The capability of a device, e.g. ``ComputeCapability(9, 0)`` for an H100 or H200."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @classmethod
+    def parse(cls, text: str) -> ComputeCapability:
+        """Read ``9.0``; ``sm_90`` and ``sm_90a`` name the same device, for convenience.
+
+        Raises:
+            OptionError: the text names no compute capability.
+        """
+        if match := _CAPABILITY.fullmatch(text):
+            return cls(int(match[1]), int(match[2]))
+        if match := _SM_ARCH.fullmatch(text):
+            return cls(int(match[1]), int(match[2]))
+        raise OptionError(
+            f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a or 9.0"
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SmArch:
+    """The arch that code was built for, e.g. ``sm_80``, ``sm_90a`` or ``sm_120f``.
+
+    ``suffix`` is ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty.
+    """
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.suffix not in ("", "a", "f"):
+            raise ValueError(f"bad SM arch suffix {self.suffix!r}")
+
+    def __str__(self) -> str:
+        return f"sm_{self.major}{self.minor}{self.suffix}"
+
+    @classmethod
+    def parse(cls, text: str) -> SmArch:
+        """Read ``sm_90a``.
+
+        Raises:
+            OptionError: the text names no SM arch.
+        """
+        if match := _SM_ARCH.fullmatch(text):
+            return cls(int(match[1]), int(match[2]), match[3])
+        raise OptionError(f"{text!r} is no SM arch; expected a form like sm_90 or sm_90a")
+
+    @classmethod
+    def from_number(cls, number: int, suffix: str = "") -> SmArch:
+        """From the number that file formats use: 90 is sm_90, 120 is sm_120."""
+        return cls(number // 10, number % 10, suffix)
+
+
+def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:
+    """Whether machine code built for ``arch`` runs on ``device``.
+
+    CUDA C++ Programming Guide, "Binary Compatibility": binary compatibility holds
+    from one minor revision to the next one, but not from one minor revision to the
+    previous one or across major revisions. So code for sm_75 runs on no 8.x device,
+    though 75 < 80.
+
+    CUDA Programming Guide, "Compute Capabilities", feature sets: arch-specific code
+    (suffix ``a``) runs only on devices of exactly that capability; family-specific
+    code (suffix ``f``) runs on that capability and later ones of the same family. The
+    families published so far never span two majors (100f: 10.0, 10.3; 110f: 11.0;
+    120f: 12.0, 12.1) and hold every later minor of theirs, except that of sm_101f,
+    which was 10.1 alone until CUDA 13 renamed it to sm_110f.
+    """
+    if arch.major != device.major:
+        return False
+    if arch.suffix == "a" or (arch.suffix == "f" and (arch.major, arch.minor) == (10, 1)):
+        return arch.minor == device.minor
+    return arch.minor <= device.minor
+
+
+def can_be_compiled_for(arch: SmArch, device: ComputeCapability) -> bool:
+    """Whether the driver can compile PTX or LTO-IR of ``arch`` for ``device``.
+
+    CUDA C++ Programming Guide, "PTX Compatibility": PTX produced for some compute
+    capability can always be compiled to binary code of greater or equal capability,
+    across majors; PTX for arch-specific or family-specific features is as limited as
+    the machine code would be.
+    """
+    if arch.suffix:
+        return cubin_runs_on(arch, device)
+    return (arch.major, arch.minor) <= (device.major, device.minor)
+
+
+class Candidate(Protocol):
+    """What the choice rule needs to know of an element."""
+
+    @property
+    def kind(self) -> ElementKind: ...
+    @property
+    def arch(self) -> SmArch: ...
+
+
+_SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
+
+
+def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) -> tuple[int, ...]:
+    """The driver's choice: indices of the elements of one region that ``device`` loads.
+
+    A cubin that runs on the device wins over everything that must be compiled; of
+    several, the nearest arch does, and at the same number the more specific one (``a``
+    before ``f`` before none). Without a cubin that fits, the PTX and the LTO-IR
+    nearest to the device are taken.
+
+    More than one index comes back where the rule leaves a tie (several elements for
+    the same arch, as in relocatable code, or PTX beside LTO-IR): each may be needed,
+    so each counts as loaded. Elements of unknown kind are never chosen here; callers
+    keep them. An empty tuple means that the device can load nothing of the region.
+
+    Source of the first two steps: ``cubin_runs_on``. That nothing but this choice is
+    loaded was compared with the cubin that CUPTI reports for every module of a PyTorch
+    2.11 run on an H200, driver 580.
+    """
+    fitting = [
+        i
+        for i, c in enumerate(candidates)
+        if c.kind is ElementKind.CUBIN and cubin_runs_on(c.arch, device)
+    ]
+    if fitting:
+        return _best(candidates, fitting)
+    chosen: tuple[int, ...] = ()
+    for kind in (ElementKind.PTX, ElementKind.LTO_IR):
+        usable = [
+            i
+            for i, c in enumerate(candidates)
+            if c.kind is kind and can_be_compiled_for(c.arch, device)
+        ]
+        if usable:
+            chosen += _best(candidates, usable)
+    return tuple(sorted(chosen))
+
+
+def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int, ...]:
+    def rank(index: int) -> tuple[int, int, int]:
+        arch = candidates[index].arch
+        return (arch.major, arch.minor, _SUFFIX_RANK[arch.suffix])
+
+    best = max(map(rank, indices))
+    return tuple(i for i in indices if rank(i) == best)

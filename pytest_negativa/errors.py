@@ -1,0 +1,41 @@
+"""The project's exceptions: every error meant for a user descends from NegativaError.
+
+A message says where (file, offset or key), what was found, what was expected and
+what to do. A bug of ours is not one of these: it stays a ``ValueError`` or the like.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class NegativaError(Exception):
+    """Base of every error that a user can cause or mend."""
+
+
+class OptionError(NegativaError):
+    """An option, argument or setting has a value that cannot be used."""
+
+
+class FormatError(NegativaError):
+    """Bytes that are not what their format says.
+
+    Attributes:
+        path: the file the bytes come from.
+        offset: file offset of the bytes in question, or None for the file as a whole.
+        problem: what was found and what was expected.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], offset: int | None, problem: str) -> None:
+        self.path = os.fspath(path)
+        self.offset = offset
+        self.problem = problem
+        super().__init__(self.path, offset, problem)
+
+    def __str__(self) -> str:
+        where = "" if self.offset is None else f" at offset {self.offset:#x}:"
+        return f"{self.path}:{where} {self.problem}"
+
+
+class StoreError(NegativaError):
+    """A file of our own cannot be read or written."""

@@ -1,0 +1,209 @@
+"""Host ELF file to its sections and identity; the one door to pyelftools.
+
+pyelftools trusts the counts and offsets of a file, so the header is checked here first
+and every exception that comes out of it becomes a ``FormatError``.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+
+# gABI chapter 4, ELF header, 64 bit: e_ident[16], e_type, e_machine, e_version, e_entry,
+# e_phoff, e_shoff, e_flags, e_ehsize, e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx.
+ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+ELF_MAGIC = b"\x7fELF"
+EM_CUDA = 190
+_SECTION_HEADER_SIZE = 64
+# gABI: with 0xff00 sections or more, e_shnum is 0 and section 0 holds the count. No
+# library that people ship comes near it, and it would make every look-up here slow.
+_MAX_SECTIONS = 0xFF00
+# Dynamic sections and notes of real libraries are some KB; these bounds only keep a
+# hostile file from making pyelftools walk hundreds of megabytes entry by entry.
+_MAX_DYNAMIC_SIZE = 1 << 20
+_MAX_NOTE_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class HostSection:
+    """A section whose bytes lie in the file and are loaded at run time."""
+
+    name: str
+    offset: int
+    size: int
+    vaddr: int
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostElf:
+    """What this project needs to know of a library apart from its GPU code."""
+
+    machine: str
+    build_id: str | None
+    soname: str | None
+    sections: tuple[HostSection, ...]
+
+
+def read_host_elf(source: ByteSource) -> HostElf:
+    """Sections (allocated, with bytes in the file) and identity of a host ELF file.
+
+    Raises:
+        FormatError: not an ELF file, not one for a 64-bit little-endian host, without
+            section headers, or with tables that leave the file.
+    """
+    _check_header(source)
+    try:
+        return _read(source)
+    except FormatError:
+        raise
+    # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
+    # AttributeError on damaged files; none of them says more than "damaged".
+    except Exception as e:
+        raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
+
+
+def _check_header(source: ByteSource) -> None:
+    if source.size == 0:
+        raise FormatError(source.path, None, "is empty, expected an ELF file")
+    magic = source.read(0, min(len(ELF_MAGIC), source.size))
+    if magic != ELF_MAGIC:
+        hint = " (a static archive: extract its members first)" if magic == b"!<ar" else ""
+        raise FormatError(
+            source.path, 0, f"not an ELF file: starts with {magic.hex()}, expected 7f454c46{hint}"
+        )
+    if source.size < ELF_HEADER.size:
+        raise FormatError(
+            source.path,
+            0,
+            f"truncated ELF header: {source.size} bytes, expected {ELF_HEADER.size} or more",
+        )
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    ident, machine, shoff = header[0], header[2], header[6]
+    shentsize, shnum, shstrndx = header[11], header[12], header[13]
+    if ident[4] != 2:
+        raise FormatError(
+            source.path, 4, f"ELF class {ident[4]}, expected 2 (64 bit); CUDA libraries are 64 bit"
+        )
+    if ident[5] != 1:
+        raise FormatError(
+            source.path, 5, f"ELF data encoding {ident[5]}, expected 1 (little endian)"
+        )
+    if machine == EM_CUDA:
+        raise FormatError(
+            source.path, 18, "is a bare cubin (machine EM_CUDA), expected a host library around it"
+        )
+    if shoff == 0 or shnum == 0:
+        raise FormatError(
+            source.path,
+            0x28,
+            "has no section headers (stripped by sstrip or a packer?), so nothing tells GPU code "
+            "from other data; it is left alone",
+        )
+    if shentsize != _SECTION_HEADER_SIZE:
+        raise FormatError(
+            source.path, 0x3A, f"e_shentsize {shentsize}, expected {_SECTION_HEADER_SIZE}"
+        )
+    if shnum >= _MAX_SECTIONS or shstrndx >= shnum:
+        raise FormatError(
+            source.path, 0x3C, f"e_shnum {shnum} and e_shstrndx {shstrndx} do not fit together"
+        )
+    end = shoff + shnum * _SECTION_HEADER_SIZE
+    if end > source.size:
+        raise FormatError(
+            source.path,
+            shoff,
+            f"section headers end at {end:#x}, past the end of the file at {source.size:#x}; "
+            "is it truncated?",
+        )
+
+
+def _read(source: ByteSource) -> HostElf:
+    elf = ELFFile(io.BufferedReader(_SourceStream(source)))
+    sections: list[HostSection] = []
+    build_id = soname = None
+    for section in elf.iter_sections():
+        header = section.header
+        if header["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
+            continue
+        offset, size = header["sh_offset"], header["sh_size"]
+        if isinstance(section, NoteSection) and size <= _MAX_NOTE_SIZE:
+            build_id = build_id or _find_build_id(section)
+        elif isinstance(section, DynamicSection) and size <= _MAX_DYNAMIC_SIZE:
+            soname = soname or _find_soname(section)
+        if not header["sh_flags"] & SH_FLAGS.SHF_ALLOC:
+            continue
+        if offset + size > source.size:
+            raise FormatError(
+                source.path,
+                offset,
+                f"section {section.name} ends at {offset + size:#x}, past the end of the file at "
+                f"{source.size:#x}; is it truncated?",
+            )
+        sections.append(
+            HostSection(
+                name=section.name,
+                offset=offset,
+                size=size,
+                vaddr=header["sh_addr"],
+                executable=bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
+            )
+        )
+    return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections))
+
+
+def _find_build_id(section: NoteSection) -> str | None:
+    for note in section.iter_notes():
+        if note["n_type"] == "NT_GNU_BUILD_ID" and note["n_name"] == "GNU":
+            return str(note["n_desc"])
+    return None
+
+
+def _find_soname(section: DynamicSection) -> str | None:
+    for tag in section.iter_tags("DT_SONAME"):
+        return str(tag.soname)
+    return None
+
+
+class _SourceStream(io.RawIOBase):
+    """A seekable stream over a ``ByteSource``, for pyelftools."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, self._source.size)[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._source.size - self._position, 0)
+        length = left if size < 0 else min(size, left)
+        data = self._source.read(self._position, length) if length else b""
+        self._position += length
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

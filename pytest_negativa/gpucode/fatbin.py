@@ -1,0 +1,185 @@
+"""Fatbin containers: bytes at an offset to a ``Region``, or the reason why there is none.
+
+NVIDIA documents neither header; the layout below was read off the libraries of the PyTorch
+2.11 stack and this project's fixtures, and agrees with the listings of ``cuobjdump``.
+
+Region header, 16 bytes, little endian::
+
+    u32 magic 0xBA55ED50   u16 version 1   u16 header size 16   u64 size of what follows
+
+Element header, 64 bytes and up; elements follow each other and fill the region::
+
+    0x00  u16 kind               1 PTX, 2 cubin, 8 LTO-IR
+    0x02  u16 version            0x0101
+    0x04  u32 header_size        payload starts here
+    0x08  u64 size               of the payload with padding
+    0x10  u32 compressed_size    bytes of the payload in use; 0 if not compressed
+    0x14  u32 options_offset     0: none; else (u32 offset, u32 length) of options lie there
+    0x18  u16 minor, u16 major   of the format inside (PTX ISA version, cubin 1.8)
+    0x1C  u32 arch               90 is sm_90
+    0x20  u32 name_offset, u32 name_length
+    0x28  u64 flags
+    0x30  u64 seed               of scrambled LTO-IR, else 0
+    0x38  u64 uncompressed_size  0 if not compressed
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from pytest_negativa.arch import ElementKind, SmArch
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Compression, Element, Region
+
+MAGIC = (0xBA55ED50).to_bytes(4, "little")
+REGION_HEADER = struct.Struct("<IHHQ")
+ELEMENT_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
+
+_REGION_VERSION = 1
+_ELEMENT_VERSION = 0x0101
+# 128 is the largest seen; names and options make it variable.
+_MAX_HEADER_SIZE = 1 << 16
+
+_KINDS = {1: ElementKind.PTX, 2: ElementKind.CUBIN, 8: ElementKind.LTO_IR}
+_FLAG_LZ4 = 0x2000
+_FLAG_ZSTD = 0x8000
+FLAG_SCRAMBLED = 0x10000
+_FLAG_ARCH_SPECIFIC = 0x100000
+_FLAG_FAMILY_SPECIFIC = 0x200000
+
+
+class RegionFault(Exception):
+    """No sound region at this offset; ``offset`` is that of the field in question."""
+
+    def __init__(self, offset: int, problem: str) -> None:
+        self.offset = offset
+        self.problem = problem
+        super().__init__(offset, problem)
+
+
+@dataclass(slots=True)
+class WalkBudget:
+    """How many more headers may be walked, so that crafted overlapping chains end.
+
+    A sound section needs one step for each element, of 64 bytes or more.
+    """
+
+    steps: int
+
+    def spend(self) -> bool:
+        self.steps -= 1
+        return self.steps >= 0
+
+
+def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) -> Region:
+    """The region whose header is at ``offset``, within a section that ends at ``end``.
+
+    Raises:
+        RegionFault: a header or the element chain does not fit its bounds.
+    """
+    if offset + REGION_HEADER.size > end:
+        raise RegionFault(offset, f"region header leaves its section, which ends at {end:#x}")
+    header = source.read(offset, REGION_HEADER.size)
+    magic, version, header_size, size = REGION_HEADER.unpack(header)
+    if header[:4] != MAGIC:
+        raise RegionFault(offset, f"magic {magic:#010x}, expected 0xba55ed50")
+    if version != _REGION_VERSION or header_size != REGION_HEADER.size:
+        raise RegionFault(
+            offset + 4,
+            f"region version {version} with a header of {header_size} bytes, expected "
+            f"{_REGION_VERSION} and {REGION_HEADER.size}",
+        )
+    region_end = offset + REGION_HEADER.size + size
+    if region_end > end:
+        raise RegionFault(offset + 8, f"region ends at {region_end:#x}, its section at {end:#x}")
+    elements = []
+    position = offset + REGION_HEADER.size
+    while position < region_end:
+        if not budget.spend():
+            raise FormatError(
+                source.path, offset, "too many overlapping region headers; crafted or damaged"
+            )
+        element = _parse_element(source, position, region_end)
+        elements.append(element)
+        position = element.payload.end
+    return Region(span=Span(offset, region_end), elements=tuple(elements))
+
+
+def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
+    if offset + ELEMENT_HEADER.size > end:
+        raise RegionFault(offset, f"element header leaves its region, which ends at {end:#x}")
+    (
+        kind_number,
+        version,
+        header_size,
+        size,
+        compressed_size,
+        options_offset,
+        _minor,
+        _major,
+        arch_number,
+        name_offset,
+        name_length,
+        flags,
+        _seed,
+        uncompressed_size,
+    ) = ELEMENT_HEADER.unpack(source.read(offset, ELEMENT_HEADER.size))
+    if version != _ELEMENT_VERSION:
+        raise RegionFault(
+            offset + 2, f"element header version {version:#x}, expected {_ELEMENT_VERSION:#x}"
+        )
+    if not ELEMENT_HEADER.size <= header_size <= _MAX_HEADER_SIZE:
+        raise RegionFault(offset + 4, f"element header of {header_size} bytes, expected 64 or more")
+    payload_end = offset + header_size + size
+    if payload_end > end:
+        raise RegionFault(
+            offset + 8, f"element payload ends at {payload_end:#x}, its region at {end:#x}"
+        )
+    kind = _KINDS.get(kind_number, ElementKind.UNKNOWN)
+    compression = (
+        Compression.LZ4
+        if flags & _FLAG_LZ4
+        else Compression.ZSTD
+        if flags & _FLAG_ZSTD
+        else Compression.NONE
+    )
+    suffix = "a" if flags & _FLAG_ARCH_SPECIFIC else "f" if flags & _FLAG_FAMILY_SPECIFIC else ""
+    packed = compression is not Compression.NONE
+    unreadable = None
+    if kind is ElementKind.UNKNOWN:
+        unreadable = f"element kind {kind_number} is not known"
+    elif packed and compressed_size > size:
+        unreadable = f"compressed size {compressed_size:#x} exceeds the payload's {size:#x} bytes"
+    extra = b""
+    if header_size > ELEMENT_HEADER.size and (name_length or options_offset):
+        extra = source.read(offset, header_size)
+    return Element(
+        header_offset=offset,
+        payload=Span(offset + header_size, payload_end),
+        stored_size=compressed_size if packed and not unreadable else size,
+        unpacked_size=uncompressed_size if packed else size,
+        kind=kind,
+        arch=SmArch.from_number(arch_number, suffix),
+        compression=compression,
+        kind_number=kind_number,
+        flags=flags,
+        identifier=_header_text(extra, name_offset, name_length),
+        options=None if kind is ElementKind.CUBIN else _header_options(extra, options_offset),
+        unreadable=unreadable,
+    )
+
+
+def _header_text(header: bytes, offset: int, length: int) -> str | None:
+    text = header[offset : offset + length].rstrip(b"\0 ")
+    return text.decode("utf-8", "backslashreplace") or None
+
+
+def _header_options(header: bytes, offset: int) -> str | None:
+    # For a cubin the same place holds attributes of its compatibility, no text.
+    if not offset or offset + 8 > len(header):
+        return None
+    text_offset, length = struct.unpack_from("<II", header, offset)
+    return _header_text(header, text_offset, length)

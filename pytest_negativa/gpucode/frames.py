@@ -1,0 +1,71 @@
+"""Bare zstd frames whose content is a cubin, as cublasLt keeps them in ``.ldata``.
+
+Only the frame and block headers are walked to find where a frame ends (RFC 8878, 3.1.1);
+decompression is zstandard's.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from pytest_negativa.gpucode.cubin import cubin_arch, is_cubin_header
+from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.fatbin import WalkBudget
+from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Frame
+
+MAGIC = (0xFD2FB528).to_bytes(4, "little")
+
+_MAX_FRAME_HEADER = 18
+_BLOCK_RLE = 1
+_BLOCK_RESERVED = 3
+# RFC 8878, 3.1.1.2.4: Block_Maximum_Size is at most 128 KB.
+_MAX_BLOCK_SIZE = 128 << 10
+_CHECKSUM_SIZE = 4
+
+
+def parse_frame(source: ByteSource, offset: int, end: int, budget: WalkBudget) -> Frame | None:
+    """The frame at ``offset`` if it is one that holds a cubin, else None (other data)."""
+    head = source.read(offset, min(_MAX_FRAME_HEADER, end - offset))
+    try:
+        parameters = zstandard.get_frame_parameters(head)
+        header_size = zstandard.frame_header_size(head)
+    except zstandard.ZstdError:
+        return None
+    unpacked_size = parameters.content_size
+    # A frame that doesn't state its size (RFC: optional) would have to be unpacked blindly.
+    if not ELF_HEADER.size <= unpacked_size <= MAX_UNPACKED_SIZE or parameters.dict_id:
+        return None
+    position = offset + header_size
+    last = False
+    while not last:
+        if position + 3 > end or not budget.spend():
+            return None
+        block = int.from_bytes(source.read(position, 3), "little")
+        last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
+        if kind == _BLOCK_RESERVED or size > _MAX_BLOCK_SIZE:
+            return None
+        position += 3 + (1 if kind == _BLOCK_RLE else size)
+    frame_end = position + (_CHECKSUM_SIZE if parameters.has_checksum else 0)
+    if frame_end > end:
+        return None
+    elf_header = _front(source, offset, frame_end)
+    if not is_cubin_header(elf_header) or len(elf_header) < ELF_HEADER.size:
+        return None
+    return Frame(
+        span=Span(offset, frame_end), unpacked_size=unpacked_size, arch=cubin_arch(elf_header)
+    )
+
+
+def _front(source: ByteSource, offset: int, end: int) -> bytes:
+    """The first bytes of a frame's content, without unpacking the rest."""
+    # The first block yields them; it is at most 128 KB and its header 3 bytes.
+    packed = source.read(offset, min(end - offset, _MAX_FRAME_HEADER + 3 + _MAX_BLOCK_SIZE))
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_SIZE)
+    try:
+        with decompressor.stream_reader(packed) as reader:
+            return reader.read(ELF_HEADER.size)
+    except zstandard.ZstdError:
+        return b""

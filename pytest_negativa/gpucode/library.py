@@ -1,0 +1,144 @@
+"""One library file to its ``LibraryMap``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from pytest_negativa.arch import ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.gpucode.cubin import parse_cubin
+from pytest_negativa.gpucode.elf import HostSection, read_host_elf
+from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError, unpack
+from pytest_negativa.gpucode.ptx import parse_ptx
+from pytest_negativa.gpucode.scan import iter_containers
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import (
+    Compression,
+    Content,
+    Element,
+    Frame,
+    LibraryIdentity,
+    LibraryMap,
+    LtoIr,
+    Problem,
+    Region,
+    Scope,
+    Section,
+)
+
+FORMAT_VERSION = 1
+"""Of the map file. History: 1 is the first."""
+
+
+def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
+    """Read all GPU code of a library, unpacking what ``scope`` asks for.
+
+    Raises:
+        FormatError: the file is no ELF file of a 64-bit little-endian host, or damaged
+            beyond its GPU code. Damage inside GPU code is no error: the element is marked
+            unreadable, or a ``Problem`` tells where, and the rest is read.
+    """
+    with ByteSource(path) as source:
+        host = read_host_elf(source)
+        reader = _Reader(source, scope)
+        sections = tuple(filter(None, map(reader.read_section, host.sections)))
+        return LibraryMap(
+            format_version=FORMAT_VERSION,
+            library=LibraryIdentity(
+                path=source.path,
+                size=source.size,
+                mtime_ns=source.mtime_ns,
+                build_id=host.build_id,
+                soname=host.soname,
+                machine=host.machine,
+            ),
+            scope=scope,
+            sections=sections,
+            problems=tuple(reader.problems),
+            names=reader.names.names(),
+        )
+
+
+class _Reader:
+    """Reads the sections of one library; collects names and problems."""
+
+    def __init__(self, source: ByteSource, scope: Scope) -> None:
+        self._source = source
+        self._scope = scope
+        self._devices = scope.capabilities
+        self.names = NameTable()
+        self.problems: list[Problem] = []
+
+    def read_section(self, host: HostSection) -> Section | None:
+        """The GPU code in a section, or None if it has none."""
+        regions: list[Region] = []
+        frames: list[Frame] = []
+        for found in iter_containers(self._source, host, self.problems):
+            if isinstance(found, Region):
+                regions.append(self._read_region(found))
+            else:
+                frames.append(self._read_frame(found))
+        if not regions and not frames:
+            return None
+        return Section(
+            name=host.name,
+            span=Span(host.offset, host.offset + host.size),
+            vaddr=host.vaddr,
+            regions=tuple(regions),
+            frames=tuple(frames),
+        )
+
+    def _read_region(self, region: Region) -> Region:
+        wanted = self._wanted(region)
+        if not wanted:
+            return region
+        return replace(
+            region,
+            elements=tuple(
+                self._read_element(element) if index in wanted else element
+                for index, element in enumerate(region.elements)
+            ),
+        )
+
+    def _wanted(self, region: Region) -> Collection[int]:
+        if self._scope.headers_only:
+            return ()
+        if self._devices is None:
+            return range(len(region.elements))
+        return {i for device in self._devices for i in choose_elements(region.elements, device)}
+
+    def _read_element(self, element: Element) -> Element:
+        if element.unreadable is not None:
+            return element
+        try:
+            return replace(element, content=self._read_content(element))
+        except PayloadError as e:
+            return replace(element, unreadable=str(e))
+
+    def _read_content(self, element: Element) -> Content:
+        if element.kind is ElementKind.LTO_IR:
+            return LtoIr(obscured=bool(element.flags & FLAG_SCRAMBLED))
+        stored = self._source.read(element.payload.start, element.stored_size)
+        content = unpack(stored, element.compression, element.unpacked_size)
+        if element.kind is ElementKind.PTX:
+            return parse_ptx(content, self.names)
+        return parse_cubin(content, self.names)
+
+    def _read_frame(self, frame: Frame) -> Frame:
+        if self._scope.headers_only or not (
+            self._devices is None or any(cubin_runs_on(frame.arch, d) for d in self._devices)
+        ):
+            return frame
+        try:
+            stored = self._source.read(frame.span.start, frame.span.size)
+            content = unpack(stored, Compression.ZSTD, frame.unpacked_size)
+            # Whoever owns the frame unpacks it and hands the driver the image: what a trace
+            # sees of it is the hash of that.
+            return replace(frame, content=parse_cubin(content, self.names, digest=True))
+        except PayloadError as e:
+            return replace(frame, unreadable=str(e))

@@ -1,0 +1,66 @@
+"""Unpacks payloads, never to more than what their header promised and never past a limit."""
+
+from __future__ import annotations
+
+import functools
+
+import lz4.block
+import zstandard
+
+from pytest_negativa.models.library import Compression
+
+# The largest cubin in the PyTorch 2.11 stack unpacks to 105 MB. A header that promises more
+# than this is taken for a lie; the element is then unreadable, and kept.
+MAX_UNPACKED_SIZE = 512 << 20
+
+# LZ4 block format: a sequence yields at most 255 bytes of output for a byte of input.
+_LZ4_MAX_RATIO = 255
+
+
+class PayloadError(Exception):
+    """A payload that can't be unpacked; the caller knows the file and the offset."""
+
+
+@functools.cache
+def _zstd() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor()
+
+
+def unpack(payload: bytes, compression: Compression, promised_size: int) -> bytes:
+    """The content of a payload; exactly ``promised_size`` bytes.
+
+    Raises:
+        PayloadError: it unpacks to another size, is damaged, or promises too much.
+    """
+    if compression is Compression.NONE:
+        return payload
+    if promised_size > MAX_UNPACKED_SIZE:
+        raise PayloadError(
+            f"promises {promised_size:,} bytes unpacked, more than the limit of "
+            f"{MAX_UNPACKED_SIZE:,}"
+        )
+    try:
+        if compression is Compression.LZ4:
+            if promised_size > len(payload) * _LZ4_MAX_RATIO:
+                raise PayloadError(
+                    f"promises {promised_size:,} bytes, which {len(payload):,} bytes of LZ4 "
+                    "cannot hold"
+                )
+            content: bytes = lz4.block.decompress(payload, uncompressed_size=promised_size)
+        else:
+            content = _unpack_zstd(payload, promised_size)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as e:
+        raise PayloadError(f"damaged {compression.value} payload: {e}") from e
+    if len(content) != promised_size:
+        raise PayloadError(f"unpacks to {len(content):,} bytes, promised were {promised_size:,}")
+    return content
+
+
+def _unpack_zstd(payload: bytes, promised_size: int) -> bytes:
+    stated = zstandard.frame_content_size(payload)
+    # zstandard allocates what the frame states, whatever max_output_size says.
+    if stated not in (-1, promised_size):
+        raise PayloadError(f"zstd frame states {stated:,} bytes, promised were {promised_size:,}")
+    if promised_size == 0:
+        return b""
+    return _zstd().decompress(payload, max_output_size=promised_size)

@@ -1,0 +1,130 @@
+"""Finds the containers of GPU code (regions, bare frames) in one section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_negativa.gpucode import fatbin, frames
+from pytest_negativa.gpucode.elf import HostSection
+from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import Frame, Problem, Region
+
+# Sections that hold nothing but regions (names: fatbinary_section.h of the CUDA toolkit).
+# Bytes there that are no region are damage, and reported; elsewhere they are other data.
+_FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
+
+# Regions mostly follow each other, so a look at what is next starts small; a stretch of
+# other data is searched in ever larger steps.
+_FIRST_WINDOW = 256
+_WINDOW_GROWTH = 16
+_MAX_WINDOW = 4 << 20
+
+
+def iter_containers(
+    source: ByteSource, section: HostSection, problems: list[Problem]
+) -> Iterator[Region | Frame]:
+    """All regions and bare cubin frames of a section, by offset; never overlapping.
+
+    What looks like a region without being one is passed over. In a section that should hold
+    regions alone it goes to ``problems``, with everything else that isn't understood.
+    """
+    strict = section.name in _FATBIN_SECTIONS
+    end = section.offset + section.size
+    # Instructions hold no frames; a frame in a fatbin section would be a payload's.
+    with_frames = not (strict or section.executable)
+    magics = (fatbin.MAGIC, frames.MAGIC) if with_frames else (fatbin.MAGIC,)
+    search = _Search(source, end, magics)
+    budget = WalkBudget(steps=section.size // 16 + 1024)
+    position = section.offset
+    while (hit := search.next(position)) is not None:
+        offset, magic = hit
+        if strict and (unknown := _first_nonzero(source, position, offset)) is not None:
+            problems.append(
+                Problem(
+                    offset=unknown,
+                    text=f"{section.name}: {offset - unknown:,} bytes before the next region are "
+                    "not understood",
+                )
+            )
+        found: Region | Frame | None = None
+        try:
+            if magic == fatbin.MAGIC:
+                found = fatbin.parse_region(source, offset, end, budget)
+            else:
+                found = frames.parse_frame(source, offset, end, budget)
+        except RegionFault as fault:
+            if strict:
+                problems.append(
+                    Problem(
+                        offset=fault.offset,
+                        text=f"{section.name}: region at {offset:#x}: {fault.problem}",
+                    )
+                )
+        # An empty region is 16 bytes that could be anything where other data is around.
+        if isinstance(found, Region) and not found.elements and not strict:
+            found = None
+        if found is None:
+            position = offset + len(magic)
+        else:
+            yield found
+            position = found.span.end
+    if strict and (unknown := _first_nonzero(source, position, end)) is not None:
+        problems.append(
+            Problem(
+                offset=unknown,
+                text=f"{section.name}: {end - unknown:,} bytes at its end are not understood",
+            )
+        )
+
+
+def _first_nonzero(source: ByteSource, start: int, end: int) -> int | None:
+    while start < end:
+        data = source.read(start, min(end - start, _MAX_WINDOW))
+        if stripped := data.lstrip(b"\0"):
+            return start + len(data) - len(stripped)
+        start += len(data)
+    return None
+
+
+class _Search:
+    """The next occurrence of any magic number, reading the file in windows."""
+
+    def __init__(self, source: ByteSource, end: int, magics: tuple[bytes, ...]) -> None:
+        self._source = source
+        self._end = end
+        self._magics = magics
+        self._overlap = max(map(len, magics)) - 1
+        self._base = 0
+        self._data = b""
+        self._hits: dict[bytes, int] = {}
+        self._window = _FIRST_WINDOW
+
+    def next(self, position: int) -> tuple[int, bytes] | None:
+        """Offset and magic of the first occurrence at or after ``position``."""
+        while position + self._overlap < self._end:
+            if not self._base <= position < self._base + len(self._data) - self._overlap:
+                self._load(position)
+            if (hit := self._next_in_window(position)) is not None:
+                return hit
+            position = self._base + len(self._data) - self._overlap
+            self._window = min(self._window * _WINDOW_GROWTH, _MAX_WINDOW)
+        return None
+
+    def _load(self, position: int) -> None:
+        if position != self._base + len(self._data) - self._overlap:
+            self._window = _FIRST_WINDOW
+        self._base = position
+        self._data = self._source.read(position, min(self._window, self._end - position))
+        self._hits = dict.fromkeys(self._magics, -2)
+
+    def _next_in_window(self, position: int) -> tuple[int, bytes] | None:
+        best: tuple[int, bytes] | None = None
+        for magic, known in self._hits.items():
+            start = position - self._base
+            # -1: no more in this window. Below start: passed, look further.
+            if known != -1 and known < start:
+                known = self._hits[magic] = self._data.find(magic, start)
+            if known != -1 and (best is None or self._base + known < best[0]):
+                best = (self._base + known, magic)
+        return best

@@ -1,0 +1,89 @@
+"""Reads byte ranges of a file, checked; the only place that opens libraries.
+
+``pread`` and not ``mmap``: mapped pages would count as ours (a library of 540 MB would
+be 540 MB of RSS), and a file that somebody truncates meanwhile would be a SIGBUS instead
+of an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import TracebackType
+
+from pytest_negativa.errors import FormatError
+
+_FILE_TYPES = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+class ByteSource:
+    """An open regular file of known size.
+
+    Raises:
+        FormatError: not a regular file, or it can't be opened or read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(path)
+        try:
+            # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as e:
+            raise FormatError(path, None, f"cannot be opened: {e.strerror}") from e
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            found = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "a special file")
+            raise FormatError(path, None, f"is {found}, expected a regular file")
+        self.size = status.st_size
+        self.mtime_ns = status.st_mtime_ns
+        self.inode = (status.st_dev, status.st_ino)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``.
+
+        Raises:
+            FormatError: the range leaves the file, or the file got shorter meanwhile.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise FormatError(
+                self.path,
+                offset,
+                f"{length:#x} bytes wanted, but the file ends at {self.size:#x}; is it truncated?",
+            )
+        try:
+            data = os.pread(self._fd, length, offset)
+            # One pread returns at most 2 GiB - 4 KiB, see pread(2).
+            while len(data) < length and (
+                more := os.pread(self._fd, length - len(data), offset + len(data))
+            ):
+                data += more
+        except OSError as e:
+            raise FormatError(self.path, offset, f"cannot be read: {e.strerror}") from e
+        if len(data) != length:
+            raise FormatError(
+                self.path,
+                offset,
+                f"{length:#x} bytes wanted, {len(data):#x} left: it was truncated",
+            )
+        return data
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> ByteSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

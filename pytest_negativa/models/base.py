@@ -1,0 +1,32 @@
+"""What all records have in common, and the span. Records are also the files: no I/O here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the records: immutable, checked when read from a file."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of records of which a library holds hundreds of thousands: arrays in JSON."""
+
+
+class Span(Row, order=True):
+    """Half-open range of file offsets in one library: ``start <= offset < end``."""
+
+    start: Offset
+    end: Offset
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"bad span [{self.start:#x}, {self.end:#x})")
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start

@@ -1,0 +1,259 @@
+"""The map of a library's GPU code: what ``read_library`` finds and the map file holds.
+
+Names repeat a lot in GPU code: the same mangled kernel name, hundreds of characters
+long, stands in the cubins of six archs. A ``LibraryMap`` therefore holds each name
+once, in ``names``, and the rows refer to it by index (``NameIndex``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.models.base import Offset, Record, Row, Span
+
+NameIndex = int
+
+
+class Compression(str, enum.Enum):
+    """How a payload is packed; decided by flags 0x2000 (LZ4 block) and 0x8000 (zstd)."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class Function(Row):
+    """A kernel or device function: where its code lies in the (unpacked) cubin."""
+
+    name: NameIndex
+    offset_in_cubin: Offset
+    code_size: Offset
+
+
+class DataSymbol(Row):
+    """A ``__device__``, ``__managed__`` or ``__constant__`` variable of a cubin; size in bytes."""
+
+    name: NameIndex
+    size: Offset
+
+
+class Call(Row):
+    """One edge of a cubin's call graph.
+
+    ``callee`` is None where the callee is not known before run time: a function pointer, a
+    virtual function, a symbol that device linking was to fill in.
+    """
+
+    caller: NameIndex
+    callee: NameIndex | None
+
+
+class Cubin(Record, tag="cubin"):
+    """The device ELF inside an element or frame, as far as its tables tell.
+
+    Attributes:
+        arch: the arch that its ELF header states.
+        relocatable: ``ET_REL``: before device link, not loadable as it is.
+        kernels: entry functions, which a host can look up and launch.
+        device_functions: code that only other device code reaches.
+        externals: functions it calls and doesn't define (relocatable cubins).
+        global_data: variables in global memory.
+        constant_data: variables in constant memory.
+        calls: the edges of ``.nv.callgraph``.
+        sha256: hex digest of the whole unpacked image, where it was asked for.
+    """
+
+    arch: SmArch
+    relocatable: bool
+    kernels: tuple[Function, ...]
+    device_functions: tuple[Function, ...]
+    externals: tuple[NameIndex, ...] = ()
+    global_data: tuple[DataSymbol, ...] = ()
+    constant_data: tuple[DataSymbol, ...] = ()
+    calls: tuple[Call, ...] = ()
+    sha256: str | None = None
+
+
+class Ptx(Record, tag="ptx"):
+    """PTX text: what its directives declare. ``version`` and ``target`` as written."""
+
+    version: str
+    target: str
+    kernels: tuple[NameIndex, ...]
+    device_functions: tuple[NameIndex, ...]
+    global_data: tuple[NameIndex, ...] = ()
+
+
+class LtoIr(Record, tag="lto-ir"):
+    """LTO-IR: the kernels in it cannot be named without NVIDIA's compiler.
+
+    ``obscured`` tells that the payload is not even bitcode but scrambled (flag 0x10000
+    and a per-element seed in the header's last but one word).
+    """
+
+    obscured: bool
+
+
+Content = Cubin | Ptx | LtoIr
+
+
+class Element(Record):
+    """One entry of a region.
+
+    Attributes:
+        header_offset: file offset of its header; it ends where the payload begins.
+        payload: the payload with its padding, as file offsets.
+        stored_size: bytes of the payload in use; the rest of ``payload`` is padding.
+        unpacked_size: bytes of the content after decompression.
+        kind, arch, compression: see there. For an unknown kind all bytes are kept.
+        kind_number, flags: as in the file.
+        identifier: the name string of the header (the source file, usually), if it has one.
+        options: the compiler options string of PTX and LTO-IR, if the header has one.
+        content: what was read of the payload; None if not asked for, or unreadable.
+        unreadable: why the payload could not be read, for elements that must be kept.
+    """
+
+    header_offset: Offset
+    payload: Span
+    stored_size: Offset
+    unpacked_size: Offset
+    kind: ElementKind
+    arch: SmArch
+    compression: Compression
+    kind_number: Offset
+    flags: Offset
+    identifier: str | None = None
+    options: str | None = None
+    content: Content | None = None
+    unreadable: str | None = None
+
+    @property
+    def span(self) -> Span:
+        """Header and payload."""
+        return Span(self.header_offset, self.payload.end)
+
+
+class Region(Record):
+    """One fatbin container: a 16-byte header and its elements, which fill it to the end."""
+
+    span: Span
+    elements: tuple[Element, ...]
+
+
+class Frame(Record):
+    """A bare zstd frame that holds a cubin, with no fatbin around it.
+
+    ``stored_size`` is ``span.size``; the names follow ``Element``.
+    """
+
+    span: Span
+    unpacked_size: Offset
+    arch: SmArch
+    content: Cubin | None = None
+    unreadable: str | None = None
+
+
+class Section(Record):
+    """An ELF section that holds GPU code, with what was found in it, by offset."""
+
+    name: str
+    span: Span
+    vaddr: Offset
+    regions: tuple[Region, ...] = ()
+    frames: tuple[Frame, ...] = ()
+
+
+class Problem(Record):
+    """Something not understood: the bytes around ``offset`` must be kept as they are."""
+
+    offset: Offset
+    text: str
+
+
+class LibraryIdentity(Record):
+    """What makes a library this one and no other; never its base name.
+
+    Attributes:
+        path: real path.
+        size: bytes.
+        mtime_ns: modification time, ns since the epoch.
+        build_id: hex of the GNU build id, if it has one.
+        soname: ``DT_SONAME``, if it has one.
+        machine: ELF machine of the host, e.g. ``EM_X86_64``.
+    """
+
+    path: str
+    size: Offset
+    mtime_ns: int
+    build_id: str | None
+    soname: str | None
+    machine: str
+
+
+class Scope(Record):
+    """How much of a library was read beyond the headers.
+
+    Attributes:
+        devices: capabilities (``"9.0"``) whose code was unpacked and named; None: all.
+        headers_only: nothing was unpacked, whatever ``devices`` says.
+    """
+
+    devices: tuple[str, ...] | None = None
+    headers_only: bool = False
+
+    def covers(self, other: Scope) -> bool:
+        """Whether a map of this scope answers a question of the other one."""
+        if other.headers_only:
+            return True
+        if self.headers_only:
+            return False
+        if self.devices is None:
+            return True
+        return other.devices is not None and set(other.devices) <= set(self.devices)
+
+    @property
+    def capabilities(self) -> tuple[ComputeCapability, ...] | None:
+        if self.devices is None:
+            return None
+        return tuple(map(ComputeCapability.parse, self.devices))
+
+
+class Kernel(NamedTuple):
+    """A kernel by its mangled name; ``code_size`` in bytes, None for PTX (no code yet)."""
+
+    name: str
+    code_size: int | None
+
+
+class LibraryMap(Record):
+    """All GPU code of one library: which bytes, for which arch, with which kernels."""
+
+    format_version: int
+    library: LibraryIdentity
+    scope: Scope
+    sections: tuple[Section, ...]
+    problems: tuple[Problem, ...]
+    names: tuple[str, ...]
+
+    def iter_regions(self) -> Iterator[Region]:
+        for section in self.sections:
+            yield from section.regions
+
+    def iter_elements(self) -> Iterator[Element]:
+        for region in self.iter_regions():
+            yield from region.elements
+
+    def iter_frames(self) -> Iterator[Frame]:
+        for section in self.sections:
+            yield from section.frames
+
+    def kernels_of(self, content: Content | None) -> tuple[Kernel, ...]:
+        """The kernels of an element's or frame's content, in the order of its table."""
+        if isinstance(content, Cubin):
+            return tuple(Kernel(self.names[k.name], k.code_size) for k in content.kernels)
+        if isinstance(content, Ptx):
+            return tuple(Kernel(self.names[k], None) for k in content.kernels)
+        return ()
