@@ -171,7 +171,7 @@ def _find_build_id(section: NoteSection) -> str | None:
 
 def _find_soname(section: DynamicSection) -> str | None:
     for tag in section.iter_tags("DT_SONAME"):
-        return str(tag.soname)
+        return str(tag.soname)  # type: ignore[attr-defined]
     return None
 
 

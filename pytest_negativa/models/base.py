@@ -17,7 +17,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of records of which a library holds hundreds of thousands: arrays in JSON."""
 
 
-class Span(Row, order=True):
+class Span(Row, frozen=True, order=True):
     """Half-open range of file offsets in one library: ``start <= offset < end``."""
 
     start: Offset

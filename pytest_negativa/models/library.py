@@ -25,7 +25,7 @@ class Compression(str, enum.Enum):
     ZSTD = "zstd"
 
 
-class Function(Row):
+class Function(Row, frozen=True):
     """A kernel or device function: where its code lies in the (unpacked) cubin."""
 
     name: NameIndex
@@ -33,14 +33,14 @@ class Function(Row):
     code_size: Offset
 
 
-class DataSymbol(Row):
+class DataSymbol(Row, frozen=True):
     """A ``__device__``, ``__managed__`` or ``__constant__`` variable of a cubin; size in bytes."""
 
     name: NameIndex
     size: Offset
 
 
-class Call(Row):
+class Call(Row, frozen=True):
     """One edge of a cubin's call graph.
 
     ``callee`` is None where the callee is not known before run time: a function pointer, a
@@ -51,7 +51,7 @@ class Call(Row):
     callee: NameIndex | None
 
 
-class Cubin(Record, tag="cubin"):
+class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     """The device ELF inside an element or frame, as far as its tables tell.
 
     Attributes:
@@ -77,7 +77,7 @@ class Cubin(Record, tag="cubin"):
     sha256: str | None = None
 
 
-class Ptx(Record, tag="ptx"):
+class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
     """PTX text: what its directives declare. ``version`` and ``target`` as written."""
 
     version: str
@@ -87,7 +87,7 @@ class Ptx(Record, tag="ptx"):
     global_data: tuple[NameIndex, ...] = ()
 
 
-class LtoIr(Record, tag="lto-ir"):
+class LtoIr(Record, frozen=True, kw_only=True, tag="lto-ir"):
     """LTO-IR: the kernels in it cannot be named without NVIDIA's compiler.
 
     ``obscured`` tells that the payload is not even bitcode but scrambled (flag 0x10000
@@ -100,7 +100,7 @@ class LtoIr(Record, tag="lto-ir"):
 Content = Cubin | Ptx | LtoIr
 
 
-class Element(Record):
+class Element(Record, frozen=True, kw_only=True):
     """One entry of a region.
 
     Attributes:
@@ -136,14 +136,14 @@ class Element(Record):
         return Span(self.header_offset, self.payload.end)
 
 
-class Region(Record):
+class Region(Record, frozen=True, kw_only=True):
     """One fatbin container: a 16-byte header and its elements, which fill it to the end."""
 
     span: Span
     elements: tuple[Element, ...]
 
 
-class Frame(Record):
+class Frame(Record, frozen=True, kw_only=True):
     """A bare zstd frame that holds a cubin, with no fatbin around it.
 
     ``stored_size`` is ``span.size``; the names follow ``Element``.
@@ -156,7 +156,7 @@ class Frame(Record):
     unreadable: str | None = None
 
 
-class Section(Record):
+class Section(Record, frozen=True, kw_only=True):
     """An ELF section that holds GPU code, with what was found in it, by offset."""
 
     name: str
@@ -166,14 +166,14 @@ class Section(Record):
     frames: tuple[Frame, ...] = ()
 
 
-class Problem(Record):
+class Problem(Record, frozen=True, kw_only=True):
     """Something not understood: the bytes around ``offset`` must be kept as they are."""
 
     offset: Offset
     text: str
 
 
-class LibraryIdentity(Record):
+class LibraryIdentity(Record, frozen=True, kw_only=True):
     """What makes a library this one and no other; never its base name.
 
     Attributes:
@@ -193,7 +193,7 @@ class LibraryIdentity(Record):
     machine: str
 
 
-class Scope(Record):
+class Scope(Record, frozen=True, kw_only=True):
     """How much of a library was read beyond the headers.
 
     Attributes:
@@ -228,7 +228,7 @@ class Kernel(NamedTuple):
     code_size: int | None
 
 
-class LibraryMap(Record):
+class LibraryMap(Record, frozen=True, kw_only=True):
     """All GPU code of one library: which bytes, for which arch, with which kernels."""
 
     format_version: int
