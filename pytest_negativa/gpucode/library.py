@@ -18,6 +18,7 @@ from pytest_negativa.gpucode.scan import iter_containers
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
+    FORMAT_VERSION,
     Compression,
     Content,
     Element,
@@ -30,9 +31,6 @@ from pytest_negativa.models.library import (
     Scope,
     Section,
 )
-
-FORMAT_VERSION = 1
-"""Of the map file. History: 1 is the first."""
 
 
 def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:

@@ -43,7 +43,7 @@ class ByteSource:
             raise FormatError(path, None, f"is {found}, expected a regular file")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.inode = (status.st_dev, status.st_ino)
+        self.ctime_ns = status.st_ctime_ns
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``.

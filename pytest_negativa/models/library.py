@@ -14,6 +14,9 @@ from typing import NamedTuple
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.models.base import Offset, Record, Row, Span
 
+FORMAT_VERSION = 1
+"""Of the map file. History: 1 is the first."""
+
 NameIndex = int
 
 

@@ -1,0 +1,134 @@
+"""What a user names (file, folder, installed distribution) to library files."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pytest_negativa.errors import OptionError
+
+_ELF_MAGIC = b"\x7fELF"
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySet:
+    """The libraries behind one argument.
+
+    Attributes:
+        label: what to call the set: the argument, or distribution name and version.
+        paths: real paths, each file once.
+        explicit: the argument named this one file.
+    """
+
+    label: str
+    paths: tuple[Path, ...]
+    explicit: bool
+
+
+def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
+    """The libraries that ``argument`` stands for.
+
+    A path that exists is that file, or all ELF files below that folder; anything else
+    is the name of an installed distribution, whose ELF files are taken; with
+    ``with_dependencies`` also those of the distributions it requires.
+
+    Raises:
+        OptionError: neither a path nor an installed distribution.
+    """
+    path = Path(argument)
+    if path.is_dir():
+        return LibrarySet(argument, _unique(_iter_folder(path)), explicit=False)
+    if path.exists() or path.is_symlink() or os.sep in argument:
+        if not path.exists():
+            raise OptionError(f"{argument}: no such file or folder")
+        return LibrarySet(argument, (path,), explicit=True)
+    try:
+        distribution = importlib.metadata.distribution(argument)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        raise OptionError(_not_found(argument)) from None
+    distributions = [distribution]
+    if with_dependencies:
+        distributions = list(_with_requirements(distribution))
+    label = f"{distribution.metadata['Name']} {distribution.version}"
+    if len(distributions) > 1:
+        label += f" and {len(distributions) - 1} distributions it requires"
+    files = (p for d in distributions for p in _iter_distribution(d))
+    return LibrarySet(label, _unique(files), explicit=False)
+
+
+def _iter_folder(folder: Path) -> Iterator[Path]:
+    # os.walk passes over what may not be listed, and does not follow links to folders.
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            yield Path(root, name)
+
+
+def _iter_distribution(distribution: importlib.metadata.Distribution) -> Iterator[Path]:
+    for file in distribution.files or ():
+        yield Path(str(distribution.locate_file(file)))
+
+
+def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
+    """The ELF files among ``paths``, hard and symbolic links to the same file once."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        try:
+            # Named pipes and devices below a folder must not be opened.
+            if not path.is_file():
+                continue
+            status = path.stat()
+            if (status.st_dev, status.st_ino) in found:
+                continue
+            with path.open("rb", buffering=0) as file:
+                if file.read(len(_ELF_MAGIC)) != _ELF_MAGIC:
+                    continue
+        except OSError:
+            continue
+        found[status.st_dev, status.st_ino] = path.resolve()
+    return tuple(found.values())
+
+
+def _with_requirements(
+    root: importlib.metadata.Distribution,
+) -> Iterator[importlib.metadata.Distribution]:
+    """``root`` and the installed distributions that it requires here, directly or not.
+
+    Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
+    """
+    yielded = set()
+    seen = set()
+    waiting: list[tuple[importlib.metadata.Distribution, frozenset[str]]] = [(root, frozenset())]
+    while waiting:
+        distribution, extras = waiting.pop()
+        name = canonicalize_name(distribution.metadata["Name"])
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        if name not in yielded:
+            yielded.add(name)
+            yield distribution
+        for text in distribution.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker and not any(
+                requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
+            ):
+                continue
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                required = importlib.metadata.distribution(requirement.name)
+                waiting.append((required, frozenset(requirement.extras)))
+
+
+def _not_found(argument: str) -> str:
+    names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions()}
+    close = difflib.get_close_matches(argument, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{argument}: neither a file or folder nor an installed distribution{hint}"

@@ -1,0 +1,127 @@
+"""The stage behind ``negativa inspect``: arguments to mapped libraries, and their printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.inputs import LibrarySet, find_libraries
+from pytest_negativa.mapcache import MapCache
+from pytest_negativa.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.summary import InspectedLibrary, Inspection
+from pytest_negativa.store import encode_hook
+
+JSON_VERSION = 1
+"""Of the JSON output. History: 1 is the first."""
+
+OnDone = Callable[[int, int], None]
+"""Called with the bytes of libraries done and of all libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRequest:
+    """What ``negativa inspect`` was asked; the fields are its arguments and options."""
+
+    arguments: tuple[str, ...]
+    device: ComputeCapability | None
+    with_dependencies: bool
+    kernels: bool
+    elements: bool
+    headers_only: bool
+
+    @property
+    def details(self) -> bool:
+        return self.kernels or self.elements
+
+    @property
+    def map_request(self) -> MapRequest:
+        devices = None if self.device is None else (str(self.device),)
+        return MapRequest(
+            scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),
+            device=self.device,
+            with_map=self.details,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedSet:
+    """One argument and what came of its libraries, in order."""
+
+    libraries: LibrarySet
+    mapped: tuple[MappedLibrary, ...]
+
+
+def inspect_libraries(
+    request: InspectionRequest,
+    cache: MapCache | None = None,
+    jobs: int | None = None,
+    on_done: OnDone | None = None,
+) -> tuple[InspectedSet, ...]:
+    """Map all libraries that the arguments stand for.
+
+    Raises:
+        OptionError: an argument stands for nothing.
+    """
+    sets = tuple(
+        find_libraries(a, with_dependencies=request.with_dependencies) for a in request.arguments
+    )
+    sizes = {path: path.stat().st_size for s in sets for path in s.paths}
+    total, done = sum(sizes.values()), 0
+    mapped: dict[object, MappedLibrary] = {}
+    for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
+        mapped[library.path] = library
+        done += sizes[library.path]
+        if on_done is not None:
+            on_done(done, total)
+    return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
+
+
+def render_json(inspected: Sequence[InspectedSet]) -> str:
+    """The JSON output; schema in ``schemas/inspection.schema.json``."""
+    document = Inspection(
+        format_version=JSON_VERSION,
+        libraries=tuple(
+            InspectedLibrary(summary=m.summary, map=m.library_map)
+            for s in inspected
+            for m in s.mapped
+            if m.summary is not None
+        ),
+        errors=tuple(str(e) for s in inspected for e in errors_of(s)),
+    )
+    data = msgspec.json.encode(document, enc_hook=encode_hook)
+    return msgspec.json.format(data, indent=1).decode()
+
+
+def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
+    """The tables, a text for each library or set."""
+    # tabulate costs 30 ms to import.
+    from pytest_negativa.reporting import inspection
+
+    for one in inspected:
+        summaries = [m.summary for m in one.mapped if m.summary is not None]
+        if one.libraries.explicit:
+            yield from map(inspection.library_report, summaries)
+        elif not one.libraries.paths:
+            yield f"{one.libraries.label}: no ELF files"
+        elif summaries:
+            yield inspection.set_report(one.libraries.label, summaries)
+        for mapped in one.mapped:
+            if mapped.library_map is None or not mapped.library_map.sections:
+                continue
+            if request.elements:
+                yield f"{mapped.path}, elements:"
+                yield inspection.element_table(mapped.library_map, request.device)
+            if request.kernels:
+                yield f"{mapped.path}, kernels:"
+                yield "\n".join(inspection.kernel_lines(mapped.library_map))
+
+
+def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
+    """Why libraries of the set could not be read."""
+    for mapped in inspected.mapped:
+        if mapped.error is not None:
+            yield mapped.error

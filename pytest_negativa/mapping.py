@@ -1,0 +1,170 @@
+"""Many libraries to their maps or summaries: from the cache first, the rest in processes.
+
+Processes and not threads: unpacking releases the GIL, but reading the tables does not, and
+the two take about equally long.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec.structs import replace as replace_fields
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.mapcache import MapCache
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.summary import LibrarySummary
+from pytest_negativa.store import decode_map, encode_map
+from pytest_negativa.summarize import summarize
+
+# Reading a smaller file takes no longer than looking it up.
+_MIN_CACHED_SIZE = 1 << 20
+# Starting a process costs more than reading this much.
+_MIN_PARALLEL_SIZE = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MapRequest:
+    """What is wanted of each library.
+
+    Attributes:
+        scope: how much to read.
+        device: for the ``loaded`` figures of the summaries.
+        with_map: whether the maps are wanted too, or the summaries alone.
+    """
+
+    scope: Scope
+    device: ComputeCapability | None = None
+    with_map: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLibrary:
+    """What came of one library: ``error``, or ``summary`` (and ``library_map`` if asked for)."""
+
+    path: Path
+    summary: LibrarySummary | None = None
+    library_map: LibraryMap | None = None
+    error: NegativaError | None = None
+    cached: bool = False
+
+
+def map_libraries(
+    paths: Sequence[Path],
+    request: MapRequest,
+    cache: MapCache | None = None,
+    jobs: int | None = None,
+) -> Iterator[MappedLibrary]:
+    """Map ``paths``, yielding each as soon as it is done, in no particular order.
+
+    A library that can't be read yields its error and stops no other one. ``jobs`` is the
+    number of processes; the default is one for each processor this process may use.
+    """
+    missing: list[tuple[int, Path]] = []
+    for path in paths:
+        found = _look_up(path, request, cache)
+        if found is not None:
+            yield found
+        else:
+            missing.append((_size(path), path))
+    # The largest first, so that none is left to run alone at the end.
+    missing.sort(key=lambda item: item[0], reverse=True)
+    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
+    large = sum(size for size, _ in missing[1:]) > _MIN_PARALLEL_SIZE
+    if workers < 2 or not large:
+        for _, path in missing:
+            yield _read(path, request, cache)
+        return
+    # fork would copy the locks of whatever threads the calling program runs.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        pending = [pool.submit(_read_encoded, path, request, cache) for _, path in missing]
+        try:
+            for future in concurrent.futures.as_completed(pending):
+                mapped, encoded = future.result()
+                if encoded is not None:
+                    mapped = replace(mapped, library_map=decode_map(encoded, str(mapped.path)))
+                yield mapped
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary | None:
+    if cache is None or _size(path) < _MIN_CACHED_SIZE:
+        return None
+    try:
+        with ByteSource(path) as source:
+            key = cache.key(source)
+            real_path = source.path
+    except NegativaError as e:
+        return MappedLibrary(path, error=e)
+    summary = None if request.with_map else cache.load_summary(key, request.scope)
+    library_map = None
+    if summary is None:
+        library_map = cache.load_map(key, request.scope)
+        if library_map is None:
+            return None
+        library_map = _at_path(library_map, real_path)
+        summary = summarize(library_map, request.device)
+    return MappedLibrary(
+        path,
+        summary=_summary_at_path(summary, real_path),
+        library_map=library_map if request.with_map else None,
+        cached=True,
+    )
+
+
+def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
+    """The map of a library that lay elsewhere when it was read."""
+    return replace_fields(library_map, library=replace_fields(library_map.library, path=path))
+
+
+def _summary_at_path(summary: LibrarySummary, path: str) -> LibrarySummary:
+    return replace_fields(summary, path=path)
+
+
+def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
+    try:
+        library_map = read_library(path, request.scope)
+    except NegativaError as e:
+        return MappedLibrary(path, error=e)
+    summary = summarize(library_map, request.device)
+    if cache is not None and library_map.library.size >= _MIN_CACHED_SIZE:
+        try:
+            with ByteSource(path) as source:
+                # Not if it changed while it was read: the key would be the new one's.
+                if source.mtime_ns == library_map.library.mtime_ns:
+                    cache.save(cache.key(source), library_map, summary)
+        except NegativaError:
+            pass
+    return MappedLibrary(path, summary, library_map if request.with_map else None)
+
+
+def _read_encoded(
+    path: Path, request: MapRequest, cache: MapCache | None
+) -> tuple[MappedLibrary, bytes | None]:
+    """In a worker: JSON crosses the process boundary faster than pickled records."""
+    # Maps are trees of a hundred thousand records without cycles: nothing to collect.
+    gc.disable()
+    mapped = _read(path, request, cache)
+    if mapped.library_map is None:
+        return mapped, None
+    return replace(mapped, library_map=None), encode_map(mapped.library_map)

@@ -1,0 +1,109 @@
+"""Counts and sums of a map: what a table of libraries shows."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Record
+from pytest_negativa.models.library import LibraryMap
+
+
+class SectionRow(Record, frozen=True, kw_only=True):
+    """One section with GPU code. ``code_bytes`` are payloads with padding, and frames."""
+
+    name: str
+    size: int
+    regions: int
+    frames: int
+    elements: int
+    code_bytes: int
+
+
+class CodeRow(Record, frozen=True, kw_only=True):
+    """All code of one arch and kind in a library (or in several, when added up).
+
+    Attributes:
+        arch: e.g. ``sm_90a``.
+        kind: ``cubin``, ``ptx``, ``lto-ir``, ``unknown``, or ``frame`` for bare cubin frames.
+        elements: how many elements or frames.
+        stored_bytes: in the file, with padding.
+        unpacked_bytes: after decompression.
+        kernels: distinct names among those read; None where none of the code was read.
+        unreadable: elements that could not be read.
+        loaded: elements that the device of the summary loads; None without a device.
+        loaded_bytes: their share of ``stored_bytes``; None without a device.
+    """
+
+    arch: str
+    kind: str
+    elements: int
+    stored_bytes: int
+    unpacked_bytes: int
+    kernels: int | None
+    unreadable: int
+    loaded: int | None
+    loaded_bytes: int | None
+
+
+class LibrarySummary(Record, frozen=True, kw_only=True):
+    """One library in figures.
+
+    Attributes:
+        device: the compute capability that ``loaded`` figures are for, or None.
+        kernels: distinct kernel names in what was read; None if only headers were.
+    """
+
+    path: str
+    size: int
+    build_id: str | None
+    soname: str | None
+    device: str | None
+    sections: tuple[SectionRow, ...]
+    code: tuple[CodeRow, ...]
+    kernels: int | None
+    problems: tuple[str, ...]
+
+    @property
+    def regions(self) -> int:
+        return sum(s.regions for s in self.sections)
+
+    @property
+    def frames(self) -> int:
+        return sum(s.frames for s in self.sections)
+
+    @property
+    def elements(self) -> int:
+        return sum(s.elements for s in self.sections)
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(s.code_bytes for s in self.sections)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return sum(row.unpacked_bytes for row in self.code)
+
+    @property
+    def loaded_bytes(self) -> int | None:
+        if self.device is None:
+            return None
+        return sum(row.loaded_bytes or 0 for row in self.code)
+
+
+class InspectedLibrary(Record, frozen=True, kw_only=True):
+    """A library in the JSON output of ``negativa inspect``; ``map`` with details only."""
+
+    summary: LibrarySummary
+    map: LibraryMap | None = None
+
+
+class Inspection(Record, frozen=True, kw_only=True):
+    """The JSON output of ``negativa inspect``.
+
+    Attributes:
+        format_version: 1 is the first.
+        libraries: those that could be read, in the order asked for.
+        errors: one message for each file that could not be read.
+    """
+
+    format_version: int
+    libraries: tuple[InspectedLibrary, ...]
+    errors: tuple[str, ...]

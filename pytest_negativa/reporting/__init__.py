@@ -1,0 +1,1 @@
+"""Summaries to rows, and rows to what people and programs read."""

@@ -1,0 +1,251 @@
+"""What ``negativa inspect`` prints: summaries and maps to text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from pytest_negativa.arch import ComputeCapability, SmArch, choose_elements
+from pytest_negativa.models.library import Content, Element, LibraryMap
+from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.reporting.units import format_bytes, format_count, format_share
+from pytest_negativa.summarize import FRAME
+
+_TABLE_FORMAT = "simple"
+# A library with a thousand damaged elements has one cause; the JSON output has them all.
+_MAX_PROBLEMS = 10
+
+
+def library_report(summary: LibrarySummary) -> str:
+    """One library: a headline, its sections, its code by arch and kind."""
+    if not summary.sections:
+        return "\n".join(
+            [
+                f"{summary.path}: {format_bytes(summary.size)}, no GPU code",
+                *_problem_lines(summary),
+            ]
+        )
+    counts = [
+        f"{format_bytes(summary.size)}",
+        f"GPU code {format_bytes(summary.code_bytes)} "
+        f"({format_share(summary.code_bytes, summary.size)})",
+        f"{summary.regions:,} regions",
+        f"{summary.elements:,} elements",
+    ]
+    if summary.frames:
+        counts.append(f"{summary.frames:,} bare frames")
+    if summary.kernels is not None:
+        counts.append(f"{summary.kernels:,} kernels")
+    sections = tabulate(
+        [
+            [
+                s.name,
+                f"{s.regions:,}",
+                f"{s.elements:,}",
+                f"{s.frames:,}",
+                format_bytes(s.code_bytes),
+            ]
+            for s in summary.sections
+        ],
+        headers=["section", "regions", "elements", "bare frames", "GPU code"],
+        tablefmt=_TABLE_FORMAT,
+        colalign=["left"] + ["right"] * 4,
+        disable_numparse=True,
+    )
+    parts = [f"{summary.path}: {', '.join(counts)}", sections, code_table([summary])]
+    if summary.device is not None:
+        parts.append(_device_line(summary.device, summary.loaded_bytes or 0, summary.code_bytes))
+    parts.extend(_problem_lines(summary))
+    return "\n\n".join(parts)
+
+
+def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
+    """A folder or distribution: a row for each library with GPU code, totals, code by arch."""
+    with_code = sorted((s for s in summaries if s.sections), key=lambda s: -s.code_bytes)
+    without = len(summaries) - len(with_code)
+    if not with_code:
+        return f"{label}: {len(summaries):,} libraries, no GPU code"
+    device = with_code[0].device
+    headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
+    if device is not None:
+        headers += [f"loaded on {device}", "dead weight"]
+    rows = [[Path(s.path).name, *_figures([s])] for s in with_code]
+    rows.append(["total", *_figures(with_code)])
+    parts = [
+        f"{label}: {len(with_code):,} libraries with GPU code, {without:,} without",
+        _with_rule_before_last(
+            tabulate(
+                rows,
+                headers=headers,
+                tablefmt=_TABLE_FORMAT,
+                colalign=["left"] + ["right"] * (len(headers) - 1),
+                disable_numparse=True,
+            )
+        ),
+        code_table(with_code),
+    ]
+    if device is not None:
+        loaded = sum(s.loaded_bytes or 0 for s in with_code)
+        parts.append(_device_line(device, loaded, sum(s.code_bytes for s in with_code)))
+    for summary in summaries:
+        parts.extend(_problem_lines(summary))
+    return "\n\n".join(parts)
+
+
+def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
+    size = sum(s.size for s in summaries)
+    code = sum(s.code_bytes for s in summaries)
+    # Names that two libraries share count twice in the total: they are two kernels.
+    kernels = [s.kernels for s in summaries if s.kernels is not None]
+    figures = [
+        format_bytes(size),
+        format_bytes(code),
+        format_share(code, size),
+        f"{sum(s.regions for s in summaries):,}",
+        f"{sum(s.elements for s in summaries):,}",
+        f"{sum(s.frames for s in summaries):,}",
+        format_count(sum(kernels) if kernels else None),
+    ]
+    if summaries[0].device is not None:
+        loaded = sum(s.loaded_bytes or 0 for s in summaries)
+        figures += [format_bytes(loaded), format_share(code - loaded, code)]
+    return figures
+
+
+def code_table(summaries: Sequence[LibrarySummary]) -> str:
+    """GPU code by arch and kind, added up over libraries."""
+    groups: dict[tuple[SmArch, str], list[CodeRow]] = defaultdict(list)
+    for summary in summaries:
+        for code in summary.code:
+            groups[SmArch.parse(code.arch), code.kind].append(code)
+    device = summaries[0].device
+    headers = ["arch", "kind", "elements", "on disk", "unpacked", "kernels"]
+    if device is not None:
+        headers += [f"loaded on {device}", "dead weight"]
+    rows = []
+    for (arch, kind), group in sorted(groups.items()):
+        stored = sum(r.stored_bytes for r in group)
+        kernels = [r.kernels for r in group if r.kernels is not None]
+        row = [
+            str(arch),
+            "bare cubin frame" if kind == FRAME else kind,
+            f"{sum(r.elements for r in group):,}",
+            format_bytes(stored),
+            format_bytes(sum(r.unpacked_bytes for r in group)),
+            format_count(sum(kernels) if kernels else None),
+        ]
+        if device is not None:
+            loaded = sum(r.loaded_bytes or 0 for r in group)
+            row += [format_bytes(loaded), format_bytes(stored - loaded)]
+        rows.append(row)
+    return tabulate(
+        rows,
+        headers=headers,
+        tablefmt=_TABLE_FORMAT,
+        colalign=["left", "left"] + ["right"] * (len(headers) - 2),
+        disable_numparse=True,
+    )
+
+
+def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> str:
+    """Every element and frame of a library, by file offset."""
+    headers = [
+        "offset", "region", "kind", "arch", "packed", "on disk", "unpacked", "kernels", "note",
+    ]  # fmt: skip
+    if device is not None:
+        headers.insert(-1, "loaded")
+    rows: list[tuple[int, list[str]]] = []
+    for region in library_map.iter_regions():
+        loaded = () if device is None else choose_elements(region.elements, device)
+        for index, element in enumerate(region.elements):
+            row = [
+                f"{element.header_offset:#x}",
+                f"{region.span.start:#x}",
+                element.kind.value,
+                str(element.arch),
+                element.compression.value,
+                f"{element.stored_size:,}",
+                f"{element.unpacked_size:,}",
+                _kernel_count(library_map, element.content),
+                _note(element),
+            ]
+            if device is not None:
+                row.insert(-1, "yes" if index in loaded else "")
+            rows.append((element.header_offset, row))
+    for frame in library_map.iter_frames():
+        row = [
+            f"{frame.span.start:#x}",
+            "-",
+            "bare cubin frame",
+            str(frame.arch),
+            "zstd",
+            f"{frame.span.size:,}",
+            f"{frame.unpacked_size:,}",
+            _kernel_count(library_map, frame.content),
+            frame.unreadable or "",
+        ]
+        if device is not None:
+            row.insert(-1, "?" if frame.content is None else "yes")
+        rows.append((frame.span.start, row))
+    return tabulate(
+        [row for _, row in sorted(rows)],
+        headers=headers,
+        tablefmt=_TABLE_FORMAT,
+        colalign=["right", "right", "left", "left", "left", "right", "right", "right"]
+        + ["left"] * (len(headers) - 8),
+        disable_numparse=True,
+    )
+
+
+def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
+    """Every kernel that was read, by mangled name, with its archs and code size."""
+    archs: dict[str, dict[str, int | None]] = defaultdict(dict)
+    for arch, content in _iter_contents(library_map):
+        for kernel in library_map.kernels_of(content):
+            archs[kernel.name][arch] = kernel.code_size
+    for name in sorted(archs):
+        sizes = ", ".join(
+            arch if size is None else f"{arch} {size:,} B" for arch, size in archs[name].items()
+        )
+        yield f"{name}  [{sizes}]"
+
+
+def _iter_contents(library_map: LibraryMap) -> Iterator[tuple[str, Content | None]]:
+    for element in library_map.iter_elements():
+        suffix = " ptx" if element.kind.value == "ptx" else ""
+        yield f"{element.arch}{suffix}", element.content
+    for frame in library_map.iter_frames():
+        yield str(frame.arch), frame.content
+
+
+def _kernel_count(library_map: LibraryMap, content: Content | None) -> str:
+    return "-" if content is None else f"{len(library_map.kernels_of(content)):,}"
+
+
+def _note(element: Element) -> str:
+    return element.unreadable or element.identifier or ""
+
+
+def _device_line(device: str, loaded: int, code: int) -> str:
+    return (
+        f"A device of compute capability {device} loads at most {format_bytes(loaded)} "
+        f"({format_share(loaded, code)}) of this; {format_bytes(code - loaded)} "
+        f"({format_share(code - loaded, code)}) is dead weight for it."
+    )
+
+
+def _problem_lines(summary: LibrarySummary) -> list[str]:
+    if not summary.problems:
+        return []
+    lines = [f"{summary.path}: {text}" for text in summary.problems[:_MAX_PROBLEMS]]
+    if len(summary.problems) > _MAX_PROBLEMS:
+        lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
+    return ["\n".join(lines)]
+
+
+def _with_rule_before_last(table: str) -> str:
+    lines = table.split("\n")
+    return "\n".join([*lines[:-1], lines[1], lines[-1]])

@@ -1,0 +1,131 @@
+"""Files to models and back: encoding, format versions, atomic writes.
+
+A file of ours is JSON whose first key is ``format_version``. It is written under a temporary
+name and renamed, so a reader sees the old file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+
+
+def encode_hook(value: Any) -> Any:
+    """What msgspec asks for types it does not know."""
+    if isinstance(value, SmArch):
+        return str(value)
+    raise NotImplementedError(f"cannot encode {type(value).__name__}")
+
+
+def decode_hook(wanted: type, value: Any) -> Any:
+    """The inverse of ``encode_hook``."""
+    if wanted is SmArch and isinstance(value, str):
+        try:
+            return SmArch.parse(value)
+        except OptionError as e:
+            raise ValueError(str(e)) from None
+    raise NotImplementedError(f"cannot decode {wanted.__name__}")
+
+
+_MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
+_MAP_DECODER = msgspec.json.Decoder(LibraryMap, dec_hook=decode_hook)
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
+_VERSION_DECODER = msgspec.json.Decoder(_Versioned)
+
+
+def encode_map(library_map: LibraryMap) -> bytes:
+    return _MAP_ENCODER.encode(library_map)
+
+
+def decode_map(data: bytes, origin: str) -> LibraryMap:
+    """The map in ``data``; ``origin`` (a path) is for messages.
+
+    Raises:
+        StoreError: not a map, or of a version that this release does not read.
+    """
+    try:
+        version = _VERSION_DECODER.decode(data).format_version
+        if version != FORMAT_VERSION:
+            raise StoreError(
+                f"{origin}: format_version {version}, this release reads {FORMAT_VERSION}; "
+                "make the map again"
+            )
+        return _MAP_DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError) as e:
+        raise StoreError(f"{origin}: not a library map: {e}") from e
+
+
+def save_map(library_map: LibraryMap, path: Path) -> None:
+    """Write a map file.
+
+    Raises:
+        StoreError: the file can't be written; nothing is left behind.
+    """
+    write_atomically(path, msgspec.json.format(encode_map(library_map), indent=1))
+
+
+def load_map(path: Path) -> LibraryMap:
+    """Read a map file.
+
+    Raises:
+        StoreError: the file can't be read, is no map, or of another version.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_map(data, os.fspath(path))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` by way of a temporary file beside it.
+
+    Raises:
+        StoreError: it can't be written; the temporary file is gone and ``path`` as it was.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # mkstemp makes files for the owner alone; give what a plain open() would.
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except OSError as e:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+
+
+def _umask() -> int:
+    # The only portable way to read it is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def map_schema() -> dict[str, Any]:
+    """JSON Schema of the map file."""
+    return msgspec.json.schema(LibraryMap, schema_hook=_schema_hook)
+
+
+def _schema_hook(wanted: type) -> dict[str, Any]:
+    if wanted is SmArch:
+        return {"type": "string", "pattern": r"^sm_\d{2,}[af]?$"}
+    raise NotImplementedError(f"no schema for {wanted.__name__}")
