@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.metadata
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from pytest_negativa.errors import OptionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _ELF_MAGIC = b"\x7fELF"
 
@@ -50,6 +50,9 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
         if not path.exists():
             raise OptionError(f"{argument}: no such file or folder")
         return LibrarySet(argument, (path,), explicit=True)
+    # Metadata and packaging take 30 ms to import; a path needs neither.
+    import importlib.metadata
+
     try:
         distribution = importlib.metadata.distribution(argument)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -72,7 +75,7 @@ def _iter_folder(folder: Path) -> Iterator[Path]:
             yield Path(root, name)
 
 
-def _iter_distribution(distribution: importlib.metadata.Distribution) -> Iterator[Path]:
+def _iter_distribution(distribution: Distribution) -> Iterator[Path]:
     for file in distribution.files or ():
         yield Path(str(distribution.locate_file(file)))
 
@@ -98,15 +101,20 @@ def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
 
 
 def _with_requirements(
-    root: importlib.metadata.Distribution,
-) -> Iterator[importlib.metadata.Distribution]:
+    root: Distribution,
+) -> Iterator[Distribution]:
     """``root`` and the installed distributions that it requires here, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
     """
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     yielded = set()
     seen = set()
-    waiting: list[tuple[importlib.metadata.Distribution, frozenset[str]]] = [(root, frozenset())]
+    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
     while waiting:
         distribution, extras = waiting.pop()
         name = canonicalize_name(distribution.metadata["Name"])
@@ -128,6 +136,8 @@ def _with_requirements(
 
 
 def _not_found(argument: str) -> str:
+    import importlib.metadata
+
     names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions()}
     close = difflib.get_close_matches(argument, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""

@@ -6,9 +6,7 @@ the two take about equally long.
 
 from __future__ import annotations
 
-import concurrent.futures
 import gc
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -84,11 +82,21 @@ def map_libraries(
         for _, path in missing:
             yield _read(path, request, cache)
         return
+    yield from _read_in_processes([path for _, path in missing], request, cache, workers)
+
+
+def _read_in_processes(
+    paths: Sequence[Path], request: MapRequest, cache: MapCache | None, workers: int
+) -> Iterator[MappedLibrary]:
+    # These take 20 ms to import, in vain for a single library.
+    import concurrent.futures
+    import multiprocessing
+
     # fork would copy the locks of whatever threads the calling program runs.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending = [pool.submit(_read_encoded, path, request, cache) for _, path in missing]
+        pending = [pool.submit(_read_encoded, path, request, cache) for path in paths]
         try:
             for future in concurrent.futures.as_completed(pending):
                 mapped, encoded = future.result()
@@ -96,8 +104,8 @@ def map_libraries(
                     mapped = replace(mapped, library_map=decode_map(encoded, str(mapped.path)))
                 yield mapped
         finally:
-            for future in pending:
-                future.cancel()
+            for waiting in pending:
+                waiting.cancel()
 
 
 def _size(path: Path) -> int:

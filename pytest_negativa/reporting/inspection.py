@@ -6,15 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from pytest_negativa.arch import ComputeCapability, SmArch, choose_elements
 from pytest_negativa.models.library import Content, Element, LibraryMap
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.units import format_bytes, format_count, format_share
 from pytest_negativa.summarize import FRAME
 
-_TABLE_FORMAT = "simple"
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
 _MAX_PROBLEMS = 10
 
@@ -39,21 +37,19 @@ def library_report(summary: LibrarySummary) -> str:
         counts.append(f"{summary.frames:,} bare frames")
     if summary.kernels is not None:
         counts.append(f"{summary.kernels:,} kernels")
-    sections = tabulate(
+    sections = format_table(
+        "lrrrr",
+        ["section", "regions", "elements", "bare frames", "GPU code"],
         [
             [
-                s.name,
-                f"{s.regions:,}",
-                f"{s.elements:,}",
-                f"{s.frames:,}",
-                format_bytes(s.code_bytes),
+                section.name,
+                f"{section.regions:,}",
+                f"{section.elements:,}",
+                f"{section.frames:,}",
+                format_bytes(section.code_bytes),
             ]
-            for s in summary.sections
+            for section in summary.sections
         ],
-        headers=["section", "regions", "elements", "bare frames", "GPU code"],
-        tablefmt=_TABLE_FORMAT,
-        colalign=["left"] + ["right"] * 4,
-        disable_numparse=True,
     )
     parts = [f"{summary.path}: {', '.join(counts)}", sections, code_table([summary])]
     if summary.device is not None:
@@ -73,17 +69,10 @@ def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
     if device is not None:
         headers += [f"loaded on {device}", "dead weight"]
     rows = [[Path(s.path).name, *_figures([s])] for s in with_code]
-    rows.append(["total", *_figures(with_code)])
     parts = [
         f"{label}: {len(with_code):,} libraries with GPU code, {without:,} without",
-        _with_rule_before_last(
-            tabulate(
-                rows,
-                headers=headers,
-                tablefmt=_TABLE_FORMAT,
-                colalign=["left"] + ["right"] * (len(headers) - 1),
-                disable_numparse=True,
-            )
+        format_table(
+            "l" + "r" * (len(headers) - 1), headers, rows, total=["total", *_figures(with_code)]
         ),
         code_table(with_code),
     ]
@@ -141,13 +130,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
             loaded = sum(r.loaded_bytes or 0 for r in group)
             row += [format_bytes(loaded), format_bytes(stored - loaded)]
         rows.append(row)
-    return tabulate(
-        rows,
-        headers=headers,
-        tablefmt=_TABLE_FORMAT,
-        colalign=["left", "left"] + ["right"] * (len(headers) - 2),
-        disable_numparse=True,
-    )
+    return format_table("ll" + "r" * (len(headers) - 2), headers, rows)
 
 
 def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> str:
@@ -190,14 +173,8 @@ def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> 
         if device is not None:
             row.insert(-1, "?" if frame.content is None else "yes")
         rows.append((frame.span.start, row))
-    return tabulate(
-        [row for _, row in sorted(rows)],
-        headers=headers,
-        tablefmt=_TABLE_FORMAT,
-        colalign=["right", "right", "left", "left", "left", "right", "right", "right"]
-        + ["left"] * (len(headers) - 8),
-        disable_numparse=True,
-    )
+    align = "rrlllrrr" + "l" * (len(headers) - 8)
+    return format_table(align, headers, [row for _, row in sorted(rows)])
 
 
 def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
@@ -244,8 +221,3 @@ def _problem_lines(summary: LibrarySummary) -> list[str]:
     if len(summary.problems) > _MAX_PROBLEMS:
         lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
     return ["\n".join(lines)]
-
-
-def _with_rule_before_last(table: str) -> str:
-    lines = table.split("\n")
-    return "\n".join([*lines[:-1], lines[1], lines[-1]])

@@ -1,0 +1,450 @@
+"""What a process did with GPU code: the records of its trace file, and their union, ``Usage``.
+
+A trace file is JSON lines, one record a line, written as things happen, so that a process
+that is killed loses nothing it had already recorded. Its first line is a ``Header``. Records
+refer to each other by small ids that hold within one file; a reference may come before the
+record it refers to, since several threads write.
+
+Times are nanoseconds since the epoch. Names of kernels and variables are mangled names.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+
+from pytest_negativa.models.base import Offset, Record
+
+TRACE_VERSION = 1
+"""Of the trace file. History: 1 is the first."""
+
+USAGE_VERSION = 1
+"""Of the usage file. History: 1 is the first."""
+
+
+class Role(str, enum.Enum):
+    """What a process is to the session."""
+
+    SOLO = "solo"
+    CONTROLLER = "controller"
+    WORKER = "worker"
+    CHILD = "child"
+
+
+class Phase(str, enum.Enum):
+    """When in a session something happened; the last three belong to a test.
+
+    ``PROCESS`` is a child process that no test is known to have started.
+    """
+
+    IMPORT = "import"
+    COLLECTION = "collection"
+    FIXTURE = "fixture"
+    SESSION = "session"
+    PROCESS = "process"
+    SETUP = "setup"
+    CALL = "call"
+    TEARDOWN = "teardown"
+
+
+class Context(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where in a session the program is.
+
+    Attributes:
+        phase: see there.
+        nodeid: pytest's node id of the test, or of the module or class of a fixture.
+        detail: what else is known, e.g. the name of the fixture.
+    """
+
+    phase: Phase
+    nodeid: str | None = None
+    detail: str | None = None
+
+    @classmethod
+    def from_environment(cls, current_test: str | None) -> Context:
+        """The context that pytest leaves in ``PYTEST_CURRENT_TEST``, "nodeid (phase)"."""
+        found = re.fullmatch(r"(.*) \((setup|call|teardown)\)", current_test or "", re.DOTALL)
+        if found is None:
+            return cls(phase=Phase.PROCESS)
+        return cls(phase=Phase(found[2]), nodeid=found[1])
+
+
+class ImageForm(str, enum.Enum):
+    """What was handed to the driver to load.
+
+    ``LINKED`` is what the driver's linker made at run time; ``UNKNOWN`` could not be
+    recognised, or was loaded before tracing began.
+    """
+
+    FATBIN = "fatbin"
+    CUBIN = "cubin"
+    PTX = "ptx"
+    LINKED = "linked"
+    UNKNOWN = "unknown"
+
+
+class DataKind(str, enum.Enum):
+    """Which driver call family looked a data symbol up."""
+
+    GLOBAL = "global"
+    MANAGED = "managed"
+    TEXTURE = "texture"
+    SURFACE = "surface"
+    UNIFIED_FUNCTION = "unified-function"
+
+
+class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A file that was mapped into a process, or that the driver was told to load.
+
+    Attributes:
+        path: real path. None of the rest is known where the file could not be read.
+        size: bytes.
+        mtime_ns: modification time.
+        build_id: hex of the GNU build id, if it has one.
+        package_path: the part of ``path`` below ``site-packages`` or ``dist-packages``,
+            by which another installation of the same package finds its copy.
+    """
+
+    path: str
+    size: Offset | None = None
+    mtime_ns: int | None = None
+    build_id: str | None = None
+    package_path: str | None = None
+
+
+class Device(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU that the process could see.
+
+    ``compute_capability`` as in ``"9.0"``; ``cuda_version`` is that of the driver's
+    interface, 13000 for 13.0; ``driver_version`` that of the kernel module, if known.
+    """
+
+    name: str
+    compute_capability: str
+    uuid: str
+    cuda_version: int
+    driver_version: str | None = None
+
+
+class Replay(Record, frozen=True, kw_only=True):
+    """Tells that records come from an earlier run on another machine.
+
+    Attributes:
+        device: the device of that run.
+        recorded_ns: when that run began.
+    """
+
+    device: str
+    recorded_ns: int
+
+
+class TraceRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
+    """Base of the lines of a trace file."""
+
+
+class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
+    """The first line: which process of which run this is.
+
+    Attributes:
+        detector: what traced it, with its version, e.g. ``"cupti-python 13.0.1"``.
+        worker: pytest-xdist's name of a worker.
+        python: version of Python, or None for a program that isn't Python.
+        root: the folder against which paths of the project can be understood.
+        replay: set where nothing ran on a GPU here.
+    """
+
+    format_version: int
+    run_id: str
+    pid: int
+    ppid: int
+    role: Role
+    detector: str
+    executable: str
+    argv: tuple[str, ...]
+    start_ns: int
+    root: str
+    worker: str | None = None
+    python: str | None = None
+    replay: Replay | None = None
+
+
+class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
+    """A visible device."""
+
+    device: Device
+
+
+class LibraryRecord(TraceRecord, frozen=True, kw_only=True, tag="library"):
+    """A library seen in the process."""
+
+    id: int
+    library: TracedLibrary
+
+
+class ContextRecord(TraceRecord, frozen=True, kw_only=True, tag="context"):
+    """A context in which something was seen; written with the first thing seen in it."""
+
+    id: int
+    context: Context
+    time_ns: int
+
+
+class ImageRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="image"):
+    """GPU code that was handed to the driver.
+
+    Either it lies in a library (``library`` and file ``offset``) or elsewhere in memory
+    (``sha256`` of ``size`` bytes); neither for a form that is ``UNKNOWN``.
+
+    Attributes:
+        call: the driver function it was handed to.
+        prelinked: file offsets, in the same library, of the relocatable images from which
+            the driver could link this one again (a fatbin wrapper of version 2).
+    """
+
+    id: int
+    form: ImageForm
+    call: str
+    context: int
+    library: int | None = None
+    offset: Offset | None = None
+    size: Offset | None = None
+    sha256: str | None = None
+    prelinked: tuple[Offset, ...] = ()
+
+
+class KernelRecord(TraceRecord, frozen=True, kw_only=True, tag="kernel"):
+    """A kernel of an image was looked up; first time only."""
+
+    image: int
+    name: str
+    context: int
+
+
+class DataRecord(TraceRecord, frozen=True, kw_only=True, tag="data"):
+    """A variable of an image was looked up; first time only."""
+
+    image: int
+    name: str
+    kind: DataKind
+    context: int
+
+
+class EnumerationRecord(TraceRecord, frozen=True, kw_only=True, tag="enumeration"):
+    """The program took hold of all that an image contains; all of it counts as used."""
+
+    image: int
+    call: str
+    context: int
+
+
+class LaunchRecord(TraceRecord, frozen=True, kw_only=True, tag="launch"):
+    """How often a kernel was launched in a context; only where launches are recorded."""
+
+    name: str
+    count: int
+    context: int
+
+
+class GapRecord(TraceRecord, frozen=True, kw_only=True, tag="gap"):
+    """The detector is off from here on, until the ``GapEndRecord`` of the same id."""
+
+    id: int
+    why: str
+    context: int
+    time_ns: int
+
+
+class GapEndRecord(TraceRecord, frozen=True, kw_only=True, tag="gap-end"):
+    """The detector is on again."""
+
+    id: int
+    time_ns: int
+
+
+class WarningRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="warning"):
+    """Something a user should know; ``incomplete`` where used code may be missing."""
+
+    code: str
+    text: str
+    incomplete: bool = False
+
+
+class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
+    """The last line of a process that came to its end. Without it, it was killed."""
+
+    time_ns: int
+
+
+AnyTraceRecord = (
+    Header
+    | DeviceRecord
+    | LibraryRecord
+    | ContextRecord
+    | ImageRecord
+    | KernelRecord
+    | DataRecord
+    | EnumerationRecord
+    | LaunchRecord
+    | GapRecord
+    | GapEndRecord
+    | WarningRecord
+    | EndRecord
+)
+
+
+class ProcessTrace(Record, frozen=True, kw_only=True):
+    """A trace file as read.
+
+    Attributes:
+        path: the file.
+        header: None where the first line could not be read.
+        records: all other lines that could be read, in order.
+        torn: the last line was cut off, as happens when a process is killed in its write.
+        problems: lines that could not be read; what they said is lost.
+    """
+
+    path: str
+    header: Header | None
+    records: tuple[AnyTraceRecord, ...]
+    torn: bool = False
+    problems: tuple[str, ...] = ()
+
+
+class FirstUse(Record, frozen=True, kw_only=True):
+    """Where something was first seen; indices into ``Usage.processes`` and ``.contexts``."""
+
+    process: int
+    context: int
+
+
+class UsedKernel(Record, frozen=True, kw_only=True):
+    """A kernel that was looked up."""
+
+    name: str
+    first: FirstUse
+
+
+class UsedData(Record, frozen=True, kw_only=True):
+    """A variable that was looked up."""
+
+    name: str
+    kind: DataKind
+    first: FirstUse
+
+
+class ImageUse(Record, frozen=True, kw_only=True):
+    """What was done with an image, in all processes.
+
+    Attributes:
+        form: see there.
+        calls: the driver functions it was handed to.
+        enumerated_by: driver functions by which a program took hold of all of it.
+        processes: indices into ``Usage.processes``.
+    """
+
+    form: ImageForm
+    calls: tuple[str, ...]
+    kernels: tuple[UsedKernel, ...]
+    data: tuple[UsedData, ...]
+    enumerated_by: tuple[str, ...]
+    first: FirstUse
+    processes: tuple[int, ...]
+
+
+class LibraryImage(Record, frozen=True, kw_only=True):
+    """An image that lies in a library at a file offset."""
+
+    offset: Offset
+    use: ImageUse
+    prelinked: tuple[Offset, ...] = ()
+
+
+class MemoryImage(Record, frozen=True, kw_only=True):
+    """An image that lay in memory only, known by its content."""
+
+    sha256: str
+    size: Offset
+    use: ImageUse
+
+
+class LibraryUsage(Record, frozen=True, kw_only=True):
+    """What was used of a library. ``images`` may be empty: it was mapped, nothing more."""
+
+    library: TracedLibrary
+    images: tuple[LibraryImage, ...]
+    processes: tuple[int, ...]
+
+
+class UsageProcess(Record, frozen=True, kw_only=True):
+    """A process of the traced run.
+
+    ``ended`` is False for a process that was killed, or left without saying so
+    (``_exit``, ``exec``). What it had done until then is in its trace all the same.
+    """
+
+    header: Header
+    trace: str
+    ended: bool
+    torn: bool
+
+
+class Launches(Record, frozen=True, kw_only=True):
+    """How often a kernel was launched in a context (index into ``Usage.contexts``)."""
+
+    name: str
+    context: int
+    count: int
+
+
+class Gap(Record, frozen=True, kw_only=True):
+    """A time in which a process was not traced; ``end_ns`` None: until its end."""
+
+    process: int
+    context: Context
+    why: str
+    start_ns: int
+    end_ns: int | None
+
+
+class UsageWarning(Record, frozen=True, kw_only=True):
+    """A warning of one process; ``process`` None where it is of the run as a whole."""
+
+    code: str
+    text: str
+    process: int | None
+
+
+class Usage(Record, frozen=True, kw_only=True):
+    """The union of all traces of a run: what was used, and what isn't known.
+
+    Attributes:
+        libraries: by path; every library that a traced process had mapped.
+        memory_images: cubins and fatbins that no library holds at an address: unpacked by
+            a library from its own file, or compiled at run time. By sha256.
+        compiled: PTX text and what was linked at run time, which have no place in any file.
+        incomplete: why more may have been used than is listed here; empty if nothing is
+            missing. Whoever plans from an incomplete usage must keep.
+        replay: set where the records come from an earlier run on another machine.
+    """
+
+    format_version: int
+    run_ids: tuple[str, ...]
+    devices: tuple[Device, ...]
+    libraries: tuple[LibraryUsage, ...]
+    memory_images: tuple[MemoryImage, ...]
+    compiled: tuple[MemoryImage, ...]
+    contexts: tuple[Context, ...]
+    processes: tuple[UsageProcess, ...]
+    launches: tuple[Launches, ...]
+    gaps: tuple[Gap, ...]
+    warnings: tuple[UsageWarning, ...]
+    incomplete: tuple[UsageWarning, ...]
+    replay: Replay | None = None
+
+    def iter_images(self) -> Iterator[ImageUse]:
+        for library in self.libraries:
+            for image in library.images:
+                yield image.use
+        for memory_image in (*self.memory_images, *self.compiled):
+            yield memory_image.use
