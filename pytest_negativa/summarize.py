@@ -58,7 +58,7 @@ def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) 
             if item.loaded:
                 row.loaded += 1
                 row.loaded_bytes += item.stored
-            if item.content is not None:
+            if isinstance(item.content, Cubin | Ptx):
                 row.read = True
                 row.kernels.update(_kernel_names(item.content))
     all_kernels: set[int] = set().union(*(row.kernels for row in sums.values()))

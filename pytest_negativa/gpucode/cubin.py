@@ -16,7 +16,7 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC, EM_CUDA
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
-from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function
+from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
 # gABI: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info,
 # sh_addralign, sh_entsize.
@@ -30,12 +30,21 @@ _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
 _STT_OBJECT = 1
 _STT_FUNC = 2
+# "cuobjdump -elf" prints CUDA_OBJECT: data of a relocatable cubin.
+_STT_CUDA_OBJECT = 13
+_NAMED_SYMBOLS = frozenset({_STT_OBJECT, _STT_FUNC, _STT_CUDA_OBJECT})
 # "cuobjdump -elf" prints STO_ENTRY for kernels: bit 4 of st_other.
 _STO_CUDA_ENTRY = 0x10
 # "cuobjdump -elf" prints the type CUDA_CALLGRAPH for .nv.callgraph.
 _SHT_CUDA_CALLGRAPH = 0x70000001
-# Callees from here up are no symbols: the callee is unknown until run or link time.
-_FIRST_SPECIAL_CALLEE = 0xFFFFFFF0
+# .nv.callgraph is a table of pairs in four parts; a row (0, marker) opens each. What
+# the parts mean was found by compiling functions that call in each way, see
+# tests/fixtures/src/callgraph.cu.
+_PART_CALLS = 0xFFFFFFFF  # (caller, callee)
+_PART_ADDRESS_TAKEN = 0xFFFFFFFE  # (function, prototype)
+_PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
+_PART_REFERENCES = 0xFFFFFFFC  # (function, function whose address it takes, or that it launches)
+_PARTS = range(_PART_REFERENCES, _PART_CALLS + 1)
 
 _Sections = list[tuple[int, int, int, int, int, int, int, int, int, int]]
 
@@ -53,15 +62,17 @@ def is_cubin_header(data: bytes) -> bool:
 def cubin_arch(header: bytes) -> SmArch:
     """The SM arch in an ELF header (its first 64 bytes).
 
-    The number is in bits 8 to 15 of ``e_flags`` from ABI version 8 on (0x6006402: sm_100) and
-    in bits 0 to 7 before (0x5a055a: sm_90), compared over all elements of the PyTorch 2.11
-    stack with the arch that their fatbin header states. ``e_flags`` has no suffix for sm_90a:
-    see ``_suffix``.
+    From ABI version 8 on the number is in bits 8 to 15 of ``e_flags`` (0x6006402: sm_100), before
+    in bits 0 to 7 (0x5a055a: sm_90). Suffix ``a`` is bit 11 before ABI 8 (0x5a0d5a: sm_90a) and
+    bit 3 in ABI 8 as ptxas 12 writes it; ptxas 13 leaves it to ``.nv.compat``, and none of them
+    tells ``f``. So a cubin that states no suffix may still have one; the header of a fatbin
+    element always states it. Read off cubins of ptxas 12.8 and 13.0 for all archs.
     """
     fields = ELF_HEADER.unpack(header[: ELF_HEADER.size])
     abi_version, flags = fields[0][8], fields[7]
-    number = flags >> 8 & 0xFF if abi_version >= 8 else flags & 0xFF
-    return SmArch.from_number(number)
+    if abi_version >= 8:
+        return SmArch.from_number(flags >> 8 & 0xFF, "a" if flags & 0x8 else "")
+    return SmArch.from_number(flags & 0xFF, "a" if flags & 0x800 else "")
 
 
 def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin:
@@ -75,13 +86,11 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     header = ELF_HEADER.unpack_from(data)
     sections = _section_headers(data, header[6], header[11], header[12])
     tables = _Tables(names)
-    for section in sections:
-        if section[1] == _SHT_SYMTAB:
-            tables.read_symbols(data, sections, section, header[13])
-            break
+    if sections:
+        tables.read_symbols(data, sections, header[13])
     for section in sections:
         if section[1] == _SHT_CUDA_CALLGRAPH:
-            tables.read_calls(_section_bytes(data, section, "call graph"))
+            tables.read_call_graph(_section_bytes(data, section, "call graph"))
     return Cubin(
         arch=cubin_arch(data),
         relocatable=header[1] == _ET_REL,
@@ -91,6 +100,9 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
         global_data=tuple(tables.global_data),
         constant_data=tuple(tables.constant_data),
         calls=tuple(tables.calls),
+        references=tuple(tables.references),
+        address_taken=tuple(tables.address_taken),
+        indirect_calls=tuple(tables.indirect_calls),
         sha256=hashlib.sha256(data).hexdigest() if digest else None,
     )
 
@@ -127,28 +139,39 @@ class _Tables:
         self.global_data: list[DataSymbol] = []
         self.constant_data: list[DataSymbol] = []
         self.calls: list[Call] = []
+        self.references: list[Call] = []
+        self.address_taken: list[Signature] = []
+        self.indirect_calls: list[Signature] = []
+        self._strings = b""
 
-    def read_symbols(
-        self, data: bytes, sections: _Sections, symtab: tuple[int, ...], shstrndx: int
-    ) -> None:
-        if symtab[6] >= len(sections) or shstrndx >= len(sections):
-            raise PayloadError(f"cubin: no string table {symtab[6]} or {shstrndx}")
-        strings = _section_bytes(data, sections[symtab[6]], "symbol names")
+    def read_symbols(self, data: bytes, sections: _Sections, shstrndx: int) -> None:
+        if shstrndx >= len(sections):
+            raise PayloadError(f"cubin: no section {shstrndx} for section names")
         section_names = _section_bytes(data, sections[shstrndx], "section names")
+        # From sm_100 on there is a second table, .nv.merc.symtab, with the same names.
+        symtab = next(
+            (
+                s
+                for s in sections
+                if s[1] == _SHT_SYMTAB and section_names.startswith(b".symtab\0", s[0])
+            ),
+            None,
+        )
+        if symtab is None:
+            return
+        if symtab[6] >= len(sections):
+            raise PayloadError(f"cubin: no section {symtab[6]} for symbol names")
+        self._strings = _section_bytes(data, sections[symtab[6]], "symbol names")
         table = _section_bytes(data, symtab, "symbol table")
         if len(table) % _SYMBOL.size:
             raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
-        index = self._names.index
         symbol_names = self._symbol_names
         for st_name, st_info, st_other, st_shndx, st_value, st_size in _SYMBOL.iter_unpack(table):
             kind = st_info & 0xF
-            if kind not in (_STT_FUNC, _STT_OBJECT):
+            if kind not in _NAMED_SYMBOLS:
                 symbol_names.append(None)
                 continue
-            end = strings.find(b"\0", st_name)
-            if end < 0:
-                raise PayloadError(f"cubin: symbol name at {st_name:#x} has no end")
-            name = index(strings[st_name:end])
+            name = self._string(st_name, "symbol name")
             symbol_names.append(name)
             if st_shndx == 0:
                 if kind == _STT_FUNC:
@@ -174,27 +197,41 @@ class _Tables:
             elif section_names.startswith(b".nv.constant", section[0]):
                 self.constant_data.append(DataSymbol(name, st_size))
 
-    def read_calls(self, table: bytes) -> None:
-        symbol_names = self._symbol_names
+    def read_call_graph(self, table: bytes) -> None:
         if len(table) % _CALL.size:
             raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
-        for caller, callee in _CALL.iter_unpack(table):
-            # Every cubin opens its table with (0, 0xffffffff) to (0, 0xfffffffc): symbol 0 is
-            # no function, so these say nothing of one.
-            if caller == 0:
-                continue
-            if caller >= len(symbol_names):
-                raise PayloadError(
-                    f"cubin: call graph names symbol {caller} of {len(symbol_names)}"
+        part = None
+        for first, second in _CALL.iter_unpack(table):
+            if first == 0 and second in _PARTS:
+                part = second
+            elif part == _PART_CALLS:
+                self.calls.append(Call(self._symbol(first), self._symbol(second)))
+            elif part == _PART_REFERENCES:
+                self.references.append(Call(self._symbol(first), self._symbol(second)))
+            elif part == _PART_ADDRESS_TAKEN:
+                self.address_taken.append(
+                    Signature(self._symbol(first), self._string(second, "prototype"))
                 )
-            caller_name = symbol_names[caller]
-            if callee >= _FIRST_SPECIAL_CALLEE:
-                callee_name = None
-            elif callee >= len(symbol_names):
-                raise PayloadError(
-                    f"cubin: call graph names symbol {callee} of {len(symbol_names)}"
+            elif part == _PART_INDIRECT_CALLS:
+                self.indirect_calls.append(
+                    Signature(self._symbol(first), self._string(second, "prototype"))
                 )
             else:
-                callee_name = symbol_names[callee]
-            if caller_name is not None:
-                self.calls.append(Call(caller_name, callee_name))
+                # Guessing here could call a function unreachable that isn't.
+                raise PayloadError(
+                    f"cubin: call graph row ({first:#x}, {second:#x}) belongs to no known part"
+                )
+
+    def _symbol(self, index: int) -> int:
+        if index >= len(self._symbol_names) or (name := self._symbol_names[index]) is None:
+            raise PayloadError(
+                f"cubin: call graph names symbol {index}, which is no function of the "
+                f"{len(self._symbol_names)} symbols"
+            )
+        return name
+
+    def _string(self, offset: int, what: str) -> int:
+        end = self._strings.find(b"\0", offset)
+        if end < 0:
+            raise PayloadError(f"cubin: {what} at {offset:#x} has no end")
+        return self._names.index(self._strings[offset:end])

@@ -13,21 +13,21 @@ from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Ptx
 
 # All repetitions are bounded: with open ones a crafted text takes quadratic time.
-_IDENTIFIER = rb"([a-zA-Z][\w$]*|[_$%][\w$]+)"
 _VERSION = re.compile(rb"^[ \t]*\.version\s{1,9}([\d.]{1,9})", re.MULTILINE)
 _TARGET = re.compile(rb"^[ \t]*\.target\s{1,9}(\w{1,32})", re.MULTILINE)
-_ENTRY = re.compile(rb"\.entry\s{1,9}" + _IDENTIFIER)
-# A function may state its result before its name: ".func (.param .b32 out) name (".
-_FUNC = re.compile(rb"\.func\s{1,9}(?:\([^(){};]{0,999}\)\s{0,9})?" + _IDENTIFIER)
-# ".global .align 4 .b8 table[64];": up to some attributes, then the name.
-_GLOBAL = re.compile(
-    rb"\.(?:global|const)\s{1,9}(?:\.\w{1,32}(?:\([^();]{0,99}\))?\s{1,9}(?:\d{1,9}\s{1,9})?){0,9}"
-    + _IDENTIFIER
+# One expression and so one pass, since the PTX of a library can unpack to 400 MB. Between the
+# directive and the name may stand a function's result, "(.param .b32 out)", and attributes,
+# ".align 4 .b8". Instructions such as "ld.global.u32" have no space after the directive.
+_DECLARATION = re.compile(
+    rb"\.(entry|func|global|const)\s{1,9}"
+    rb"(?:\([^(){};]{0,999}\)\s{0,9})?"
+    rb"(?:\.\w{1,32}(?:\([^();]{0,99}\))?\s{1,9}(?:\d{1,9}\s{1,9})?){0,9}"
+    rb"([a-zA-Z][\w$]*|[_$%][\w$]+)"
 )
 
 
 def parse_ptx(text: bytes, names: NameTable) -> Ptx:
-    """Read what PTX declares at its top level; add the names to ``names``.
+    """Read what PTX declares; add the names to ``names``.
 
     Raises:
         PayloadError: the text has no ``.version`` and ``.target``, so it is no PTX.
@@ -35,14 +35,19 @@ def parse_ptx(text: bytes, names: NameTable) -> Ptx:
     version, target = _VERSION.search(text), _TARGET.search(text)
     if not version or not target:
         raise PayloadError(f"not PTX: no .version and .target; starts with {text[:20]!r}")
+    declared: dict[bytes, dict[int, None]] = {
+        b"entry": {},
+        b"func": {},
+        b"global": {},
+        b"const": {},
+    }
+    for match in _DECLARATION.finditer(text):
+        declared[match[1]][names.index(match[2])] = None
     return Ptx(
         version=version[1].decode("ascii"),
         target=target[1].decode("ascii", "backslashreplace"),
-        kernels=_unique(_ENTRY, text, names),
-        device_functions=_unique(_FUNC, text, names),
-        global_data=_unique(_GLOBAL, text, names),
+        kernels=tuple(declared[b"entry"]),
+        device_functions=tuple(declared[b"func"]),
+        global_data=tuple(declared[b"global"]),
+        constant_data=tuple(declared[b"const"]),
     )
-
-
-def _unique(pattern: re.Pattern[bytes], text: bytes, names: NameTable) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(names.index(m[1]) for m in pattern.finditer(text)))

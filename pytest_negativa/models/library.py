@@ -44,14 +44,20 @@ class DataSymbol(Row, frozen=True):
 
 
 class Call(Row, frozen=True):
-    """One edge of a cubin's call graph.
-
-    ``callee`` is None where the callee is not known before run time: a function pointer, a
-    virtual function, a symbol that device linking was to fill in.
-    """
+    """An edge of a cubin's call graph: ``caller`` calls ``callee``, or takes its address."""
 
     caller: NameIndex
-    callee: NameIndex | None
+    callee: NameIndex
+
+
+class Signature(Row, frozen=True):
+    """A function and the prototype under which it is called, or calls, through a pointer.
+
+    Prototypes are compared, never read: ``#ii`` is NVIDIA's spelling of int(int).
+    """
+
+    function: NameIndex
+    prototype: NameIndex
 
 
 class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
@@ -65,7 +71,11 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
         externals: functions it calls and doesn't define (relocatable cubins).
         global_data: variables in global memory.
         constant_data: variables in constant memory.
-        calls: the edges of ``.nv.callgraph``.
+        calls: direct calls.
+        references: who takes whose address, or launches it from the device.
+        address_taken: functions that a pointer may reach, by prototype.
+        indirect_calls: functions that call through a pointer, by prototype. Such a caller may
+            reach every function of the same prototype in ``address_taken``.
         sha256: hex digest of the whole unpacked image, where it was asked for.
     """
 
@@ -77,6 +87,9 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     global_data: tuple[DataSymbol, ...] = ()
     constant_data: tuple[DataSymbol, ...] = ()
     calls: tuple[Call, ...] = ()
+    references: tuple[Call, ...] = ()
+    address_taken: tuple[Signature, ...] = ()
+    indirect_calls: tuple[Signature, ...] = ()
     sha256: str | None = None
 
 
@@ -88,13 +101,14 @@ class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
     kernels: tuple[NameIndex, ...]
     device_functions: tuple[NameIndex, ...]
     global_data: tuple[NameIndex, ...] = ()
+    constant_data: tuple[NameIndex, ...] = ()
 
 
 class LtoIr(Record, frozen=True, kw_only=True, tag="lto-ir"):
-    """LTO-IR: the kernels in it cannot be named without NVIDIA's compiler.
+    """LTO-IR: which kernels it holds only NVIDIA's compiler can tell.
 
-    ``obscured`` tells that the payload is not even bitcode but scrambled (flag 0x10000
-    and a per-element seed in the header's last but one word).
+    ``obscured`` says that the payload is not even NVVM bitcode but scrambled (flag 0x10000,
+    with a seed in the header), as all LTO-IR that nvcc compresses.
     """
 
     obscured: bool
