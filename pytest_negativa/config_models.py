@@ -1,0 +1,237 @@
+"""The records of the configuration: what ``negativa.yaml`` can say and what is in force.
+
+``Config`` has the shape of the file; ``Settings`` is the same with every source considered
+(flag, environment, file, default). Both hold plain values only, so that ``Settings`` can
+travel to the workers of pytest-xdist. Help texts and parsers are in the table of options.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.models.base import Record
+
+
+class TraceLevel(str, enum.Enum):
+    """How much a trace says of each kernel."""
+
+    LOOKUP = "lookup"
+    LAUNCH = "launch"
+
+
+class PtxPolicy(str, enum.Enum):
+    """Which PTX is kept beside the cubins, for devices newer than any of them."""
+
+    OFF = "off"
+    NEWEST = "newest"
+    ALL = "all"
+
+
+class RelocatablePolicy(str, enum.Enum):
+    """What becomes of relocatable code, which is only linked where no linked cubin fits."""
+
+    AUTO = "auto"
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class ReportFormat(str, enum.Enum):
+    """How a report is written."""
+
+    TERMINAL = "terminal"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """One report; ``path`` is None on the terminal, and absolute in ``Settings`` elsewhere."""
+
+    format: ReportFormat
+    path: str | None = None
+
+
+class Libraries(Record, frozen=True, kw_only=True):
+    """Which libraries are looked at; all with GPU code where nothing is included by name."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+class Keep(Record, frozen=True, kw_only=True):
+    """What is never planned as unused, whether the tests use it or not."""
+
+    kernels: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    ptx: PtxPolicy = PtxPolicy.OFF
+    relocatable: RelocatablePolicy = RelocatablePolicy.AUTO
+
+    @property
+    def sm_archs(self) -> tuple[SmArch, ...]:
+        return tuple(map(SmArch.parse, self.archs))
+
+
+class Tests(Record, frozen=True, kw_only=True):
+    """Which of the tests that run are wrapped, so that what they use first carries their name."""
+
+    # pytest would try to collect the class in every test module that imports it.
+    __test__ = False
+
+    markers: str | None = None
+    keywords: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+class Trace(Record, frozen=True, kw_only=True):
+    """What is recorded."""
+
+    level: TraceLevel = TraceLevel.LOOKUP
+    children: bool = True
+
+
+class Reports(Record, frozen=True, kw_only=True):
+    """What is reported, and how."""
+
+    formats: tuple[Report, ...] = (Report(format=ReportFormat.TERMINAL),)
+    top: int = 20
+    demangle: bool = True
+
+
+class Thresholds(Record, frozen=True, kw_only=True):
+    """Limits over all libraries looked at; a session that crosses one ends with exit code 1."""
+
+    max_unused_percent: float | None = None
+    min_used_kernels: int | None = None
+    min_used_kernels_percent: float | None = None
+    max_gpu_code: int | None = None
+
+    def crossed(
+        self,
+        *,
+        gpu_code: int,
+        unused_bytes: int,
+        kernels: int,
+        used_kernels: int,
+    ) -> tuple[str, ...]:
+        """Which limits are crossed, a sentence each; a value equal to its limit is not.
+
+        Shares are exact, not as rounded for the eye. Where there is no GPU code, or no
+        kernel, there is no share and nothing that a share could cross.
+        """
+        found = []
+        unused = 100 * unused_bytes / gpu_code if gpu_code else None
+        used = 100 * used_kernels / kernels if kernels else None
+        if _above(unused, self.max_unused_percent):
+            found.append(
+                f"max_unused_percent: {unused:g}% of the GPU code is unused, "
+                f"the limit is {self.max_unused_percent:g}%"
+            )
+        if _above(self.min_used_kernels, used_kernels):
+            found.append(
+                f"min_used_kernels: {used_kernels} kernels are used, "
+                f"the limit is {self.min_used_kernels}"
+            )
+        if used is not None and _above(self.min_used_kernels_percent, used):
+            found.append(
+                f"min_used_kernels_percent: {used:g}% of the kernels are used, "
+                f"the limit is {self.min_used_kernels_percent:g}%"
+            )
+        if _above(gpu_code, self.max_gpu_code):
+            found.append(
+                f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
+                f"the limit is {self.max_gpu_code:,} bytes"
+            )
+        return tuple(found)
+
+
+def _above(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
+
+
+class Cache(Record, frozen=True, kw_only=True):
+    """Where the maps of libraries are kept between sessions; ``Settings`` has the folder."""
+
+    dir: str | None = None
+    limit: int = 2**30
+
+
+class Config(Record, frozen=True, kw_only=True):
+    """The configuration of pytest-negativa."""
+
+    libraries: Libraries = Libraries()
+    keep: Keep = Keep()
+    tests: Tests = Tests()
+    trace: Trace = Trace()
+    reports: Reports = Reports()
+    thresholds: Thresholds = Thresholds()
+    directory: str = ".negativa"
+    cache: Cache = Cache()
+
+
+class SourceKind(str, enum.Enum):
+    """Where a value can come from, the strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+class Source(Record, frozen=True, kw_only=True):
+    """Where a value comes from.
+
+    Attributes:
+        kind: which source won.
+        where: the flag, the variable or ``FILE:LINE:COLUMN``; empty for a default.
+        items: ``FILE:LINE:COLUMN`` of each item of a list that the file holds.
+    """
+
+    kind: SourceKind
+    where: str = ""
+    items: tuple[str, ...] = ()
+
+    def where_item(self, index: int) -> str:
+        """Where the item ``index`` of a list was written."""
+        return self.items[index] if index < len(self.items) else self.where
+
+
+class Settings(Config, frozen=True, kw_only=True):
+    """All options of a session as they are in force; paths are absolute.
+
+    Attributes:
+        enabled: whether the session is traced.
+        config: the file that was read, if there is one.
+        sources: where each value comes from, by the option's name (``"keep.ptx"``).
+    """
+
+    enabled: bool = False
+    config: str | None = None
+    sources: dict[str, Source] = {}  # noqa: RUF012 (msgspec copies an empty default)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values only, as ``workerinput`` of pytest-xdist needs them."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Settings:
+        """What ``to_plain`` gave, also after a journey through execnet or JSON."""
+        return msgspec.convert(plain, cls)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"keep.ptx": "off"}`` as ``{"keep": {"ptx": "off"}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, key = name.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[key] = value
+    return tree
