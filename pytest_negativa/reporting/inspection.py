@@ -6,7 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability, SmArch, choose_elements
+from pytest_negativa.arch import (
+    ComputeCapability,
+    ElementKind,
+    SmArch,
+    choose_elements,
+    cubin_runs_on,
+)
 from pytest_negativa.models.library import Content, Element, LibraryMap
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
@@ -156,7 +162,7 @@ def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> 
                 _note(element),
             ]
             if device is not None:
-                row.insert(-1, "yes" if index in loaded else "")
+                row.insert(-1, "yes" if index in loaded else _unknown(element))
             rows.append((element.header_offset, row))
     for frame in library_map.iter_frames():
         row = [
@@ -171,7 +177,7 @@ def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> 
             frame.unreadable or "",
         ]
         if device is not None:
-            row.insert(-1, "?" if frame.content is None else "yes")
+            row.insert(-1, "yes" if cubin_runs_on(frame.arch, device) else "")
         rows.append((frame.span.start, row))
     align = "rrlllrrr" + "l" * (len(headers) - 8)
     return format_table(align, headers, [row for _, row in sorted(rows)])
@@ -200,6 +206,11 @@ def _iter_contents(library_map: LibraryMap) -> Iterator[tuple[str, Content | Non
 
 def _kernel_count(library_map: LibraryMap, content: Content | None) -> str:
     return "-" if content is None else f"{len(library_map.kernels_of(content)):,}"
+
+
+def _unknown(element: Element) -> str:
+    # Counted as loaded: what it is isn't known, so neither is that nobody loads it.
+    return "?" if element.kind is ElementKind.UNKNOWN else ""
 
 
 def _note(element: Element) -> str:

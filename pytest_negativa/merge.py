@@ -1,0 +1,381 @@
+"""Trace files to their union, ``Usage``. The order of the files makes no difference."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.trace import (
+    USAGE_VERSION,
+    Context,
+    ContextRecord,
+    DataKind,
+    DataRecord,
+    Device,
+    DeviceRecord,
+    EndRecord,
+    EnumerationRecord,
+    FirstUse,
+    Gap,
+    GapEndRecord,
+    GapRecord,
+    Header,
+    ImageForm,
+    ImageRecord,
+    ImageUse,
+    KernelRecord,
+    Launches,
+    LaunchRecord,
+    LibraryImage,
+    LibraryRecord,
+    LibraryUsage,
+    MemoryImage,
+    Phase,
+    ProcessTrace,
+    TracedLibrary,
+    Usage,
+    UsageProcess,
+    UsageWarning,
+    UsedData,
+    UsedKernel,
+    WarningRecord,
+)
+from pytest_negativa.tracing.files import read_trace
+
+K = TypeVar("K")
+
+
+def merge_traces(paths: Iterable[str | os.PathLike[str]]) -> Usage:
+    """Read trace files and merge them.
+
+    A file that can't be read makes the usage incomplete; it is no error, for the others
+    still tell what they tell.
+    """
+    traces = []
+    for path in paths:
+        try:
+            traces.append(read_trace(path))
+        except StoreError as e:
+            problem = str(e).removeprefix(f"{os.fspath(path)}: ")
+            traces.append(
+                ProcessTrace(path=os.fspath(path), header=None, records=(), problems=(problem,))
+            )
+    return merge_processes(traces)
+
+
+def merge_processes(traces: Iterable[ProcessTrace]) -> Usage:
+    """Merge traces that have been read."""
+    merger = _Merger()
+    ordered = sorted(traces, key=_start)
+    for trace in ordered:
+        merger.add(trace)
+    return merger.usage()
+
+
+def _start(trace: ProcessTrace) -> tuple[bool, int, int, str]:
+    header = trace.header
+    if header is None:
+        return (True, 0, 0, trace.path)
+    return (False, header.start_ns, header.pid, trace.path)
+
+
+# When something was first seen: (time of the context's first event, process, place in the
+# file, context id). Kernels carry no time of their own, the order of the lines is enough.
+_When = tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class _Image:
+    """An image while its uses are collected; values tell where each was first seen."""
+
+    forms: dict[ImageForm, _When] = field(default_factory=dict)
+    calls: dict[str, _When] = field(default_factory=dict)
+    kernels: dict[str, _When] = field(default_factory=dict)
+    data: dict[tuple[str, DataKind], _When] = field(default_factory=dict)
+    enumerations: dict[str, _When] = field(default_factory=dict)
+    processes: set[int] = field(default_factory=set)
+    prelinked: set[int] = field(default_factory=set)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Library:
+    images: defaultdict[int, _Image] = field(default_factory=lambda: defaultdict(_Image))
+    processes: set[int] = field(default_factory=set)
+
+
+class _Merger:
+    """Takes traces in order and builds the usage."""
+
+    def __init__(self) -> None:
+        self._run_ids: set[str] = set()
+        self._devices: set[Device] = set()
+        self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
+        self._memory: defaultdict[str, _Image] = defaultdict(_Image)
+        self._processes: list[UsageProcess] = []
+        self._contexts: dict[Context, int] = {}
+        self._launches: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self._gaps: list[Gap] = []
+        self._warnings: list[UsageWarning] = []
+        self._incomplete: list[UsageWarning] = []
+        self._headers: list[Header] = []
+
+    def add(self, trace: ProcessTrace) -> None:
+        if trace.header is None:
+            for problem in trace.problems:
+                self._lack("trace-unreadable", f"{trace.path}: {problem}", None)
+            return
+        process = len(self._processes)
+        self._run_ids.add(trace.header.run_id)
+        self._headers.append(trace.header)
+        for problem in trace.problems:
+            self._lack("trace-damaged", f"{trace.path}: {problem}", process)
+        self._processes.append(
+            UsageProcess(
+                header=trace.header,
+                trace=Path(trace.path).name,
+                ended=any(isinstance(record, EndRecord) for record in trace.records),
+                torn=trace.torn,
+            )
+        )
+        _TraceReader(self, trace, process).read()
+
+    def context(self, context: Context) -> int:
+        return self._contexts.setdefault(context, len(self._contexts))
+
+    def device(self, device: Device) -> None:
+        self._devices.add(device)
+
+    def library(self, library: TracedLibrary, process: int) -> _Library:
+        found = self._libraries[library]
+        found.processes.add(process)
+        return found
+
+    def memory_image(self, sha256: str) -> _Image:
+        return self._memory[sha256]
+
+    def launches(self, name: str, context: int, count: int) -> None:
+        self._launches[context, name] += count
+
+    def gap(self, gap: Gap) -> None:
+        self._gaps.append(gap)
+        what = "was off" if gap.end_ns is not None else "went off and stayed so"
+        where = gap.context.nodeid or gap.context.phase.value
+        self._lack("gap", f"{where}: the detector {what}: {gap.why}", gap.process)
+
+    def warn(self, warning: WarningRecord, process: int) -> None:
+        if warning.incomplete:
+            self._lack(warning.code, warning.text, process)
+        else:
+            self._warnings.append(
+                UsageWarning(code=warning.code, text=warning.text, process=process)
+            )
+
+    def lack(self, code: str, text: str, process: int) -> None:
+        self._lack(code, text, process)
+
+    def _lack(self, code: str, text: str, process: int | None) -> None:
+        self._incomplete.append(UsageWarning(code=code, text=text, process=process))
+
+    def usage(self) -> Usage:
+        compiled = {
+            sha256
+            for sha256, image in self._memory.items()
+            if image.forms.keys() & {ImageForm.PTX, ImageForm.LINKED}
+        }
+        memory = {
+            sha256: MemoryImage(sha256=sha256, size=image.size, use=self._use(image))
+            for sha256, image in sorted(self._memory.items())
+        }
+        return Usage(
+            format_version=USAGE_VERSION,
+            run_ids=tuple(sorted(self._run_ids)),
+            devices=tuple(sorted(self._devices, key=lambda d: (d.compute_capability, d.uuid))),
+            libraries=tuple(
+                self._library_usage(library, found)
+                for library, found in sorted(self._libraries.items(), key=_library_order)
+            ),
+            memory_images=tuple(memory[s] for s in memory if s not in compiled),
+            compiled=tuple(memory[s] for s in memory if s in compiled),
+            contexts=tuple(self._contexts),
+            processes=tuple(self._processes),
+            launches=tuple(
+                Launches(name=name, context=context, count=count)
+                for (context, name), count in sorted(self._launches.items())
+            ),
+            gaps=tuple(self._gaps),
+            warnings=_distinct(self._warnings),
+            incomplete=_distinct(self._incomplete),
+            replay=next((h.replay for h in self._headers if h.replay), None),
+        )
+
+    def _library_usage(self, library: TracedLibrary, found: _Library) -> LibraryUsage:
+        return LibraryUsage(
+            library=library,
+            images=tuple(
+                LibraryImage(
+                    offset=offset,
+                    use=self._use(image),
+                    prelinked=tuple(sorted(image.prelinked)),
+                )
+                for offset, image in sorted(found.images.items())
+            ),
+            processes=tuple(sorted(found.processes)),
+        )
+
+    @staticmethod
+    def _use(image: _Image) -> ImageUse:
+        return ImageUse(
+            form=min(image.forms, key=lambda form: form.value),
+            calls=tuple(sorted(image.calls)),
+            kernels=tuple(
+                UsedKernel(name=name, first=_first(when))
+                for name, when in sorted(image.kernels.items())
+            ),
+            data=tuple(
+                UsedData(name=name, kind=kind, first=_first(when))
+                for (name, kind), when in sorted(image.data.items())
+            ),
+            enumerated_by=tuple(sorted(image.enumerations)),
+            first=_first(min(image.calls.values())),
+            processes=tuple(sorted(image.processes)),
+        )
+
+
+class _TraceReader:
+    """Feeds the records of one trace to the merger, with their ids resolved."""
+
+    def __init__(self, merger: _Merger, trace: ProcessTrace, process: int) -> None:
+        self._merger = merger
+        self._trace = trace
+        self._process = process
+        self._contexts: dict[int, tuple[int, int]] = {}
+        self._libraries: dict[int, _Library] = {}
+        self._images: dict[int, _Image] = {}
+        self._dangling: set[str] = set()
+        self._unknown: dict[int, set[str]] = {}
+
+    def read(self) -> None:
+        records = self._trace.records
+        # Threads write side by side: a line may refer to one that comes later.
+        for record in records:
+            if isinstance(record, ContextRecord):
+                context = self._merger.context(record.context)
+                self._contexts.setdefault(record.id, (record.time_ns, context))
+            elif isinstance(record, LibraryRecord):
+                self._libraries[record.id] = self._merger.library(record.library, self._process)
+            elif isinstance(record, DeviceRecord):
+                self._merger.device(record.device)
+            elif isinstance(record, WarningRecord):
+                self._merger.warn(record, self._process)
+        for place, record in enumerate(records):
+            if isinstance(record, ImageRecord):
+                self._add_image(record, place)
+        for place, record in enumerate(records):
+            self._add_use(record, place)
+        self._add_gaps()
+        self._report()
+
+    def _when(self, context: int, place: int) -> _When:
+        if context not in self._contexts:
+            self._dangling.add(f"context {context}")
+            self._contexts[context] = (0, self._merger.context(Context(phase=Phase.PROCESS)))
+        time_ns, index = self._contexts[context]
+        return (time_ns, self._process, place, index)
+
+    def _add_image(self, record: ImageRecord, place: int) -> None:
+        when = self._when(record.context, place)
+        if record.library is not None and record.offset is not None:
+            library = self._libraries.get(record.library)
+            if library is None:
+                self._dangling.add(f"library {record.library}")
+                return
+            image = library.images[record.offset]
+        elif record.sha256 is not None:
+            image = self._merger.memory_image(record.sha256)
+            image.size = record.size or image.size
+        else:
+            self._unknown[record.id] = {record.call}
+            return
+        self._images[record.id] = image
+        _note(image.forms, record.form, when)
+        _note(image.calls, record.call, when)
+        image.processes.add(self._process)
+        image.prelinked.update(record.prelinked)
+
+    def _add_use(self, record: object, place: int) -> None:
+        if isinstance(record, LaunchRecord):
+            context = self._when(record.context, place)[3]
+            self._merger.launches(record.name, context, record.count)
+            return
+        if not isinstance(record, KernelRecord | DataRecord | EnumerationRecord):
+            return
+        image = self._images.get(record.image)
+        if image is None:
+            if record.image in self._unknown:
+                what = record.call if isinstance(record, EnumerationRecord) else record.name
+                self._unknown[record.image].add(what)
+            else:
+                self._dangling.add(f"image {record.image}")
+            return
+        when = self._when(record.context, place)
+        if isinstance(record, KernelRecord):
+            _note(image.kernels, record.name, when)
+        elif isinstance(record, DataRecord):
+            _note(image.data, (record.name, record.kind), when)
+        else:
+            _note(image.enumerations, record.call, when)
+
+    def _add_gaps(self) -> None:
+        ends = {r.id: r.time_ns for r in self._trace.records if isinstance(r, GapEndRecord)}
+        contexts = {r.id: r.context for r in self._trace.records if isinstance(r, ContextRecord)}
+        for record in self._trace.records:
+            if isinstance(record, GapRecord):
+                self._merger.gap(
+                    Gap(
+                        process=self._process,
+                        context=contexts.get(record.context, Context(phase=Phase.PROCESS)),
+                        why=record.why,
+                        start_ns=record.time_ns,
+                        end_ns=ends.get(record.id),
+                    )
+                )
+
+    def _report(self) -> None:
+        for uses in self._unknown.values():
+            text = "an image that could not be recognised was used: " + ", ".join(sorted(uses))
+            self._merger.lack("image-unknown", text, self._process)
+        if self._dangling:
+            text = f"{self._trace.path}: nothing tells what these are: " + ", ".join(
+                sorted(self._dangling)
+            )
+            self._merger.lack("trace-damaged", text, self._process)
+
+
+def _note(seen: dict[K, _When], key: K, when: _When) -> None:
+    known = seen.get(key)
+    if known is None or when < known:
+        seen[key] = when
+
+
+def _first(when: _When) -> FirstUse:
+    return FirstUse(process=when[1], context=when[3])
+
+
+def _library_order(item: tuple[TracedLibrary, _Library]) -> tuple[str, int, int, str]:
+    library = item[0]
+    return (library.path, library.size or 0, library.mtime_ns or 0, library.build_id or "")
+
+
+def _distinct(warnings: Iterable[UsageWarning]) -> tuple[UsageWarning, ...]:
+    order: Callable[[UsageWarning], tuple[str, str, int]] = lambda w: (  # noqa: E731
+        w.code,
+        w.text,
+        -1 if w.process is None else w.process,
+    )
+    return tuple(sorted(set(warnings), key=order))

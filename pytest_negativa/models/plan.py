@@ -1,0 +1,115 @@
+"""What is decided about each element and frame of a library: kept, or unused, and why."""
+
+from __future__ import annotations
+
+import enum
+
+from pytest_negativa.models.base import Offset, Record, Row, Span
+from pytest_negativa.models.library import LibraryIdentity
+
+PLAN_VERSION = 1
+"""Of the plan file. History: 1 is the first."""
+
+SPANS_VERSION = 1
+"""Of the spans file. History: 1 is the first."""
+
+
+class KeepReason(str, enum.Enum):
+    """Why bytes are not touched. The order is that in which the reasons are tried."""
+
+    INCOMPLETE = "incomplete"  # more may have been used than is known
+    CHANGED = "changed"  # the library is not the one that was traced
+    UNMATCHED = "unmatched"  # an image was loaded from it that the map doesn't have
+    LIBRARY_POLICY = "library-policy"  # keep.libraries
+    UNREADABLE = "unreadable"  # damaged, or of an unknown kind
+    LOADED = "loaded"  # loaded by the run, from its region
+    MEMORY_IMAGE = "memory-image"  # loaded by the run, unpacked by the library itself
+    RELOCATABLE = "relocatable"  # device code that the driver may have to link
+    ARCH_POLICY = "arch-policy"  # keep.archs
+    PTX_POLICY = "ptx-policy"  # keep.ptx
+    KERNEL_POLICY = "kernel-policy"  # keep.kernels
+    HOOK = "hook"  # a plugin asked for it
+
+
+class UnusedReason(str, enum.Enum):
+    """Why bytes are dead weight: the paper's reasons I and II."""
+
+    WRONG_ARCH = "wrong-arch"  # no traced device loads it
+    NO_USED_KERNEL = "no-used-kernel"  # a traced device would, but nothing asked for it
+
+
+class Decision(Row, frozen=True):
+    """What becomes of one element's payload, or of one frame: ``[start, end, kept, reason, why]``.
+
+    Attributes:
+        start, end: file offsets of the bytes in question, padding included.
+        kept: whether they stay as they are.
+        reason: a ``KeepReason`` or ``UnusedReason``, as its value.
+        why: more of the reason, for people: the test that needed it, the glob that names it.
+    """
+
+    start: Offset
+    end: Offset
+    kept: bool
+    reason: str
+    why: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class LibraryPlan(Record, frozen=True, kw_only=True):
+    """The decisions for one library, one for each element and frame, by offset.
+
+    Attributes:
+        devices: compute capabilities that the run was traced on.
+        kernels: distinct kernels that those devices could load from the library.
+        used_kernels: how many of them the run looked up.
+        notes: what a reader of the report should know of this library.
+    """
+
+    format_version: int
+    library: LibraryIdentity
+    devices: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    kernels: int
+    used_kernels: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unused_spans(self) -> tuple[Span, ...]:
+        return tuple(Span(d.start, d.end) for d in self.decisions if not d.kept)
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(d.size for d in self.decisions)
+
+    @property
+    def unused_bytes(self) -> int:
+        return sum(d.size for d in self.decisions if not d.kept)
+
+    def bytes_of(self, reason: UnusedReason) -> int:
+        return sum(d.size for d in self.decisions if not d.kept and d.reason == reason.value)
+
+
+class UnusedSpan(Record, frozen=True, kw_only=True):
+    """A span of the spans file."""
+
+    start: Offset
+    end: Offset
+    reason: UnusedReason
+
+
+class LibrarySpans(Record, frozen=True, kw_only=True):
+    """The spans file, which a reader of Negativa-ML's ``spans/<library>.json`` can read too.
+
+    ``so_path`` and the ``start`` and ``end`` of ``spans`` are theirs, the rest is new.
+    """
+
+    format_version: int
+    so_path: str
+    size: Offset
+    mtime_ns: int
+    build_id: str | None
+    spans: tuple[UnusedSpan, ...]

@@ -1,0 +1,91 @@
+"""The report of a run: rows first, then whatever shows them."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Record
+
+REPORT_VERSION = 1
+"""Of the JSON report. History: 1 is the first."""
+
+
+class ReasonRow(Record, frozen=True, kw_only=True):
+    """Elements and bytes of one library that share a reason."""
+
+    reason: str
+    elements: int
+    bytes: int
+
+
+class LibraryRow(Record, frozen=True, kw_only=True):
+    """One library with GPU code. Sizes in bytes.
+
+    Attributes:
+        elements: elements and bare frames.
+        code_bytes: GPU code: payloads with padding, and frames.
+        kept, unused: what was decided, by reason.
+        kernels: distinct kernels that the traced devices could load.
+        used_kernels: those that the run looked up.
+        notes: what a reader should know.
+    """
+
+    path: str
+    size: int
+    code_bytes: int
+    elements: int
+    kept: tuple[ReasonRow, ...]
+    unused: tuple[ReasonRow, ...]
+    kernels: int
+    used_kernels: int
+    notes: tuple[str, ...]
+
+    @property
+    def unused_bytes(self) -> int:
+        return sum(r.bytes for r in self.unused)
+
+    @property
+    def unused_elements(self) -> int:
+        return sum(r.elements for r in self.unused)
+
+    @property
+    def kept_elements(self) -> int:
+        return self.elements - self.unused_elements
+
+    def unused_bytes_by(self, reason: str) -> int:
+        return sum(r.bytes for r in self.unused if r.reason == reason)
+
+
+class RunReport(Record, frozen=True, kw_only=True):
+    """What a run found.
+
+    Attributes:
+        devices: e.g. ``"NVIDIA H200 (9.0)"``.
+        replay: for a replayed trace: where and when it was recorded.
+        libraries: those with GPU code, the most unused bytes first.
+        loaded_without_code: how many other libraries were loaded.
+        compiled_kernels: kernels compiled at run time (Triton, NVRTC, PTX): in no file.
+        not_covered: what the trace doesn't know, and why; the reader must see it.
+        warnings: what else a reader should know.
+        crossed: thresholds that were crossed.
+        files: where to find more, relative to ``directory``.
+    """
+
+    format_version: int
+    run_id: str
+    directory: str
+    devices: tuple[str, ...]
+    replay: str | None
+    libraries: tuple[LibraryRow, ...]
+    loaded_without_code: int
+    compiled_kernels: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+    crossed: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(row.code_bytes for row in self.libraries)
+
+    @property
+    def unused_bytes(self) -> int:
+        return sum(row.unused_bytes for row in self.libraries)

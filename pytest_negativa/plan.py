@@ -1,0 +1,291 @@
+"""Located libraries to plans: what stays, what is unused, and why. Reads no library bytes.
+
+Missing data means keep: what is not known to be unused is never planned as unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pytest_negativa.arch import (
+    ComputeCapability,
+    ElementKind,
+    choose_elements,
+    cubin_runs_on,
+)
+from pytest_negativa.config_globs import GlobSet
+from pytest_negativa.models.library import Content, Cubin, Element, Frame, LibraryMap, Ptx
+from pytest_negativa.models.located import LocatedFrame, LocatedLibrary, LocatedRegion
+from pytest_negativa.models.plan import (
+    PLAN_VERSION,
+    SPANS_VERSION,
+    Decision,
+    KeepReason,
+    LibraryPlan,
+    LibrarySpans,
+    UnusedReason,
+    UnusedSpan,
+)
+
+KeepElement = Callable[[LibraryMap, Element | Frame], str | None]
+"""A plugin's veto: why an element must be kept, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPolicy:
+    """What a project keeps though its run didn't use it.
+
+    Attributes:
+        whole_library: why all of the library is kept, e.g. the glob that names it; None if not.
+        kernels: globs on mangled or demangled names; notes which of them matched.
+        devices: further compute capabilities whose code is kept wherever the run's is.
+        ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
+        relocatable: ``keep``, ``drop``, or ``auto``: drop where a linked cubin fits.
+        demangle: turns a mangled name into that which people write.
+        vetoes: asked for each element that would be unused.
+    """
+
+    whole_library: str | None = None
+    kernels: GlobSet = field(default_factory=lambda: GlobSet(()))
+    devices: tuple[ComputeCapability, ...] = ()
+    ptx: str = "off"
+    relocatable: str = "auto"
+    demangle: Callable[[str], str] = str
+    vetoes: tuple[KeepElement, ...] = ()
+
+
+def plan_library(
+    located: LocatedLibrary,
+    devices: Sequence[ComputeCapability],
+    policy: KeepPolicy,
+    incomplete: str | None = None,
+) -> LibraryPlan:
+    """Decide about every element and frame of a library.
+
+    Args:
+        located: the library with its use.
+        devices: the devices that the run was traced on; none known means keep.
+        policy: what to keep besides.
+        incomplete: why the run may have used more than is known, or None.
+    """
+    planner = _Planner(located, devices, policy, incomplete)
+    return LibraryPlan(
+        format_version=PLAN_VERSION,
+        library=located.library_map.library,
+        devices=tuple(map(str, devices)),
+        decisions=tuple(sorted(planner.decisions(), key=lambda d: d.start)),
+        kernels=len(planner.loadable_kernels()),
+        used_kernels=len(located.used_kernels & planner.loadable_kernels()),
+        notes=tuple(planner.notes()),
+    )
+
+
+def spans_of(plan: LibraryPlan) -> LibrarySpans:
+    """The unused spans of a plan, neighbours apart: each has its own reason."""
+    return LibrarySpans(
+        format_version=SPANS_VERSION,
+        so_path=plan.library.path,
+        size=plan.library.size,
+        mtime_ns=plan.library.mtime_ns,
+        build_id=plan.library.build_id,
+        spans=tuple(
+            UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
+            for d in plan.decisions
+            if not d.kept and d.size
+        ),
+    )
+
+
+class _Planner:
+    """The decisions for one library."""
+
+    def __init__(
+        self,
+        located: LocatedLibrary,
+        devices: Sequence[ComputeCapability],
+        policy: KeepPolicy,
+        incomplete: str | None,
+    ) -> None:
+        self._located = located
+        self._map = located.library_map
+        self._devices = devices
+        self._policy = policy
+        self._whole = self._reason_for_all(incomplete)
+        self._relocatable = self._needed_relocatable_regions()
+
+    def decisions(self) -> Iterator[Decision]:
+        for region in self._located.regions:
+            yield from self._decide_region(region)
+        for frame in self._located.frames:
+            span = frame.frame.span
+            yield Decision(span.start, span.end, *self._decide_frame(frame))
+
+    def loadable_kernels(self) -> frozenset[str]:
+        """Names of all kernels that a traced device could load."""
+        found: set[str] = set()
+        for region in self._located.regions:
+            elements = region.region.elements
+            for index in _chosen(elements, self._devices):
+                found.update(self._kernels(elements[index].content))
+        for frame in self._located.frames:
+            if self._fits(frame, self._devices):
+                found.update(self._kernels(frame.frame.content))
+        return frozenset(found)
+
+    def notes(self) -> Iterator[str]:
+        if self._whole is not None:
+            reason, why = self._whole
+            yield f"all of it is kept ({reason.value}): {why}"
+        if self._map.problems:
+            yield (
+                f"{len(self._map.problems):,} places are not understood and kept, the first at "
+                f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
+            )
+
+    def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
+        if incomplete is not None:
+            return KeepReason.INCOMPLETE, incomplete
+        if not self._devices:
+            return KeepReason.INCOMPLETE, "the trace names no device"
+        if self._located.changed is not None:
+            return KeepReason.CHANGED, self._located.changed
+        if self._located.unmatched:
+            return KeepReason.UNMATCHED, "; ".join(self._located.unmatched)
+        if self._policy.whole_library is not None:
+            return KeepReason.LIBRARY_POLICY, self._policy.whole_library
+        return None
+
+    def _decide_region(self, located: LocatedRegion) -> Iterator[Decision]:
+        elements = located.region.elements
+        chosen = _chosen(elements, self._devices)
+        unexplained = self._unexplained(located, chosen)
+        kept_ptx = self._kept_ptx(located)
+        extra = _chosen(elements, self._policy.devices)
+        for index, element in enumerate(elements):
+            start, end = element.payload.start, element.payload.end
+            if self._whole is not None:
+                yield Decision(start, end, True, self._whole[0].value)
+                continue
+            keep: tuple[KeepReason, str] | None = None
+            use = located.use
+            if element.unreadable is not None:
+                keep = KeepReason.UNREADABLE, element.unreadable
+            elif unexplained is not None:
+                keep = KeepReason.UNMATCHED, unexplained
+            elif use is not None and index in chosen:
+                keep = KeepReason.LOADED, use.first_use
+            elif element.header_offset in self._located.suspects:
+                keep = KeepReason.MEMORY_IMAGE, self._located.suspects[element.header_offset]
+            elif located.region.span.start in self._relocatable and index in (chosen | extra):
+                keep = KeepReason.RELOCATABLE, self._relocatable[located.region.span.start]
+            elif use is not None and index in extra:
+                keep = KeepReason.ARCH_POLICY, str(element.arch)
+            elif index in kept_ptx:
+                keep = KeepReason.PTX_POLICY, self._policy.ptx
+            elif index in (chosen | extra) and (name := self._wanted_kernel(element.content)):
+                keep = KeepReason.KERNEL_POLICY, name
+            elif veto := self._veto(element):
+                keep = KeepReason.HOOK, veto
+            if keep is not None:
+                yield Decision(start, end, True, keep[0].value, keep[1])
+            else:
+                reason = UnusedReason.NO_USED_KERNEL if index in chosen else UnusedReason.WRONG_ARCH
+                yield Decision(start, end, False, reason.value)
+
+    def _decide_frame(self, located: LocatedFrame) -> tuple[bool, str, str | None]:
+        frame = located.frame
+        if self._whole is not None:
+            return True, self._whole[0].value, None
+        if frame.unreadable is not None:
+            return True, KeepReason.UNREADABLE.value, frame.unreadable
+        if located.use is not None:
+            return True, KeepReason.MEMORY_IMAGE.value, located.use.first_use
+        # Nothing ties a frame to those of other archs with the same code: all are kept.
+        if self._fits(located, self._policy.devices) and self._any_frame_used():
+            return True, KeepReason.ARCH_POLICY.value, str(frame.arch)
+        if name := self._wanted_kernel(frame.content):
+            return True, KeepReason.KERNEL_POLICY.value, name
+        if veto := self._veto(frame):
+            return True, KeepReason.HOOK.value, veto
+        fits = self._fits(located, self._devices)
+        reason = UnusedReason.NO_USED_KERNEL if fits else UnusedReason.WRONG_ARCH
+        return False, reason.value, None
+
+    def _unexplained(self, located: LocatedRegion, chosen: frozenset[int]) -> str | None:
+        """Why what the run did with a region contradicts the choice rule, if it does."""
+        if located.use is None:
+            return None
+        if not chosen:
+            return "loaded, though nothing in it fits a traced device"
+        contents = [located.region.elements[i] for i in chosen]
+        if not all(isinstance(e.content, Cubin | Ptx) for e in contents):
+            return None  # LTO-IR: which kernels it has isn't known
+        known = {name for e in contents for name in self._kernels(e.content)}
+        missing = sorted(located.use.kernels - known)
+        if missing:
+            return f"kernel {missing[0]} was used and is in no element that a device would load"
+        return None
+
+    def _needed_relocatable_regions(self) -> dict[int, str]:
+        """Offsets of the regions that the driver may link, with the reason.
+
+        The driver links relocatable code anew only where the linked region, which names it,
+        has no cubin for the device.
+        """
+        needed: dict[int, str] = {}
+        if self._policy.relocatable == "drop":
+            return needed
+        for located in self._located.regions:
+            if located.use is None or not located.use.prelinked:
+                continue
+            linked = self._policy.relocatable == "auto" and all(
+                any(
+                    e.kind is ElementKind.CUBIN and cubin_runs_on(e.arch, device)
+                    for e in located.region.elements
+                )
+                for device in (*self._devices, *self._policy.devices)
+            )
+            if not linked:
+                for offset in located.use.prelinked:
+                    needed[offset] = located.use.first_use
+        return needed
+
+    def _kept_ptx(self, located: LocatedRegion) -> frozenset[int]:
+        if located.use is None or self._policy.ptx == "off":
+            return frozenset()
+        elements = located.region.elements
+        ptx = [i for i, e in enumerate(elements) if e.kind is ElementKind.PTX]
+        if self._policy.ptx == "newest" and ptx:
+            newest = max(elements[i].arch for i in ptx)
+            ptx = [i for i in ptx if elements[i].arch == newest]
+        return frozenset(ptx)
+
+    def _wanted_kernel(self, content: Content | None) -> str | None:
+        """The first kernel of ``content`` that a glob of the policy names."""
+        if not self._policy.kernels.globs:
+            return None
+        for name in self._kernels(content):
+            if glob := self._policy.kernels.match(name, self._policy.demangle(name)):
+                return f"{glob} matches {name}"
+        return None
+
+    def _veto(self, element: Element | Frame) -> str | None:
+        for veto in self._policy.vetoes:
+            if why := veto(self._map, element):
+                return why
+        return None
+
+    def _kernels(self, content: Content | None) -> Iterator[str]:
+        for kernel in self._map.kernels_of(content):
+            yield kernel.name
+
+    def _fits(self, located: LocatedFrame, devices: Sequence[ComputeCapability]) -> bool:
+        return any(cubin_runs_on(located.frame.arch, device) for device in devices)
+
+    def _any_frame_used(self) -> bool:
+        return any(frame.use is not None for frame in self._located.frames)
+
+
+def _chosen(elements: Sequence[Element], devices: Sequence[ComputeCapability]) -> frozenset[int]:
+    return frozenset(i for device in devices for i in choose_elements(elements, device))

@@ -1,0 +1,110 @@
+"""A run's report as text for the terminal: the largest facts first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pytest_negativa.models.plan import UnusedReason
+from pytest_negativa.models.report import LibraryRow, RunReport
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.units import format_bytes, format_share
+
+_HEADERS = (
+    "library",
+    "size",
+    "GPU code",
+    "unused",
+    "",
+    "wrong arch",
+    "no used kernel",
+    "elements",
+    "used",
+    "kernels",
+    "looked up",
+)
+_ALIGN = "lrrrrrrrrrr"
+_MAX_COMPILED = 5
+
+
+def render_report(report: RunReport, top: int) -> Iterator[str]:
+    """The report, a paragraph at a time; ``top``: how many libraries get a row of their own."""
+    if not report.libraries:
+        yield from _nothing_found(report)
+        return
+    yield _headline(report)
+    yield _library_table(report.libraries, top)
+    notes = [f"{Path(row.path).name}: {note}" for row in report.libraries for note in row.notes]
+    if notes:
+        yield _list("Kept for lack of knowledge or by policy:", notes)
+    if report.compiled_kernels:
+        yield _compiled_line(report.compiled_kernels)
+    yield from _warnings(report)
+    yield f"Files in {report.directory}: {', '.join(report.files)}"
+
+
+def _nothing_found(report: RunReport) -> Iterator[str]:
+    if report.loaded_without_code or not report.not_covered:
+        yield "No GPU code was loaded: no process of this session loaded a library with GPU code."
+    if report.compiled_kernels:
+        yield _compiled_line(report.compiled_kernels)
+    yield from _warnings(report)
+
+
+def _headline(report: RunReport) -> str:
+    where = ", ".join(report.devices) or "an unknown device"
+    share = format_share(report.unused_bytes, report.code_bytes)
+    lines = [
+        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
+        f"({share}) in {len(report.libraries)} libraries is unused on {where}."
+    ]
+    if report.replay is not None:
+        lines.append(report.replay)
+    return "\n".join(lines)
+
+
+def _library_table(rows: tuple[LibraryRow, ...], top: int) -> str:
+    shown = [_cells(Path(row.path).name, [row]) for row in rows[:top]]
+    if len(rows) > top:
+        shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
+    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows))
+
+
+def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
+    rows = tuple(rows)
+    code = sum(r.code_bytes for r in rows)
+    unused = sum(r.unused_bytes for r in rows)
+    return [
+        name,
+        format_bytes(sum(r.size for r in rows)),
+        format_bytes(code),
+        format_bytes(unused),
+        format_share(unused, code),
+        format_bytes(sum(r.unused_bytes_by(UnusedReason.WRONG_ARCH.value) for r in rows)),
+        format_bytes(sum(r.unused_bytes_by(UnusedReason.NO_USED_KERNEL.value) for r in rows)),
+        f"{sum(r.elements for r in rows):,}",
+        f"{sum(r.kept_elements for r in rows):,}",
+        f"{sum(r.kernels for r in rows):,}",
+        f"{sum(r.used_kernels for r in rows):,}",
+    ]
+
+
+def _compiled_line(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_MAX_COMPILED])
+    more = f" and {len(names) - _MAX_COMPILED:,} more" if len(names) > _MAX_COMPILED else ""
+    return f"Compiled at run time, so in no file: {len(names):,} kernels ({shown}{more})."
+
+
+def _warnings(report: RunReport) -> Iterator[str]:
+    if report.not_covered:
+        yield _list(
+            "Not covered by the trace, so what it may have used is kept:", report.not_covered
+        )
+    if report.warnings:
+        yield _list("Warnings:", report.warnings)
+    if report.crossed:
+        yield _list("Thresholds crossed:", report.crossed)
+
+
+def _list(title: str, items: Iterable[str]) -> str:
+    return "\n".join([title, *(f"  {item}" for item in items)])

@@ -1,0 +1,100 @@
+"""The folder of a run: what it holds, under which names.
+
+``.negativa/RUN/`` holds ``trace/`` (a file for each process), ``usage.json``, ``trace.json`` and
+``spans/`` (readable by what reads Negativa-ML's), ``map/`` and ``plan/`` (a file for each
+library) and ``report.json``; ``.negativa/latest`` leads to the last run that got here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.pipeline import Analysis, AnalyzedLibrary
+from pytest_negativa.plan import spans_of
+from pytest_negativa.store import encode_hook, encode_map, write_atomically
+
+LATEST = "latest"
+
+
+def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
+    """Write what was found; returns the names of what was written, for the report.
+
+    Args:
+        directory: the run's folder.
+        analysis: what to write.
+        with_plans: False for a run that must not feed a plan: neither plans nor spans then.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    names = _file_names(analysis.libraries)
+    write_record(directory / "usage.json", analysis.usage)
+    write_record(directory / "trace.json", negativa_ml_trace(analysis.usage))
+    for library in analysis.libraries:
+        name = names[library.plan.library.path]
+        write_atomically(directory / "map" / name, encode_map(library.library_map))
+        if with_plans:
+            write_record(directory / "plan" / name, library.plan)
+            write_record(directory / "spans" / name, spans_of(library.plan), indent=1)
+    _point_latest(directory)
+    written = ["trace/", "trace.json", "usage.json"]
+    if analysis.libraries:
+        written += ["map/", *(["plan/", "spans/"] if with_plans else [])]
+    return tuple(written)
+
+
+def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
+    """What Negativa-ML's ``trace.json`` holds, and what tells the two apart."""
+    return {
+        "format_version": usage.format_version,
+        "loaded_sos": [library.library.path for library in usage.libraries],
+        "detected_kernels": sorted({k.name for i in usage.iter_images() for k in i.kernels}),
+        "devices": [device.compute_capability for device in usage.devices],
+        "run_ids": list(usage.run_ids),
+    }
+
+
+def write_record(path: Path, record: object, *, indent: int = 0) -> None:
+    """Write a record or plain value as JSON.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    data = msgspec.json.encode(record, enc_hook=encode_hook)
+    write_atomically(path, msgspec.json.format(data, indent=indent) if indent else data)
+
+
+def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
+    """A file name for each library: its own, with a mark where two share one."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for library in libraries:
+        path = library.plan.library.path
+        name = f"{Path(path).name}.json"
+        if name in taken:
+            mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+            name = f"{Path(path).name}.{mark}.json"
+        taken.add(name)
+        names[path] = name
+    return names
+
+
+def _point_latest(directory: Path) -> None:
+    link = directory.parent / LATEST
+    temporary = directory.parent / f".{LATEST}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        temporary.symlink_to(directory.name)
+        temporary.replace(link)
+    except OSError as e:
+        raise StoreError(f"{link}: cannot be written: {e.strerror}") from e
