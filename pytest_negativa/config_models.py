@@ -77,7 +77,7 @@ class Keep(Record, frozen=True, kw_only=True):
 
 
 class Tests(Record, frozen=True, kw_only=True):
-    """Which of the tests that run are wrapped, so that what they use first carries their name."""
+    """Which tests a traced session runs, on top of pytest's own selection."""
 
     # pytest would try to collect the class in every test module that imports it.
     __test__ = False
@@ -89,10 +89,12 @@ class Tests(Record, frozen=True, kw_only=True):
 
 
 class Trace(Record, frozen=True, kw_only=True):
-    """What is recorded."""
+    """What is recorded, and what counts."""
 
     level: TraceLevel = TraceLevel.LOOKUP
     children: bool = True
+    replay: str | None = None
+    accept_failed: bool = False
 
 
 class Reports(Record, frozen=True, kw_only=True):

@@ -167,7 +167,7 @@ OPTIONS: tuple[Option, ...] = (
         stem="test-markers",
         kind=_EXPRESSION,
         default=None,
-        help="Wrap only tests that this expression selects, as pytest's -m would.",
+        help="Run only tests that this expression selects too, as pytest's -m would.",
         in_cli=False,
     ),
     Option(
@@ -175,7 +175,7 @@ OPTIONS: tuple[Option, ...] = (
         stem="test-keywords",
         kind=_EXPRESSION,
         default=None,
-        help="Wrap only tests that this expression selects, as pytest's -k would.",
+        help="Run only tests that this expression selects too, as pytest's -k would.",
         in_cli=False,
     ),
     Option(
@@ -183,7 +183,7 @@ OPTIONS: tuple[Option, ...] = (
         stem="include-test",
         kind=_GLOBS,
         default=(),
-        help="Wrap only tests with such a node id.",
+        help="Run only tests with such a node id.",
         in_cli=False,
     ),
     Option(
@@ -191,7 +191,7 @@ OPTIONS: tuple[Option, ...] = (
         stem="exclude-test",
         kind=_GLOBS,
         default=(),
-        help="Do not wrap tests with such a node id.",
+        help="Leave out tests with such a node id.",
         in_cli=False,
     ),
     Option(
@@ -207,6 +207,22 @@ OPTIONS: tuple[Option, ...] = (
         kind=_SWITCH,
         default=True,
         help="Trace processes that tests start, too.",
+    ),
+    Option(
+        name="trace.replay",
+        stem="replay",
+        kind=_PATH,
+        default=None,
+        help="Where there is no GPU, replay the trace recorded in this folder.",
+        metavar="DIR",
+        in_cli=False,
+    ),
+    Option(
+        name="trace.accept_failed",
+        stem="accept-failed",
+        kind=_SWITCH,
+        default=False,
+        help="Plan from a session that failed or was interrupted, too.",
     ),
     Option(
         name="reports.formats",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
@@ -78,6 +78,11 @@ def analyze(
     Libraries that can't be read are left alone and named in the result.
     """
     return _Analyzer(usage, settings, hooks or Hooks()).run(jobs, on_done)
+
+
+def with_warning(analysis: Analysis, text: str) -> Analysis:
+    """The same with one more warning."""
+    return replace(analysis, warnings=(*analysis.warnings, text))
 
 
 def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:

@@ -192,7 +192,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("trace:\n  directory: x",
      ["negativa.yaml:2:3: unknown key 'directory' in trace; did you mean directory?"]),
     ("trace: {zzz: 1}",
-     ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children"]),
+     ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, replay, "
+      "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
       "tests, trace, reports, thresholds, cache"]),
@@ -213,10 +214,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
       "keep, tests, trace, reports, thresholds, cache"]),
     ("trace: [level]",
-     ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children"]),
+     ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
+      "replay, accept_failed"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
-      "children"]),
+      "children, replay, accept_failed"]),
     # types
     ("trace:\n  children: 1",
      ["negativa.yaml:2:13: trace.children: found the number 1, expected true or false"]),

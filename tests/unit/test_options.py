@@ -114,6 +114,14 @@ CASES = [
     Case("trace.level", ("launch",), "launch", "launch", "launch", "launch", "launch", "lookup"),
     Case("trace.children", (), True, "off", False, "false", False, True),
     Case(
+        "trace.replay",
+        ("r1",), "/elsewhere/r1",
+        "r2", "/elsewhere/r2",
+        "r3", "/project/conf/r3",
+        None,
+    ),
+    Case("trace.accept_failed", (), True, "1", True, "true", True, False),
+    Case(
         "reports.formats",
         ("json:j.json", "markdown"),
         [_json("/elsewhere/j.json"), MARKDOWN],

@@ -1,0 +1,23 @@
+"""Whether this machine has a GPU to trace on, found out without touching CUDA.
+
+Loading the driver here would put it into every process of the session, also where no test
+needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# What the kernel modules for discrete GPUs, for WSL and for Tegra create.
+_DEVICE_NODES = ("nvidiactl", "dxg", "nvhost-gpu", "nvgpu")
+
+
+def has_gpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
+    """True if a GPU's device node is there and the environment doesn't hide all GPUs."""
+    # CUDA C++ Programming Guide, "CUDA Environment Variables": devices after an invalid
+    # index are invisible, so an empty value or -1 hides all.
+    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return any((devices / node).exists() for node in _DEVICE_NODES)

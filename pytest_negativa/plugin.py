@@ -1,0 +1,49 @@
+"""The pytest plugin: hooks of a few lines, which hand over to ``session``.
+
+Every pytest session imports this module, so it imports nothing but pytest and the table of
+options; what tracing needs is imported once ``--negativa`` is there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.options import add_pytest_options, is_enabled, pick_flags
+
+MARKER = (
+    "negativa_off(reason): release CUPTI while this test runs, for one that needs a profiler "
+    "itself; what it uses is not traced, so nothing that it may use can be called unused"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    from pytest_negativa import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Begin tracing before conftest.py files are imported: they may use the GPU."""
+    namespace = early_config.known_args_namespace
+    try:
+        if not is_enabled(flags := pick_flags(vars(namespace)), os.environ):
+            return
+        if namespace.help or namespace.version or namespace.collectonly:
+            return
+        from pytest_negativa.session import begin
+
+        begin(early_config, flags)
+    except OptionError as e:
+        raise pytest.UsageError(f"negativa: {e}") from None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)

@@ -1,0 +1,234 @@
+"""A traced pytest session: what each process of it does between its start and its end.
+
+A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the
+workers run the tests and trace, the controller reports what all of them traced. Traces are
+files, so what a killed worker had written is not lost; ``reporter`` reads them at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.config import load_settings
+from pytest_negativa.config_globs import matches
+from pytest_negativa.config_models import Settings, TraceLevel
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpu import has_gpu
+from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.reporter import Reporter
+from pytest_negativa.tracing.files import trace_file_name
+from pytest_negativa.tracing.roles import Run, Tracing, make_header, new_run_id, start_tracing
+
+# How workers learn of their controller: they inherit its environment.
+_HANDOVER = "NEGATIVA_SESSION"
+
+_SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
+
+
+def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Settle the role of this process, start tracing, and register the hooks for the rest.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+    """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    role, run = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run)
+    plugins = config.pluginmanager
+    plugins.register(traced, "negativa-traced-process")
+    if role is Role.WORKER:
+        return
+    _select_tests(config, settings)
+    plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+
+
+def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run]:
+    handed = json.loads(os.environ.get(_HANDOVER, "null"))
+    # A pytest that a test starts inherits the variables too, but its parent is the worker.
+    if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
+        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
+        return Role.WORKER, run
+    run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
+    namespace = config.known_args_namespace
+    distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    if not distributed:
+        return Role.SOLO, run
+    os.environ[_HANDOVER] = json.dumps(
+        {"pid": os.getpid(), "base": str(run.base), "run_id": run.run_id, "root": str(run.root)}
+    )
+    return Role.CONTROLLER, run
+
+
+def _select_tests(config: pytest.Config, settings: Settings) -> None:
+    """Add the expressions of ``tests`` to pytest's own, which workers receive with the rest."""
+    for option, expression in (
+        ("markexpr", settings.tests.markers),
+        ("keyword", settings.tests.keywords),
+    ):
+        if expression:
+            given = getattr(config.option, option, "")
+            both = f"({given}) and ({expression})" if given else expression
+            setattr(config.option, option, both)
+
+
+class TracedProcess:
+    """Traces this process: tells the detector where in the session the program is."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, role: Role, run: Run) -> None:
+        self.role = role
+        self.run = run
+        self.not_traced: str | None = None
+        self._config = config
+        self._settings = settings
+        self._current = Context(phase=Phase.IMPORT)
+        self._tracing = self._start()
+        self._tell(self._current)
+
+    def _start(self) -> Tracing | None:
+        """Start tracing, or note why nothing is traced: the tests run in any case."""
+        replay = None
+        if not has_gpu():
+            if self._settings.trace.replay is None:
+                self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
+                return None
+            replay = Path(self._settings.trace.replay)
+        try:
+            return self._start_own_detector() or start_tracing(
+                self.run,
+                self.role,
+                worker=os.environ.get("PYTEST_XDIST_WORKER"),
+                launches=self._settings.trace.level is TraceLevel.LAUNCH,
+                replay=replay,
+                children=self._settings.trace.children,
+            )
+        except NegativaError as e:
+            self.not_traced = str(e)
+            return None
+
+    def _start_own_detector(self) -> Tracing | None:
+        """A detector that a plugin brings, if one does."""
+        header = make_header(self.run, self.role, detector="plugin")
+        path = self.run.trace_dir / trace_file_name(self.run.run_id, os.getpid())
+        detector = self._config.hook.pytest_negativa_register_detector(
+            settings=self._settings, path=path, header=header
+        )
+        if detector is None:
+            return None
+        detector.start()
+        return Tracing(self.run, detector, path, os.environ, {})
+
+    @contextmanager
+    def _context(self, context: Context) -> Iterator[None]:
+        """The program is in ``context`` for a while; contexts nest."""
+        before, self._current = self._current, context
+        self._tell(context)
+        try:
+            yield
+        finally:
+            self._current = before
+            self._tell(before)
+
+    def _tell(self, context: Context) -> None:
+        if self._tracing is not None:
+            self._tracing.set_context(context)
+
+    @contextmanager
+    def paused(self, why: str) -> Iterator[None]:
+        """Release CUPTI; what runs meanwhile is a gap."""
+        if self._tracing is None:
+            yield
+            return
+        self._tracing.pause(why)
+        try:
+            yield
+        finally:
+            self._tracing.resume()
+
+    def stop(self) -> None:
+        """End tracing; the trace file is complete."""
+        if self._tracing is not None:
+            self._tracing.stop()
+            self._tracing = None
+        os.environ.pop(_HANDOVER, None)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        self._current = Context(phase=Phase.SESSION)
+        with self._context(Context(phase=Phase.COLLECTION)):
+            return (yield)
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        tests = self._settings.tests
+        left_out = [
+            item
+            for item in items
+            if (tests.include and not any(matches(g, item.nodeid) for g in tests.include))
+            or any(matches(g, item.nodeid) for g in tests.exclude)
+        ]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in set(left_out)]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        marker = item.get_closest_marker("negativa_off")
+        if marker is None:
+            result = yield
+        else:
+            with self.paused(str(marker.kwargs.get("reason", "marked negativa_off"))):
+                result = yield
+        if self._tracing is not None:
+            self._tracing.drain()
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.SETUP):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.CALL):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.TEARDOWN):
+            return (yield)
+
+    def _phase(self, item: pytest.Item, phase: Phase) -> AbstractContextManager[None]:
+        return self._context(Context(phase=phase, nodeid=item.nodeid))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        if fixturedef.scope not in _SHARED_SCOPES:
+            return (yield)
+        # What a shared fixture loads belongs to no single test, whichever asks for it first.
+        context = Context(
+            phase=Phase.FIXTURE, nodeid=request.node.nodeid or None, detail=fixturedef.argname
+        )
+        with self._context(context):
+            return (yield)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.stop()
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["negativa"] = self.not_traced or ""
+
+    def pytest_unconfigure(self) -> None:
+        # Also where a session never began, as after an error of usage.
+        self.stop()
