@@ -23,8 +23,9 @@ from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.plan import KeepElement, KeepPolicy, plan_library
+from pytest_negativa.tracing.mappings import identify_library
 
 _LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
 
@@ -111,9 +112,8 @@ class _Analyzer:
     def run(self, jobs: int | None, on_done: Callable[[int, int], None] | None) -> Analysis:
         wanted = {u.library.path: u for u in self._usage.libraries}
         for path in self._hooks.libraries:
-            wanted.setdefault(
-                path, LibraryUsage(library=TracedLibrary(path=path), images=(), processes=())
-            )
+            added = LibraryUsage(library=identify_library(path), images=(), processes=())
+            wanted.setdefault(path, added)
         unreadable: list[str] = []
         analyzed: list[AnalyzedLibrary] = []
         without_code = 0

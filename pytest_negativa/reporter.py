@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.conclude import conclude
 from pytest_negativa.config_models import ReportFormat, Settings
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.library import Element, Frame, LibraryMap
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage, UsageWarning
-from pytest_negativa.pipeline import Hooks, analyze, with_warning
-from pytest_negativa.reporting.build import build_report
-from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.pipeline import Hooks
 from pytest_negativa.reporting.terminal import render_report
-from pytest_negativa.rundir import write_record, write_run
-from pytest_negativa.store import write_atomically
 from pytest_negativa.tracing.roles import Run
 
 if TYPE_CHECKING:
@@ -30,11 +25,6 @@ if TYPE_CHECKING:
 
 
 _SOUND_ENDINGS = frozenset({pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED})
-
-_NOT_PLANNED = (
-    "nothing is planned from this session, for it failed or was interrupted "
-    "(trace.accept_failed plans all the same)"
-)
 
 
 class Reporter:
@@ -87,20 +77,14 @@ class Reporter:
             self._write(f"negativa: nothing was traced: {self._traced.not_traced}")
             return False
         usage = self._with_lacks(merge_traces(traces))
-        analysis = analyze(usage, self._settings, self._hooks(usage))
-        planned = self._settings.trace.accept_failed or session.exitstatus in _SOUND_ENDINGS
-        if not planned:
-            analysis = with_warning(analysis, _NOT_PLANNED)
-        files = write_run(self._run.folder, analysis, with_plans=planned)
-        report = build_report(
-            analysis,
-            self._settings.thresholds,
-            run_id=self._run.run_id,
-            directory=_relative(self._run.folder, self._config.invocation_params.dir),
-            files=files,
+        report = conclude(
+            usage,
+            self._settings,
+            self._run.folder,
+            sound=session.exitstatus in _SOUND_ENDINGS,
+            hooks=self._hooks(usage),
         )
-        write_record(self._run.folder / "report.json", report, indent=1)
-        self._render(report)
+        self._show(report)
         return bool(report.crossed)
 
     def _with_lacks(self, usage: Usage) -> Usage:
@@ -129,19 +113,11 @@ class Reporter:
             vetoes=(keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else (),
         )
 
-    def _render(self, report: RunReport) -> None:
-        for wanted in self._settings.reports.formats:
-            if wanted.format is ReportFormat.TERMINAL:
-                self._section()
-                for paragraph in render_report(report, self._settings.reports.top):
-                    self._write(paragraph + "\n")
-            elif wanted.path is not None:
-                text = (
-                    render_markdown(report).encode()
-                    if wanted.format is ReportFormat.MARKDOWN
-                    else msgspec.json.format(msgspec.json.encode(report), indent=1)
-                )
-                write_atomically(Path(wanted.path), text)
+    def _show(self, report: RunReport) -> None:
+        if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
+            self._section()
+            for paragraph in render_report(report, self._settings.reports.top):
+                self._write(paragraph + "\n")
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
@@ -163,8 +139,3 @@ class Reporter:
             "terminalreporter"
         )
         return found
-
-
-def _relative(path: Path, base: Path) -> str:
-    """``path`` for people: below ``base`` without it."""
-    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)

@@ -1,0 +1,143 @@
+"""The commands that work on runs: trace, locate, debloat, combine.
+
+What they do is done by the plugin's own functions; here are arguments and printing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.options import click_options, pick_flags
+
+if TYPE_CHECKING:
+    from pytest_negativa.config_models import Settings
+    from pytest_negativa.tracing.roles import Run
+
+_COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+_TRACE_OPTIONS = ("config", "directory")
+_PLAN_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.kernels",
+    "keep.libraries",
+    "keep.archs",
+    "keep.ptx",
+    "keep.relocatable",
+    "trace.accept_failed",
+    "reports.formats",
+    "reports.top",
+)
+
+
+@click.command(context_settings=_PASS_ON)
+@_COMMAND
+@click_options(*_TRACE_OPTIONS)
+def trace(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND and record the GPU code that it and its children use.
+
+    Exit status: that of COMMAND.
+    """
+    run, status = _run_traced(command, _settings(flags))
+    click.echo(f"Trace in {run.folder}", err=True)
+    click.get_current_context().exit(status)
+
+
+@click.command()
+@click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
+@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def locate(run: Path | None, **flags: Any) -> None:
+    """Find the unused GPU code of a traced RUN (its folder; the last one by default).
+
+    Writes plans and spans into the run's folder. Exit status: 0, or 1 if a threshold is
+    crossed.
+    """
+    settings = _settings(flags)
+    folder = run or Path(settings.directory) / "latest"
+    _conclude(_trace_files(folder), folder.resolve(), settings, sound=True)
+
+
+@click.command(context_settings=_PASS_ON)
+@_COMMAND
+@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def debloat(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND traced, then find the GPU code that it did not use: trace and locate.
+
+    Exit status: that of COMMAND; if that is 0, 1 if a threshold is crossed.
+    """
+    settings = _settings(flags)
+    run, status = _run_traced(command, settings)
+    _conclude(run.trace_files(), run.folder, settings, sound=status == 0)
+    click.get_current_context().exit(status)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def combine(runs: tuple[Path, ...], **flags: Any) -> None:
+    """Find the GPU code that none of several RUNS used.
+
+    RUNS are folders of traced runs, or folders with trace files. The result is a run of its
+    own. Exit status: 0, or 1 if a threshold is crossed.
+    """
+    import shutil
+
+    settings = _settings(flags)
+    run = _new_run(settings)
+    run.trace_dir.mkdir(parents=True)
+    for path in dict.fromkeys(p for folder in runs for p in _trace_files(folder)):
+        shutil.copy2(path, run.trace_dir)
+    _conclude(run.trace_files(), run.folder, settings, sound=True)
+
+
+def _settings(flags: dict[str, Any]) -> Settings:
+    from pytest_negativa.config import load_settings
+
+    here = Path.cwd()
+    return load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
+
+
+def _new_run(settings: Settings) -> Run:
+    from pytest_negativa.tracing.roles import Run, new_run_id
+
+    return Run(base=Path(settings.directory), run_id=new_run_id(), root=Path.cwd())
+
+
+def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
+    from pytest_negativa.running import run_traced
+
+    run = _new_run(settings)
+    return run, run_traced(command, run)
+
+
+def _trace_files(folder: Path) -> tuple[Path, ...]:
+    """The trace files of a run's folder, or of a folder that holds nothing else."""
+    found = tuple(sorted(folder.glob("trace/*.jsonl"))) or tuple(sorted(folder.glob("*.jsonl")))
+    if not found:
+        raise OptionError(f"{folder}: no trace files (*.jsonl) here or in its folder trace")
+    return found
+
+
+def _conclude(traces: Sequence[Path], folder: Path, settings: Settings, *, sound: bool) -> None:
+    from pytest_negativa.conclude import conclude
+    from pytest_negativa.merge import merge_traces
+    from pytest_negativa.progress import ByteProgress
+    from pytest_negativa.reporting.terminal import render_report
+
+    with ByteProgress("reading libraries") as progress:
+        report = conclude(
+            merge_traces(traces), settings, folder, sound=sound, on_done=progress.update
+        )
+    click.echo("\n\n".join(render_report(report, settings.reports.top)))
+    if report.crossed and sound:
+        click.get_current_context().exit(1)
+
+
+COMMANDS = (trace, locate, debloat, combine)

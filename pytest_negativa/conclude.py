@@ -1,0 +1,70 @@
+"""The end of a run, for the plugin and the command alike: usage to files and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.config_models import ReportFormat, Settings
+from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.pipeline import Hooks, analyze, with_warning
+from pytest_negativa.reporting.build import build_report
+from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.rundir import write_record, write_run
+from pytest_negativa.store import write_atomically
+
+_NOT_PLANNED = (
+    "nothing is planned from this run, for it failed or was interrupted "
+    "(trace.accept_failed plans all the same)"
+)
+
+
+def conclude(
+    usage: Usage,
+    settings: Settings,
+    folder: Path,
+    *,
+    sound: bool,
+    hooks: Hooks | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> RunReport:
+    """Analyze a run, write its files and reports, and return what there is to show.
+
+    Args:
+        folder: the run's folder.
+        sound: the run ended well. If not, plans and spans are written only where the
+            settings accept that.
+
+    Raises:
+        NegativaError: something could not be written.
+    """
+    planned = sound or settings.trace.accept_failed
+    analysis = analyze(usage, settings, hooks, on_done=on_done)
+    if not planned:
+        analysis = with_warning(analysis, _NOT_PLANNED)
+    files = write_run(folder, analysis, with_plans=planned)
+    report = build_report(
+        analysis,
+        settings.thresholds,
+        run_id=folder.name,
+        directory=_for_people(folder),
+        files=(*files, "report.json"),
+    )
+    write_record(folder / "report.json", report, indent=1)
+    for wanted in settings.reports.formats:
+        if wanted.path is None:
+            continue
+        if wanted.format is ReportFormat.MARKDOWN:
+            data = render_markdown(report).encode()
+        else:
+            data = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        write_atomically(Path(wanted.path), data)
+    return report
+
+
+def _for_people(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
