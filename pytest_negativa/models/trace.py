@@ -351,6 +351,15 @@ class ImageUse(Record, frozen=True, kw_only=True):
     first: FirstUse
     processes: tuple[int, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether all its kernels must count as used, not only those that were looked up.
+
+        So it is where a program enumerated them, and where no look-up was seen at all: cuFFT
+        gets the kernels of the modules it loads in a way that CUPTI doesn't show.
+        """
+        return bool(self.enumerated_by) or not self.kernels
+
 
 class LibraryImage(Record, frozen=True, kw_only=True):
     """An image that lies in a library at a file offset."""

@@ -1,0 +1,346 @@
+"""The detector of the test process: callbacks of cupti-python. The one door to ``cupti``.
+
+Works with cupti-python 13.0 up to the newest. Only single callback ids of the driver API are
+enabled: enabling a whole domain makes a training loop ten times slower, and in the RESOURCE
+domain the driver holds a lock under which a Python callback, which needs the GIL, hangs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pytest_negativa.models.trace import Context
+from pytest_negativa.tracing.conflicts import busy_message
+from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
+from pytest_negativa.tracing.devices import driver_initialised
+from pytest_negativa.tracing.drivercalls import (
+    DRIVER_CALLS,
+    LINK_SIZE_SLOT,
+    Action,
+    DriverCall,
+)
+from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.host import ProcessMemory
+from pytest_negativa.tracing.images import (
+    UNKNOWN_IMAGE,
+    FoundImage,
+    ImageResolver,
+    identify_file_image,
+)
+from pytest_negativa.tracing.launches import LaunchCounter
+from pytest_negativa.tracing.mappings import Mappings
+from pytest_negativa.tracing.recorder import Recorder
+
+# CUpti_CallbackData in cupti_callbacks.h, 64-bit hosts: i32 callbackSite (padded),
+# functionName, functionParams, functionReturnValue.
+_CALLBACK_DATA = struct.Struct("<i4xQQQ")
+_API_EXIT = 1
+_DOMAIN_DRIVER_API = 1
+_SLOT = 8
+_SUBSCRIBER_NAME = "pytest-negativa"
+# CUpti_SubscriberParams of CUDA 13.0 in cupti_callbacks.h: a size_t, two pointers, a size_t.
+_SUBSCRIBER_PARAMS_SIZE = 32
+_ERROR_MULTIPLE_SUBSCRIBERS = 39
+
+_string_at = ctypes.string_at
+_from_bytes = int.from_bytes
+
+Handler = Callable[[bytes], None]
+
+
+class CuptiDetector:
+    """Traces this process by callbacks in Python. See ``Detector``."""
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        *,
+        launches: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._writer = writer
+        self._memory = ProcessMemory()
+        self._mappings = Mappings()
+        self._images = ImageResolver(self._memory, self._mappings)
+        self._recorder = Recorder(writer, self._mappings)
+        self._environ = environ
+        self._launches = LaunchCounter() if launches else None
+        self._cupti: Any = None
+        self._subscriber: int | None = None
+        self._stopped = False
+        self._pid = os.getpid()
+        self._child_can_use_cuda = False
+        # Slots to read and what to do with them, by callback id.
+        self._handlers: dict[int, tuple[int, Handler]] = {
+            call.cbid: (_SLOT * _slots(call), partial(self._ACTIONS[call.action], self, call))
+            for call in DRIVER_CALLS
+        }
+        self._entry_handlers = {
+            call.cbid: self._handlers[call.cbid]
+            for call in DRIVER_CALLS
+            if call.action is Action.UNLOAD
+        }
+
+    def start(self) -> None:
+        try:
+            from cupti import cupti
+        except ImportError as e:
+            raise TracerUnavailable(
+                f"cupti-python can't be imported ({e}); install pytest-negativa[cu13]"
+            ) from e
+        self._cupti = cupti
+        self._subscribe()
+        atexit.register(self.stop)
+        os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
+
+    def set_context(self, context: Context) -> None:
+        if self._launches is not None:
+            self._count_launches()
+        self._recorder.set_context(context)
+
+    def drain(self) -> None:
+        self._recorder.libraries(self._mappings.new_libraries())
+        if self._launches is not None:
+            self._count_launches()
+
+    def pause(self, why: str) -> None:
+        if self._subscriber is not None:
+            self._recorder.gap_begins(why)
+            self._unsubscribe()
+
+    def resume(self) -> None:
+        if self._subscriber is not None or self._stopped:
+            return
+        try:
+            self._subscribe_again()
+        except TraceError as e:
+            self._recorder.warn("cupti-taken", f"after a pause: {e}", incomplete=True)
+        else:
+            self._recorder.gap_ends()
+
+    def _subscribe_again(self) -> None:
+        try:
+            self._subscribe()
+        except TracerBusy:
+            # Kineto (torch.profiler) never gives CUPTI back once it has had it. The pause was
+            # for its sake and is over, so it is detached.
+            self._cupti.finalize()
+            self._subscribe()
+
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        self._recorder.warn(code, text, incomplete=incomplete)
+
+    def stop(self) -> None:
+        if self._stopped or os.getpid() != self._pid:
+            return
+        self._stopped = True
+        self.drain()
+        if self._subscriber is not None:
+            self._unsubscribe()
+        self._recorder.end()
+        atexit.unregister(self.stop)
+
+    def _subscribe(self) -> None:
+        cupti = self._cupti
+        parameters = cupti.SubscriberParams()
+        # Not cupti-python's own constant: from 13.3 on it counts a member that an older CUPTI,
+        # which torch may have loaded before, doesn't know and refuses.
+        parameters.struct_size = _SUBSCRIBER_PARAMS_SIZE
+        parameters.subscriber_name = _SUBSCRIBER_NAME
+        try:
+            subscriber = cupti.subscribe_v2(self._on_call, None, parameters.ptr)
+        except cupti.cuptiError as e:
+            if e.status == _ERROR_MULTIPLE_SUBSCRIBERS:
+                self._mappings.refresh()
+                raise TracerBusy(
+                    busy_message(
+                        parameters.old_subscriber_name or None,
+                        self._mappings.libraries(),
+                        self._environ,
+                    )
+                ) from e
+            raise TracerUnavailable(f"CUPTI refuses to work here: {e}") from e
+        self._subscriber = subscriber
+        for cbid in self._handlers:
+            cupti.enable_callback(1, subscriber, _DOMAIN_DRIVER_API, cbid)
+        if self._launches is not None:
+            self._launches.start(cupti)
+
+    def _unsubscribe(self) -> None:
+        subscriber, self._subscriber = self._subscriber, None
+        if self._launches is not None:
+            self._count_launches()
+            self._launches.stop()
+        # First no more callbacks, then none that still runs: a callback that comes when the
+        # interpreter is gone is a segmentation fault.
+        for cbid in self._handlers:
+            self._cupti.enable_callback(0, subscriber, _DOMAIN_DRIVER_API, cbid)
+        self._cupti.unsubscribe(subscriber)
+
+    def _count_launches(self) -> None:
+        if self._launches is not None:
+            self._recorder.launches(self._launches.take())
+
+    def _before_fork(self) -> None:
+        if not self._stopped:
+            self._child_can_use_cuda = not driver_initialised()
+
+    def _forked(self) -> None:
+        """In a forked child: the parent's trace isn't ours to write, now or at exit.
+
+        If the parent had not yet called ``cuInit``, the child may, and CUDA then loads the
+        native library into it. That needs CUPTI, which is held by the parent's subscriber as
+        long as nobody gives it back here. Otherwise CUDA doesn't work in the child at all, and
+        CUPTI, of whose locks another thread may have been the holder, is left alone.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        self._writer.abandon()
+        atexit.unregister(self.stop)
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None and self._child_can_use_cuda:
+            self._cupti.unsubscribe(subscriber)
+
+    # Callbacks. None of them may raise: nobody could catch it.
+
+    def _on_call(self, _user: object, _domain: int, cbid: int, data: Any) -> None:
+        try:
+            site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
+            # Unloading is noted before it happens: afterwards the driver may give the handle
+            # to another thread. Anything else once it is known to have worked.
+            if site != _API_EXIT:
+                entry = self._entry_handlers.get(cbid)
+                if entry is not None:
+                    entry[1](_string_at(parameters, entry[0]))
+                return
+            if cbid in self._entry_handlers or _string_at(result, 4) != b"\0\0\0\0":
+                return
+            size, handler = self._handlers[cbid]
+            handler(_string_at(parameters, size))
+        except Exception as e:
+            self._recorder.warn(
+                "callback-failed", f"driver call {cbid}: {type(e).__name__}: {e}", incomplete=True
+            )
+        except BaseException as e:
+            # A signal's handler (Ctrl-C, a time limit) raised in here, of all places.
+            self._recorder.warn(
+                "callback-interrupted",
+                f"driver call {cbid}: {type(e).__name__}",
+                incomplete=True,
+            )
+            _raise_later(e)
+
+    def _load(self, call: DriverCall, slots: bytes) -> None:
+        handle = self._pointee(_slot(slots, call.handle))
+        image = self._images.resolve(_slot(slots, call.subject))
+        self._recorder.loaded(call.name, handle, image)
+
+    def _load_file(self, call: DriverCall, slots: bytes) -> None:
+        handle = self._pointee(_slot(slots, call.handle))
+        self._recorder.loaded(call.name, handle, self._file(call, slots))
+
+    def _unload(self, call: DriverCall, slots: bytes) -> None:
+        self._recorder.unloaded(_slot(slots, call.handle))
+
+    def _kernel(self, call: DriverCall, slots: bytes) -> None:
+        # The driver has just read this name; it is there. It is compared by its letters, not
+        # by its address, where another name may lie tomorrow.
+        name = _string_at(_slot(slots, call.subject))
+        self._recorder.kernel(call.name, _slot(slots, call.handle), name)
+
+    def _data(self, call: DriverCall, slots: bytes) -> None:
+        address = _slot(slots, call.subject)
+        handle = _slot(slots, call.handle)
+        if call.kind is not None and address:
+            self._recorder.data(call.name, handle, _string_at(address), call.kind)
+
+    def _enumerate(self, call: DriverCall, slots: bytes) -> None:
+        self._recorder.enumerated(call.name, _slot(slots, call.handle))
+
+    def _module_of_library(self, call: DriverCall, slots: bytes) -> None:
+        library = _slot(slots, call.subject)
+        module = self._pointee(_slot(slots, call.handle))
+        self._recorder.enumerated(call.name, library)
+        if module is not None:
+            self._recorder.alias(call.name, module, library)
+
+    def _link_data(self, call: DriverCall, slots: bytes) -> None:
+        address, size = _slot(slots, call.subject), _slot(slots, LINK_SIZE_SLOT)
+        image = self._images.resolve_sized(address, size)
+        # The linker takes what it wants of it.
+        self._recorder.whole_image_used(call.name, self._recorder.loaded(call.name, None, image))
+
+    def _link_file(self, call: DriverCall, slots: bytes) -> None:
+        image = self._recorder.loaded(call.name, None, self._file(call, slots))
+        self._recorder.whole_image_used(call.name, image)
+
+    def _link_complete(self, call: DriverCall, slots: bytes) -> None:
+        output = self._pointee(_slot(slots, call.subject))
+        size = self._pointee(_slot(slots, call.handle))
+        if output and size:
+            image = self._images.resolve_output(output, size)
+            self._recorder.loaded(call.name, None, image)
+
+    _ACTIONS = {  # noqa: RUF012
+        Action.LOAD: _load,
+        Action.LOAD_FILE: _load_file,
+        Action.UNLOAD: _unload,
+        Action.KERNEL: _kernel,
+        Action.DATA: _data,
+        Action.ENUMERATE: _enumerate,
+        Action.MODULE_OF_LIBRARY: _module_of_library,
+        Action.LINK_DATA: _link_data,
+        Action.LINK_FILE: _link_file,
+        Action.LINK_COMPLETE: _link_complete,
+    }
+
+    def _file(self, call: DriverCall, slots: bytes) -> FoundImage:
+        name = self._memory.read_string(_slot(slots, call.subject))
+        return UNKNOWN_IMAGE if name is None else identify_file_image(os.fsdecode(name))
+
+    def _pointee(self, address: int) -> int | None:
+        data = self._memory.read_exactly(address, 8)
+        return None if data is None else _from_bytes(data, "little")
+
+
+def _slot(slots: bytes, index: int) -> int:
+    return _from_bytes(slots[_SLOT * index : _SLOT * index + _SLOT], "little")
+
+
+def _slots(call: DriverCall) -> int:
+    """How many slots of a call's parameters are read; never more than it has."""
+    last = max(call.handle, call.subject)
+    return 1 + (max(last, LINK_SIZE_SLOT) if call.action is Action.LINK_DATA else last)
+
+
+def _raise_later(error: BaseException) -> None:
+    """Raise in this thread, once it is back in Python code, what a signal's handler raised."""
+    kind = type(error)
+    arguments = error.args
+
+    def again(self: BaseException) -> None:
+        kind.__init__(self, *arguments)
+
+    # The interpreter takes a class only, and calls it without arguments.
+    same = type(kind.__name__, (kind,), {"__init__": again, "__module__": kind.__module__})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(threading.get_ident()), ctypes.py_object(same)
+    )
+
+
+def cupti_version() -> str:
+    """The detector's name for trace files."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"cupti-python {version('cupti-python')}"
+    except PackageNotFoundError:
+        return "cupti-python"

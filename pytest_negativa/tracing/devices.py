@@ -1,0 +1,93 @@
+"""The devices that this process sees, asked of the driver that it has loaded itself."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pytest_negativa.models.trace import Device
+from pytest_negativa.tracing.host import Host
+
+# CUdevice_attribute in cuda.h
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
+# CUmoduleLoadingMode in cuda.h
+_EAGER = 1
+_RTLD_NOLOAD = 4
+
+
+class DriverFacts:
+    """Questions to libcuda. Valid only once the program itself has called ``cuInit``."""
+
+    def __init__(self) -> None:
+        # RTLD_NOLOAD: tracing must not bring the driver in where the program doesn't.
+        self._cuda: Any = ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
+
+    def _integer(self, function: str, *arguments: object) -> int | None:
+        value = ctypes.c_int(0)
+        if getattr(self._cuda, function)(ctypes.byref(value), *arguments):
+            return None
+        return value.value
+
+    def devices(self) -> tuple[Device, ...]:
+        found = []
+        for index in range(self._integer("cuDeviceGetCount") or 0):
+            device = self._device(index)
+            if device is not None:
+                found.append(device)
+        return tuple(found)
+
+    def _device(self, index: int) -> Device | None:
+        device = self._integer("cuDeviceGet", index)
+        if device is None:
+            return None
+        major = self._integer("cuDeviceGetAttribute", _COMPUTE_CAPABILITY_MAJOR, device)
+        minor = self._integer("cuDeviceGetAttribute", _COMPUTE_CAPABILITY_MINOR, device)
+        name = ctypes.create_string_buffer(256)
+        identifier = ctypes.create_string_buffer(16)
+        if (
+            major is None
+            or minor is None
+            or self._cuda.cuDeviceGetName(name, len(name), device)
+            or self._cuda.cuDeviceGetUuid_v2(identifier, device)
+        ):
+            return None
+        return Device(
+            name=name.value.decode("utf-8", "replace"),
+            compute_capability=f"{major}.{minor}",
+            uuid=f"GPU-{uuid.UUID(bytes=identifier.raw)}",
+            cuda_version=self._integer("cuDriverGetVersion") or 0,
+            driver_version=_driver_version(),
+        )
+
+    def loads_eagerly(self) -> bool:
+        """Whether modules load whole, whatever of them is used (CUDA_MODULE_LOADING=EAGER)."""
+        return self._integer("cuModuleGetLoadingMode") == _EAGER
+
+
+def driver_initialised() -> bool:
+    """Whether this process has called ``cuInit``."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
+        # cuda.h: CUDA_ERROR_NOT_INITIALIZED or another error before cuInit.
+        return int(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int(0)))) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU may be used here; tells without loading or starting CUDA."""
+    nodes = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
+    return any(Path(node).exists() for node in nodes)
+
+
+def _driver_version() -> str | None:
+    try:
+        text = Host.read_all("/proc/driver/nvidia/version").decode("ascii", "replace")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", text)
+    return found[1] if found else None

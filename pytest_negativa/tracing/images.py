@@ -1,0 +1,148 @@
+"""An address that was handed to the driver, to what lies there.
+
+The driver takes six things at one pointer: a fatbin wrapper, a fatbin, a cubin, PTX text, and
+for its linker also LTO-IR and host objects. What it is, its first bytes tell.
+
+Fatbin wrapper (``__fatBinC_Wrapper_t`` in CUDA's fatbinary_section.h)::
+
+    u32 magic 0x466243B1   u32 version   u64 pointer to the fatbin   u64 file name or fatbins
+
+In version 2 (relocatable code, linked at build time) the last pointer leads to a list, ended
+by a null pointer, of the images that were linked and from which the driver can link again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import NamedTuple
+
+from pytest_negativa.models.trace import ImageForm
+from pytest_negativa.tracing.host import Host, ProcessMemory
+from pytest_negativa.tracing.mappings import MappedPlace, Mappings
+
+_WRAPPER = struct.Struct("<IIQQ")
+_WRAPPER_MAGIC = 0x466243B1
+_FATBIN = struct.Struct("<IHHQ")
+_FATBIN_MAGIC = 0xBA55ED50
+_ELF_MAGIC = b"\x7fELF"
+_MAX_PRELINKED = 1 << 14
+# Larger than any cubin or PTX seen by far (76 MB); hashing must end.
+_MAX_SIZE = 1 << 30
+_CHUNK = 1 << 22
+
+
+class FoundImage(NamedTuple):
+    """What lies at an address: at ``place`` in a file, or in memory only, with its hash.
+
+    Neither is known for ``ImageForm.UNKNOWN``.
+    """
+
+    form: ImageForm
+    place: MappedPlace | None = None
+    sha256: str | None = None
+    size: int | None = None
+    prelinked: tuple[int, ...] = ()
+
+
+UNKNOWN_IMAGE = FoundImage(ImageForm.UNKNOWN)
+
+
+class ImageResolver:
+    """Recognises images in this process's memory."""
+
+    def __init__(self, memory: ProcessMemory, mappings: Mappings) -> None:
+        self._memory = memory
+        self._mappings = mappings
+
+    def resolve(self, address: int) -> FoundImage:
+        """What the driver was given to load at ``address``."""
+        head = self._memory.read(address, _WRAPPER.size)
+        if head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
+            return self._resolve_bare(address, None)
+        if len(head) < _WRAPPER.size:
+            return UNKNOWN_IMAGE
+        _magic, version, data, others = _WRAPPER.unpack(head)
+        found = self._resolve_bare(data, None)
+        if version >= 2 and others and found.place is not None:
+            return found._replace(prelinked=self._prelinked(others, found.place.path))
+        return found
+
+    def resolve_sized(self, address: int, size: int) -> FoundImage:
+        """What the driver's linker was given, which comes with its size."""
+        return self._resolve_bare(address, size)
+
+    def resolve_output(self, address: int, size: int) -> FoundImage:
+        """What the driver's linker made."""
+        return self._hashed(ImageForm.LINKED, address, size)
+
+    def _resolve_bare(self, address: int, size: int | None) -> FoundImage:
+        head = self._memory.read(address, 64)
+        if head[:4] == _FATBIN_MAGIC.to_bytes(4, "little") and len(head) >= _FATBIN.size:
+            header_size, content_size = _FATBIN.unpack_from(head)[2:]
+            return self._placed(ImageForm.FATBIN, address, header_size + content_size)
+        if head.startswith(_ELF_MAGIC) and len(head) == 64:
+            return self._placed(ImageForm.CUBIN, address, _elf_size(head))
+        if size is not None:
+            return self._placed(ImageForm.LINKED, address, size)
+        text = self._memory.read_string(address, _MAX_SIZE)
+        # PTX ISA, 5.1: a module begins with .version; comments may come before it.
+        if text is None or b".version" not in text:
+            return UNKNOWN_IMAGE
+        return self._placed(ImageForm.PTX, address, len(text))
+
+    def _placed(self, form: ImageForm, address: int, size: int) -> FoundImage:
+        place = self._mappings.find(address)
+        if place is not None:
+            return FoundImage(form, place=place, size=size)
+        return self._hashed(form, address, size)
+
+    def _hashed(self, form: ImageForm, address: int, size: int) -> FoundImage:
+        if not 0 < size <= _MAX_SIZE:
+            return UNKNOWN_IMAGE
+        digest = hashlib.sha256()
+        for start in range(0, size, _CHUNK):
+            wanted = min(_CHUNK, size - start)
+            data = self._memory.read_exactly(address + start, wanted)
+            if data is None:
+                return UNKNOWN_IMAGE
+            digest.update(data)
+        return FoundImage(form, sha256=digest.hexdigest(), size=size)
+
+    def _prelinked(self, address: int, path: str) -> tuple[int, ...]:
+        offsets = []
+        for index in range(_MAX_PRELINKED):
+            data = self._memory.read_exactly(address + 8 * index, 8)
+            pointer = int.from_bytes(data or b"", "little")
+            if not pointer:
+                break
+            place = self._mappings.find(pointer)
+            if place is not None and place.path == path:
+                offsets.append(place.offset)
+        return tuple(offsets)
+
+
+def _elf_size(header: bytes) -> int:
+    """Bytes of a cubin in memory: up to the end of its last table."""
+    phoff, shoff = struct.unpack_from("<QQ", header, 32)
+    phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", header, 54)
+    return int(max(phoff + phentsize * phnum, shoff + shentsize * shnum))
+
+
+def identify_file_image(path: str) -> FoundImage:
+    """The image that a file is, which the driver was told to load by name."""
+    try:
+        fd = Host.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head = Host.pread(fd, 4, 0)
+            real_path = Host.readlink(f"/proc/self/fd/{fd}")
+        finally:
+            Host.close(fd)
+    except OSError:
+        return UNKNOWN_IMAGE
+    magics = {
+        _FATBIN_MAGIC.to_bytes(4, "little"): ImageForm.FATBIN,
+        _ELF_MAGIC: ImageForm.CUBIN,
+    }
+    return FoundImage(magics.get(head, ImageForm.PTX), place=MappedPlace(real_path, 0))

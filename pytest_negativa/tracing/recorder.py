@@ -1,0 +1,216 @@
+"""What driver calls tell, to records: each thing once, in the context of its first time.
+
+Called from the driver's callbacks, from any thread and possibly one within another (garbage
+collection may unload a module while a callback runs). Hence no locks: ``dict.setdefault`` and
+``next`` are single steps under the GIL, and a record written twice does no harm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from pytest_negativa.models.trace import (
+    Context,
+    ContextRecord,
+    DataKind,
+    DataRecord,
+    DeviceRecord,
+    EndRecord,
+    EnumerationRecord,
+    GapEndRecord,
+    GapRecord,
+    ImageForm,
+    ImageRecord,
+    KernelRecord,
+    LaunchRecord,
+    LibraryRecord,
+    Phase,
+    WarningRecord,
+)
+from pytest_negativa.tracing.devices import DriverFacts
+from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.host import Host
+from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
+from pytest_negativa.tracing.mappings import Mappings, identify_library
+
+
+class Recorder:
+    """Writes the records of one process."""
+
+    def __init__(self, writer: TraceWriter, mappings: Mappings) -> None:
+        self._writer = writer
+        self._mappings = mappings
+        self._ids = itertools.count(1)
+        self._context = Context(phase=Phase.IMPORT)
+        self._contexts: dict[Context, int] = {}
+        self._libraries: dict[str, int] = {}
+        self._images: dict[object, int] = {}
+        self._image_of_handle: dict[int, int] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self._devices_known = False
+        self._gap: int | None = None
+
+    def set_context(self, context: Context) -> None:
+        self._context = context
+
+    def _context_id(self) -> int:
+        context = self._context
+        known = self._contexts.get(context)
+        if known is not None:
+            return known
+        new = next(self._ids)
+        # Written before it is known: else a record that another thread writes now could be the
+        # last one before a SIGKILL, and lack its context.
+        self._writer.write(ContextRecord(id=new, context=context, time_ns=Host.time_ns()))
+        return self._contexts.setdefault(context, new)
+
+    def library(self, path: str) -> int:
+        known = self._libraries.get(path)
+        if known is not None:
+            return known
+        new = next(self._ids)
+        library = identify_library(path)
+        self._writer.write(LibraryRecord(id=new, library=library))
+        if library.size is None:
+            self.warn(
+                "library-gone",
+                f"{library.path}: was replaced or deleted while it was mapped",
+                incomplete=True,
+            )
+        return self._libraries.setdefault(path, new)
+
+    def libraries(self, paths: Iterable[str]) -> None:
+        for path in sorted(paths):
+            self.library(path)
+
+    def loaded(self, call: str, handle: int | None, image: FoundImage) -> int:
+        """An image was loaded, and the driver gave it a handle (None: the linker has none)."""
+        if not self._devices_known:
+            self._record_devices()
+        if image.place is not None:
+            key: object = (image.place, call)
+        elif image.sha256 is not None:
+            key = (image.sha256, call)
+        else:
+            key = (handle, call, next(self._ids))
+        known = self._images.get(key)
+        if known is None:
+            known = self._write_image(key, call, image)
+        if handle is not None:
+            self._image_of_handle[handle] = known
+        return known
+
+    def _write_image(self, key: object, call: str, image: FoundImage) -> int:
+        new = next(self._ids)
+        place = image.place
+        if image.form is ImageForm.UNKNOWN:
+            self.warn("image-unknown", f"{call} was given something that is no known image")
+        self._writer.write(
+            ImageRecord(
+                id=new,
+                form=image.form,
+                call=call,
+                context=self._context_id(),
+                library=None if place is None else self.library(place.path),
+                offset=None if place is None else place.offset,
+                size=image.size,
+                sha256=image.sha256,
+                prelinked=image.prelinked,
+            )
+        )
+        return self._images.setdefault(key, new)
+
+    def alias(self, call: str, handle: int, of_handle: int) -> None:
+        """``handle`` is another handle for the image of ``of_handle``."""
+        self._image_of_handle[handle] = self._image(call, of_handle)
+
+    def unloaded(self, handle: int) -> None:
+        """The driver may give the handle to another image from now on."""
+        self._image_of_handle.pop(handle, None)
+
+    def _image(self, call: str, handle: int) -> int:
+        known = self._image_of_handle.get(handle)
+        if known is None:
+            # Loaded before tracing began, or in a gap.
+            known = self.loaded(f"before {call}", handle, UNKNOWN_IMAGE)
+        return known
+
+    def kernel(self, call: str, handle: int, name: bytes) -> None:
+        image = self._image_of_handle.get(handle)
+        if image is None:
+            image = self._image(call, handle)
+        key = (image, name)
+        if key in self._seen:
+            return
+        self._writer.write(KernelRecord(image=image, name=_text(name), context=self._context_id()))
+        self._seen.add(key)
+
+    def data(self, call: str, handle: int, name: bytes, kind: DataKind) -> None:
+        image = self._image(call, handle)
+        key = (image, name, kind)
+        if key not in self._seen:
+            self._writer.write(
+                DataRecord(image=image, name=_text(name), kind=kind, context=self._context_id())
+            )
+            self._seen.add(key)
+
+    def enumerated(self, call: str, handle: int) -> None:
+        self.whole_image_used(call, self._image(call, handle))
+
+    def whole_image_used(self, call: str, image: int) -> None:
+        key = (image, call, "enumeration")
+        if key not in self._seen:
+            self._writer.write(
+                EnumerationRecord(image=image, call=call, context=self._context_id())
+            )
+            self._seen.add(key)
+
+    def launches(self, counts: Iterable[tuple[str, int]]) -> None:
+        for name, count in counts:
+            self._writer.write(LaunchRecord(name=name, count=count, context=self._context_id()))
+
+    def gap_begins(self, why: str) -> None:
+        if self._gap is None:
+            self._gap = next(self._ids)
+            self._writer.write(
+                GapRecord(id=self._gap, why=why, context=self._context_id(), time_ns=Host.time_ns())
+            )
+
+    def gap_ends(self) -> None:
+        if self._gap is not None:
+            self._writer.write(GapEndRecord(id=self._gap, time_ns=Host.time_ns()))
+            self._gap = None
+
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        key = (code, text)
+        if key not in self._warned:
+            self._warned.add(key)
+            self._writer.write(WarningRecord(code=code, text=text, incomplete=incomplete))
+
+    def end(self) -> None:
+        self._writer.write(EndRecord(time_ns=Host.time_ns()))
+        self._writer.close()
+
+    def _record_devices(self) -> None:
+        self._devices_known = True
+        try:
+            driver = DriverFacts()
+            devices = driver.devices()
+            eager = driver.loads_eagerly()
+        except (OSError, AttributeError) as e:
+            self.warn("devices-unknown", f"the driver doesn't tell its devices: {e}")
+            return
+        for device in devices:
+            self._writer.write(DeviceRecord(device=device))
+        if eager:
+            self.warn(
+                "eager-loading",
+                "CUDA_MODULE_LOADING=EAGER: every image of every library was loaded, used or "
+                "not, and counts as used; trace with lazy loading (the default)",
+            )
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,190 @@
+"""The detector for machines without a GPU: replays a trace that was recorded on one.
+
+Nothing is traced. All records of the recording are written again into a trace of this
+process, whatever tests run: a recording tells only where each thing was used first, so a part
+of it would lack what the rest had used before. Its contexts are compared with the tests that
+run here by node id, and libraries are looked up where this machine has them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.trace import (
+    Context,
+    ContextRecord,
+    Device,
+    DeviceRecord,
+    EndRecord,
+    Header,
+    LibraryRecord,
+    ProcessTrace,
+    Replay,
+    TracedLibrary,
+    TraceRecord,
+    WarningRecord,
+)
+from pytest_negativa.tracing.detector import TraceError
+from pytest_negativa.tracing.files import SUFFIX, TraceWriter, read_trace
+from pytest_negativa.tracing.host import Host
+from pytest_negativa.tracing.mappings import identify_library
+
+_MAX_NAMED = 5
+
+
+class Recording:
+    """The traces of a folder, as far as they can be read.
+
+    Raises:
+        TraceError: the folder holds no trace, or none that can be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        paths = sorted(folder.glob(f"*{SUFFIX}"))
+        self.traces = tuple(t for t in map(read_trace, paths) if t.header is not None)
+        if not self.traces:
+            raise TraceError(f"{folder}: no recorded trace to replay, expected *{SUFFIX} files")
+
+    @property
+    def replay(self) -> Replay:
+        """What was recorded on which device, and when."""
+        devices = [
+            record.device
+            for trace in self.traces
+            for record in trace.records
+            if isinstance(record, DeviceRecord)
+        ]
+        return Replay(
+            device=_describe(devices),
+            recorded_ns=min(trace.header.start_ns for trace in self.traces if trace.header),
+        )
+
+
+def _describe(devices: Iterable[Device]) -> str:
+    names = {
+        f"{device.name} (compute capability {device.compute_capability})" for device in devices
+    }
+    return ", ".join(sorted(names)) or "an unknown device"
+
+
+class ReplayDetector:
+    """Writes a recording again. See ``Detector``."""
+
+    def __init__(self, writer: TraceWriter, recording: Recording) -> None:
+        self._writer = writer
+        self._recording = recording
+        self._tests_here: set[str] = set()
+        self._stopped = False
+
+    def start(self) -> None:
+        next_id = 1
+        for trace in self._recording.traces:
+            next_id = self._write(trace, next_id)
+
+    def _write(self, trace: ProcessTrace, first_id: int) -> int:
+        """Write a trace's records with ids of their own; returns the next free id."""
+        assert trace.header is not None
+        highest = 0
+        for record in trace.records:
+            if isinstance(record, EndRecord):
+                continue
+            moved, used = _move_ids(record, first_id)
+            highest = max(highest, used)
+            if isinstance(moved, LibraryRecord):
+                moved = replace(moved, library=self._find_library(moved.library, trace.header))
+            self._writer.write(moved)
+        for problem in trace.problems:
+            text = f"{trace.path}: {problem}"
+            self._writer.write(WarningRecord(code="trace-damaged", text=text, incomplete=True))
+        return first_id + highest + 1
+
+    def _find_library(self, library: TracedLibrary, header: Header) -> TracedLibrary:
+        found = relocate(library, header.root, self._writer.header.root, sys.path)
+        if found is None:
+            self.warn(
+                "library-not-here",
+                f"{library.path}: the recorded library isn't on this machine; what was used of "
+                "it can't be located",
+            )
+        return found or library
+
+    def set_context(self, context: Context) -> None:
+        if context.nodeid is not None:
+            self._tests_here.add(context.nodeid)
+
+    def drain(self) -> None:
+        pass
+
+    def pause(self, why: str) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        self._writer.write(WarningRecord(code=code, text=text, incomplete=incomplete))
+
+    def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        absent = sorted(_tests(self._recording.traces) - self._tests_here)
+        if absent:
+            named = ", ".join(absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
+            self.warn("replay-partial", f"{len(absent)} recorded tests did not run here: {named}")
+        self._writer.write(EndRecord(time_ns=Host.time_ns()))
+        self._writer.close()
+
+
+def _tests(traces: Iterable[ProcessTrace]) -> set[str]:
+    return {
+        record.context.nodeid
+        for trace in traces
+        for record in trace.records
+        if isinstance(record, ContextRecord) and record.context.nodeid is not None
+    }
+
+
+def _move_ids(record: TraceRecord, first: int) -> tuple[TraceRecord, int]:
+    """The record with its ids moved up by ``first``, and the highest of them before."""
+    ids = {
+        name: value
+        for name in ("id", "context", "image", "library")
+        if isinstance(value := getattr(record, name, None), int)
+    }
+    if not ids:
+        return record, 0
+    return replace(record, **{name: value + first for name, value in ids.items()}), max(
+        ids.values()
+    )
+
+
+def relocate(
+    library: TracedLibrary, old_root: str, new_root: str, packages: Sequence[str]
+) -> TracedLibrary | None:
+    """This machine's copy of a library that another machine traced.
+
+    Looked for below the project's root, then as a file of an installed package, then at its
+    old path. A file is that library if its size and build id are the same; the time at which
+    it was installed may differ.
+    """
+    candidates = []
+    if library.path.startswith(old_root.rstrip("/") + "/"):
+        candidates.append(os.path.join(new_root, library.path[len(old_root.rstrip("/")) + 1 :]))
+    if library.package_path is not None:
+        candidates += [os.path.join(folder, library.package_path) for folder in packages if folder]
+    candidates.append(library.path)
+    for candidate in candidates:
+        found = identify_library(os.path.realpath(candidate))
+        if found.size is not None and (found.size, found.build_id) == (
+            library.size,
+            library.build_id,
+        ):
+            return found
+    return None

@@ -1,0 +1,74 @@
+"""Builds the libraries in C: plain shared objects, loaded by CUDA and by the dynamic loader.
+
+They are no extension modules: no Python headers, one file for all versions of Python. Where
+no C compiler is found the installation goes on without them, and what needs them says so
+when it runs. Everything else about the package is in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+# Name of the shared object, as a module path -> its source.
+LIBRARIES = {"pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c"}
+
+FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-ldl", "-lpthread"]
+
+
+class BuildLibraries(build_ext):
+    """Compiles each source with the system's C compiler."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        # Without the suffix of an extension module, which names one version of Python.
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            *shlex.split(os.environ.get("CC", "cc")),
+            *FLAGS,
+            *shlex.split(os.environ.get("CFLAGS", "")),
+            *("-o", str(target), *ext.sources),
+            *shlex.split(os.environ.get("LDFLAGS", "")),
+            *LINK_FLAGS,
+        ]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as e:
+            target.unlink(missing_ok=True)
+            sys.stderr.write(
+                f"warning: {ext.sources[0]} was not compiled ({e}); child processes of tests "
+                "will not be traced. Install a C compiler and reinstall to get it.\n"
+            )
+
+    # setuptools lists what build_extension was to make; a file that isn't there is an error
+    # when the wheel is put together.
+    def get_outputs(self) -> list[str]:
+        return [output for output in super().get_outputs() if Path(output).exists()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        mapping = super().get_output_mapping()
+        return {k: v for k, v in mapping.items() if Path(k).exists() or Path(v).exists()}
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for this platform and any Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    ext_modules=[Extension(name, [source], optional=True) for name, source in LIBRARIES.items()],
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,160 @@
+"""Trace files: what is written is read, and damage is told, not raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.trace import Context, Header, KernelRecord, Phase, WarningRecord
+from pytest_negativa.tracing.files import TraceWriter, read_trace, trace_file_name
+from tests.tracing.traces import RUN, header, records, write
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    lines = records("k1", "k2")
+    trace = read_trace(write(tmp_path, header(), lines, end=False))
+    assert trace.header == header()
+    assert list(trace.records) == lines
+    assert not trace.torn and not trace.problems
+
+
+def test_names_of_files_are_unique() -> None:
+    assert len({trace_file_name(RUN, 7) for _ in range(50)}) == 50
+
+
+def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [])
+    with pytest.raises(StoreError, match="cannot be created"):
+        TraceWriter(path, header())
+
+
+def test_torn_last_line_is_tolerated(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), records("k1", "k2"), end=False)
+    path.write_bytes(path.read_bytes()[:-9])
+    trace = read_trace(path)
+    assert trace.torn and not trace.problems
+    assert [r.name for r in trace.records if isinstance(r, KernelRecord)] == ["k1"]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "empty"),
+        (b'{"record":"head', "empty"),
+        (b'{"record":"header","format_version":99,"new":[1]}\n{"record":"?"}\n', "version 99"),
+        (b'{"record":"end","time_ns":1}\n', "no header"),
+        (b"\xff\xfe\n", "line 1"),
+        (b"null\n", "line 1"),
+    ],
+)
+def test_a_trace_without_header_has_a_problem(tmp_path: Path, data: bytes, problem: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+    trace = read_trace(path)
+    assert trace.header is None
+    assert problem in trace.problems[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"record":"from-the-future"}',
+        b'{"record":"kernel","image":"one","name":"k","context":1}',
+        b'{"record":"kernel","image":1,"name":"k","context":1,"extra":1}',
+        b"\x80",
+        b"{",
+    ],
+)
+def test_a_damaged_line_costs_only_itself(tmp_path: Path, line: bytes) -> None:
+    path = write(tmp_path, header(), records("k1"), end=False)
+    path.write_bytes(path.read_bytes() + line + b'\n{"record":"end","time_ns":9}\n')
+    trace = read_trace(path)
+    assert len(trace.problems) == 1 and trace.problems[0].startswith("line 7")
+    assert len(trace.records) == len(records("k1")) + 1
+
+
+def test_a_second_header_is_a_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [])
+    path.write_bytes(path.read_bytes() * 2)
+    assert "second header" in read_trace(path).problems[0]
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no\.jsonl: cannot be read"):
+        read_trace(tmp_path / "no.jsonl")
+
+
+def test_a_full_disk_is_noted_and_not_raised() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    writer = TraceWriter.__new__(TraceWriter)
+    writer.path, writer.failure = Path("/dev/full"), None
+    writer._fd = os.open("/dev/full", os.O_WRONLY)
+    from functools import partial
+
+    import msgspec
+
+    writer._write = partial(os.write, writer._fd)
+    writer._encode = msgspec.json.Encoder().encode
+    writer.write(WarningRecord(code="x", text="y"))
+    writer.close()
+    assert writer.failure is not None and "cannot be written" in writer.failure
+
+
+def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t.jsonl", header())
+
+    def write_many(thread: int) -> None:
+        for index in range(200):
+            writer.write(KernelRecord(image=thread, name="n" * index, context=1))
+
+    threads = [threading.Thread(target=write_many, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    trace = read_trace(writer.path)
+    assert not trace.problems and len(trace.records) == 800
+
+
+def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from tests.tracing.traces import *\n"
+        "write(Path(sys.argv[1]), header(os.getpid()), records('k1', 'k2'), end=False)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (path,) = tmp_path.iterdir()
+    trace = read_trace(path)
+    assert [r.name for r in trace.records if isinstance(r, KernelRecord)] == ["k1", "k2"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, Context(phase=Phase.PROCESS)),
+        ("", Context(phase=Phase.PROCESS)),
+        ("no phase", Context(phase=Phase.PROCESS)),
+        ("a.py::b (call)", Context(phase=Phase.CALL, nodeid="a.py::b")),
+        ("a.py::b[x (y)\n] (setup)", Context(phase=Phase.SETUP, nodeid="a.py::b[x (y)\n]")),
+        ("a.py::b (collection)", Context(phase=Phase.PROCESS)),
+    ],
+)
+def test_context_of_a_child(value: str | None, expected: Context) -> None:
+    assert Context.from_environment(value) == expected
+
+
+def test_header_is_the_first_line(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [])
+    assert path.read_text().startswith('{"record":"header","format_version":1')
+    assert isinstance(read_trace(path).header, Header)

@@ -1,0 +1,187 @@
+"""Merging: the union, what came first, and what is missing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.merge import merge_processes, merge_traces
+from pytest_negativa.models.trace import (
+    Context,
+    ContextRecord,
+    DataKind,
+    DataRecord,
+    EnumerationRecord,
+    GapEndRecord,
+    GapRecord,
+    ImageForm,
+    ImageRecord,
+    KernelRecord,
+    LaunchRecord,
+    Phase,
+    Role,
+    TraceRecord,
+    WarningRecord,
+)
+from pytest_negativa.tracing.files import read_trace
+from tests.tracing.traces import DEVICE, LIBRARY, header, records, write
+
+
+def context(id: int, nodeid: str, time_ns: int = 1) -> ContextRecord:
+    return ContextRecord(id=id, context=Context(phase=Phase.CALL, nodeid=nodeid), time_ns=time_ns)
+
+
+def test_union_of_two_processes(tmp_path: Path) -> None:
+    a = write(tmp_path, header(7), records("k1", "k2", nodeid="a", time_ns=200))
+    b = write(tmp_path, header(8, Role.WORKER), records("k2", "k3", nodeid="b", time_ns=100))
+    usage = merge_traces([a, b])
+    (library,) = usage.libraries
+    assert library.library == LIBRARY and library.processes == (0, 1)
+    (image,) = library.images
+    assert image.offset == 0x40 and image.use.processes == (0, 1)
+    firsts = {k.name: usage.contexts[k.first.context].nodeid for k in image.use.kernels}
+    assert firsts == {"k1": "a", "k2": "b", "k3": "b"}
+    assert usage.devices == (DEVICE,)
+    assert not usage.incomplete and not usage.warnings
+
+
+def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=pid * 64))
+        for pid in (7, 8, 9)
+    ]
+    usages = [merge_traces(order) for order in itertools.permutations(paths)]
+    assert all(usage == usages[0] for usage in usages)
+    trace = read_trace(paths[0])
+    assert trace.header is not None
+    shuffled = list(trace.records)
+    random.Random(1).shuffle(shuffled)
+    other = write(tmp_path / "s", trace.header, shuffled)
+    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
+
+
+def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), records("k1", "k2"), end=False)
+    path.write_bytes(path.read_bytes()[:-3])
+    usage = merge_traces([path])
+    assert not usage.processes[0].ended and usage.processes[0].torn
+    assert [k.name for k in usage.libraries[0].images[0].use.kernels] == ["k1"]
+    assert not usage.incomplete
+
+
+def test_what_cannot_be_read_makes_the_usage_incomplete(tmp_path: Path) -> None:
+    good = write(tmp_path, header(), records("k1"))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    damaged = write(tmp_path, header(8), records("k2"))
+    damaged.write_bytes(damaged.read_bytes().replace(b'"name":"k2"', b'"name":2'))
+    usage = merge_traces([good, empty, damaged, tmp_path / "missing.jsonl"])
+    assert [(w.code, w.process) for w in usage.incomplete] == [
+        ("trace-damaged", 1),
+        ("trace-unreadable", None),
+        ("trace-unreadable", None),
+    ]
+    assert len(usage.processes) == 2
+
+
+def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
+    lines: list[TraceRecord] = [
+        KernelRecord(image=99, name="k", context=98),
+        ImageRecord(id=1, form=ImageForm.FATBIN, call="c", context=97, library=96, offset=0),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    (problem,) = usage.incomplete
+    assert problem.code == "trace-damaged"
+    assert "image 99" in problem.text and "library 96" in problem.text
+
+
+def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
+    def image(id: int, form: ImageForm, sha256: str) -> ImageRecord:
+        return ImageRecord(id=id, form=form, call="load", context=1, sha256=sha256 * 64, size=5)
+
+    lines: list[TraceRecord] = [
+        context(1, "t"),
+        image(2, ImageForm.CUBIN, "a"),
+        image(3, ImageForm.PTX, "b"),
+        image(4, ImageForm.LINKED, "c"),
+        image(5, ImageForm.CUBIN, "c"),  # what the linker made is then loaded
+        KernelRecord(image=5, name="linked", context=1),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    assert [m.sha256[0] for m in usage.memory_images] == ["a"]
+    assert [m.sha256[0] for m in usage.compiled] == ["b", "c"]
+    assert [k.name for k in usage.compiled[1].use.kernels] == ["linked"]
+
+
+def test_unknown_images_are_incomplete_and_name_what_was_used(tmp_path: Path) -> None:
+    lines: list[TraceRecord] = [
+        context(1, "t"),
+        ImageRecord(id=2, form=ImageForm.UNKNOWN, call="before cuLibraryGetKernel", context=1),
+        KernelRecord(image=2, name="k9", context=1),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    (problem,) = usage.incomplete
+    assert problem.code == "image-unknown" and "k9" in problem.text
+
+
+def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
+    lines = [
+        *records("k"),
+        DataRecord(image=3, name="d", kind=DataKind.MANAGED, context=2),
+        EnumerationRecord(image=3, call="cuLibraryEnumerateKernels", context=2),
+        LaunchRecord(name="k", count=2, context=2),
+        LaunchRecord(name="k", count=3, context=2),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    use = usage.libraries[0].images[0].use
+    assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
+    assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
+    assert [(x.name, x.count) for x in usage.launches] == [("k", 5)]
+
+
+def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:
+    (path_a, path_b) = (
+        write(tmp_path, header(7), records()),
+        write(tmp_path, header(7), records("k")),
+    )
+    assert merge_traces([path_a]).libraries[0].images[0].use.whole
+    assert not merge_traces([path_b]).libraries[0].images[0].use.whole
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
+    lines: list[TraceRecord] = [
+        context(1, "test_profiler"),
+        GapRecord(id=2, why="negativa_off", context=1, time_ns=10),
+        *([GapEndRecord(id=2, time_ns=20)] if ended else []),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    assert usage.gaps[0].end_ns == (20 if ended else None)
+    assert usage.incomplete[0].code == "gap"
+    assert "test_profiler" in usage.incomplete[0].text
+
+
+def test_warnings(tmp_path: Path) -> None:
+    lines: list[TraceRecord] = [
+        WarningRecord(code="a", text="1"),
+        WarningRecord(code="b", text="2", incomplete=True),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+    assert [w.code for w in usage.warnings] == ["a"]
+    assert [w.code for w in usage.incomplete] == ["b"]
+
+
+def test_two_runs_are_told_apart(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path, header(run_id="run-1"), records("k")),
+        write(tmp_path, header(run_id="run-2"), records("k")),
+    ]
+    assert merge_traces(paths).run_ids == ("run-1", "run-2")
+
+
+def test_nothing_merges_to_nothing() -> None:
+    usage = merge_processes([])
+    assert usage.libraries == () and usage.incomplete == ()
