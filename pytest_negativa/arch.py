@@ -9,6 +9,7 @@ number 90 loses the suffix that decides it.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,39 +59,69 @@ class ComputeCapability:
         )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@functools.total_ordering
 class SmArch:
     """The arch that code was built for, e.g. ``sm_80``, ``sm_90a`` or ``sm_120f``.
 
-    ``suffix`` is ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty.
+    ``suffix`` is ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty. Immutable. No
+    dataclass, for msgspec would write one field by field, where files should say ``"sm_90a"``.
     """
+
+    __slots__ = ("major", "minor", "suffix")
 
     major: int
     minor: int
-    suffix: str = ""
+    suffix: str
 
-    def __post_init__(self) -> None:
-        if self.suffix not in ("", "a", "f"):
-            raise ValueError(f"bad SM arch suffix {self.suffix!r}")
+    def __init__(self, major: int, minor: int, suffix: str = "") -> None:
+        if suffix not in ("", "a", "f"):
+            raise ValueError(f"bad SM arch suffix {suffix!r}")
+        set_once = super().__setattr__
+        set_once("major", major)
+        set_once("minor", minor)
+        set_once("suffix", suffix)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} of an SmArch can't be set")
+
+    def _key(self) -> tuple[int, int, str]:
+        return (self.major, self.minor, self.suffix)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SmArch) and self._key() == other._key()
+
+    def __lt__(self, other: SmArch) -> bool:
+        return self._key() < other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[type[SmArch], tuple[int, int, str]]:
+        return (SmArch, self._key())
+
+    def __repr__(self) -> str:
+        return f"SmArch.parse({str(self)!r})"
 
     def __str__(self) -> str:
         return f"sm_{self.major}{self.minor}{self.suffix}"
 
-    @classmethod
-    def parse(cls, text: str) -> SmArch:
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def parse(text: str) -> SmArch:
         """Read ``sm_90a``.
 
         Raises:
             OptionError: the text names no SM arch.
         """
         if match := _SM_ARCH.fullmatch(text):
-            return cls(int(match[1]), int(match[2]), match[3])
+            return SmArch(int(match[1]), int(match[2]), match[3])
         raise OptionError(f"{text!r} is no SM arch; expected a form like sm_90 or sm_90a")
 
-    @classmethod
-    def from_number(cls, number: int, suffix: str = "") -> SmArch:
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def from_number(number: int, suffix: str = "") -> SmArch:
         """From the number that file formats use: 90 is sm_90, 120 is sm_120."""
-        return cls(number // 10, number % 10, suffix)
+        return SmArch(number // 10, number % 10, suffix)
 
 
 def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:
@@ -105,12 +136,13 @@ def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:
     (suffix ``a``) runs only on devices of exactly that capability; family-specific
     code (suffix ``f``) runs on that capability and later ones of the same family. The
     families published so far never span two majors (100f: 10.0, 10.3; 110f: 11.0;
-    120f: 12.0, 12.1) and hold every later minor of theirs, except that of sm_101f,
-    which was 10.1 alone until CUDA 13 renamed it to sm_110f.
+    120f: 12.0, 12.1) and hold every later minor of theirs but for 10.1, which was a
+    family by itself (101f) until CUDA 13 renamed it to 11.0.
     """
     if arch.major != device.major:
         return False
-    if arch.suffix == "a" or (arch.suffix == "f" and (arch.major, arch.minor) == (10, 1)):
+    alone = arch.suffix == "f" and arch.major == 10 and 1 in (arch.minor, device.minor)
+    if arch.suffix == "a" or alone:
         return arch.minor == device.minor
     return arch.minor <= device.minor
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.cli_run import COMMANDS
+from pytest_negativa.errors import NegativaError, OptionError
+
+if TYPE_CHECKING:
+    from pytest_negativa.arch import ComputeCapability
 
 EXIT_FAILED = 1
 """Something could not be read or done; 2 is click's, for wrong usage."""
+
+
+class _Device(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
+    """A compute capability, in any of the forms that ``ComputeCapability.parse`` reads."""
+
+    name = "ARCH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> ComputeCapability:
+        from pytest_negativa.arch import ComputeCapability
+
+        try:
+            return ComputeCapability.parse(value)
+        except OptionError as e:
+            self.fail(str(e), param, ctx)
 
 
 class _Group(click.Group):
@@ -32,17 +52,22 @@ def main() -> None:
 
 @main.command()
 @click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
-@click.option("--arch", help="Also show what such a device loads, e.g. sm_90 or 9.0.")
+@click.option(
+    "--arch",
+    "device",
+    type=_Device(),
+    help="Also show what a device (sm_90, 9.0) loads.",
+)
 @click.option("--deps", is_flag=True, help="With a distribution, take those that it requires too.")
 @click.option("--kernels", is_flag=True, help="List the kernels, by mangled name.")
 @click.option("--elements", is_flag=True, help="List every element, by file offset.")
 @click.option("--headers-only", is_flag=True, help="Unpack nothing: fast, but names no kernels.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema: negativa schema).")
+@click.option("--json", "as_json", is_flag=True, help="JSON (see: negativa schema inspection).")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes to use.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of maps.")
 def inspect(
     libraries: tuple[str, ...],
-    arch: str | None,
+    device: ComputeCapability | None,
     deps: bool,
     kernels: bool,
     elements: bool,
@@ -56,8 +81,9 @@ def inspect(
     LIB is a shared library or executable, a folder (all ELF files below it), or the name of
     an installed distribution such as torch.
     """
+    if headers_only and kernels:
+        raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     # What only this command needs is imported here, for a quick --help.
-    from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.inspecting import (
         InspectionRequest,
         errors_of,
@@ -65,29 +91,49 @@ def inspect(
         render_json,
         render_text,
     )
-    from pytest_negativa.mapcache import MapCache, default_directory, default_limit
+    from pytest_negativa.mapcache import default_cache
     from pytest_negativa.progress import ByteProgress
 
     request = InspectionRequest(
         arguments=libraries,
-        device=None if arch is None else ComputeCapability.parse(arch),
+        device=device,
         with_dependencies=deps,
         kernels=kernels,
         elements=elements,
         headers_only=headers_only,
     )
-    cache = None if no_cache else MapCache(default_directory(), default_limit())
+    cache = None if no_cache else default_cache()
     with ByteProgress("reading libraries") as progress:
         inspected = inspect_libraries(request, cache, jobs, progress.update)
     if as_json:
         click.echo(render_json(inspected))
-    else:
-        click.echo("\n\n".join(render_text(inspected, request)))
+    elif text := "\n\n".join(render_text(inspected, request)):
+        # File names on Linux may be any bytes.
+        click.echo(text.encode(errors="backslashreplace").decode())
     errors = [error for one in inspected for error in errors_of(one)]
     for error in errors:
         _print_error(error)
     if errors:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+@main.command()
+@click.argument("name", required=False)
+def schema(name: str | None) -> None:
+    """Print the JSON Schema of a file or output format; without NAME, which there are."""
+    from pytest_negativa.store import schema_names, shipped_schema
+
+    names = schema_names()
+    if name is None:
+        click.echo("\n".join(names))
+    elif name in names:
+        click.echo(shipped_schema(name), nl=False)
+    else:
+        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")
+
+
+for _command in COMMANDS:
+    main.add_command(_command)
 
 
 def _print_error(error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,17 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     Raises:
         OptionError: neither a path nor an installed distribution.
     """
+    if not argument:
+        raise OptionError("an empty name; expected a file, a folder or an installed distribution")
     path = Path(argument)
-    if path.is_dir():
-        return LibrarySet(argument, _unique(_iter_folder(path)), explicit=False)
-    if path.exists() or path.is_symlink() or os.sep in argument:
-        if not path.exists():
-            raise OptionError(f"{argument}: no such file or folder")
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as e:
+        if os.sep in argument or path.is_symlink():
+            raise OptionError(f"{argument}: {_why_absent(path, e)}") from e
+    else:
+        if is_folder:
+            return LibrarySet(argument, _unique(_iter_folder(path)), explicit=False)
         return LibrarySet(argument, (path,), explicit=True)
     # Metadata and packaging take 30 ms to import; a path needs neither.
     import importlib.metadata
@@ -67,9 +73,20 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     return LibrarySet(label, _unique(files), explicit=False)
 
 
+def _why_absent(path: Path, error: OSError) -> str:
+    if not isinstance(error, FileNotFoundError):
+        return f"cannot be opened: {error.strerror}"
+    return "a broken link" if path.is_symlink() else "no such file or folder"
+
+
 def _iter_folder(folder: Path) -> Iterator[Path]:
-    # os.walk passes over what may not be listed, and does not follow links to folders.
-    for root, folders, files in os.walk(folder):
+    def check(error: OSError) -> None:
+        # Below the folder, what may not be listed is passed over.
+        if error.filename == os.fspath(folder):
+            raise OptionError(f"{folder}: cannot be listed: {error.strerror}")
+
+    # os.walk does not follow links to folders.
+    for root, folders, files in os.walk(folder, onerror=check):
         folders.sort()
         for name in sorted(files):
             yield Path(root, name)
@@ -91,25 +108,31 @@ def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
             status = path.stat()
             if (status.st_dev, status.st_ino) in found:
                 continue
-            with path.open("rb", buffering=0) as file:
-                if file.read(len(_ELF_MAGIC)) != _ELF_MAGIC:
-                    continue
+            if not _starts_as_elf(path):
+                continue
         except OSError:
             continue
         found[status.st_dev, status.st_ino] = path.resolve()
     return tuple(found.values())
 
 
-def _with_requirements(
-    root: Distribution,
-) -> Iterator[Distribution]:
+def _starts_as_elf(path: Path) -> bool:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+    except PermissionError:
+        # Without a library the totals would be wrong: whoever reads it next reports it.
+        return ".so" in path.name
+
+
+def _with_requirements(root: Distribution) -> Iterator[Distribution]:
     """``root`` and the installed distributions that it requires here, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
     """
     import importlib.metadata
 
-    from packaging.requirements import Requirement
+    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     yielded = set()
@@ -125,7 +148,11 @@ def _with_requirements(
             yielded.add(name)
             yield distribution
         for text in distribution.requires or ():
-            requirement = Requirement(text)
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                # Old distributions have metadata that today's rules forbid.
+                continue
             if requirement.marker and not any(
                 requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
             ):
@@ -138,7 +165,27 @@ def _with_requirements(
 def _not_found(argument: str) -> str:
     import importlib.metadata
 
-    names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions()}
+    # What an interrupted removal leaves behind is found here, too, and has no name.
+    names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata}
     close = difflib.get_close_matches(argument, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{argument}: neither a file or folder nor an installed distribution{hint}"
+
+
+class DistributionIndex:
+    """Which installed distribution a file belongs to."""
+
+    def __init__(self) -> None:
+        import importlib.metadata
+
+        self._names: dict[str, str] = {}
+        for distribution in importlib.metadata.distributions():
+            for file in distribution.files or ():
+                # Only libraries are asked for; resolving all files would take seconds.
+                if ".so" in file.name:
+                    path = os.path.realpath(str(distribution.locate_file(file)))
+                    self._names[path] = str(distribution.metadata["Name"])
+
+    def of(self, path: str) -> str | None:
+        """The distribution that installed ``path`` (a real path), if one did."""
+        return self._names.get(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -69,8 +70,10 @@ def inspect_libraries(
     sets = tuple(
         find_libraries(a, with_dependencies=request.with_dependencies) for a in request.arguments
     )
-    sizes = {path: path.stat().st_size for s in sets for path in s.paths}
+    sizes = {path: _size(path) for s in sets for path in s.paths}
     total, done = sum(sizes.values()), 0
+    if on_done is not None:
+        on_done(0, total)
     mapped: dict[object, MappedLibrary] = {}
     for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
         mapped[library.path] = library
@@ -78,6 +81,14 @@ def inspect_libraries(
         if on_done is not None:
             on_done(done, total)
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
+
+
+def _size(path: Path) -> int:
+    # A file that has gone since it was found is reported when it is read.
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def render_json(inspected: Sequence[InspectedSet]) -> str:
@@ -90,10 +101,15 @@ def render_json(inspected: Sequence[InspectedSet]) -> str:
             for m in s.mapped
             if m.summary is not None
         ),
-        errors=tuple(str(e) for s in inspected for e in errors_of(s)),
+        errors=tuple(_utf8(str(e)) for s in inspected for e in errors_of(s)),
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
     return msgspec.json.format(data, indent=1).decode()
+
+
+def _utf8(text: str) -> str:
+    """File names on Linux may be any bytes; JSON is UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:

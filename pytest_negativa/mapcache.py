@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.config_kinds import Problem, Size
 from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
@@ -37,26 +39,42 @@ _READER_VERSION = 1
 _SUFFIX = ".map"
 
 
-def default_directory() -> Path:
-    """``$NEGATIVA_CACHE_DIR``, else ``negativa`` in the user's cache folder."""
+def default_directory() -> Path | None:
+    """``$NEGATIVA_CACHE_DIR``, else ``negativa`` in the user's cache folder, if there is one."""
     if configured := os.environ.get("NEGATIVA_CACHE_DIR"):
         return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "negativa"
+    # The XDG base directory specification: a relative value is to be ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "negativa"
+    except RuntimeError:
+        # Containers run as users that have no entry in /etc/passwd and no $HOME.
+        return None
 
 
 def default_limit() -> int:
-    """``$NEGATIVA_CACHE_LIMIT`` in bytes, else ``DEFAULT_LIMIT``.
+    """``$NEGATIVA_CACHE_LIMIT`` (``2 GB`` and the like), else ``DEFAULT_LIMIT``.
 
     Raises:
-        OptionError: the variable holds no number.
+        OptionError: the variable holds no size.
     """
     configured = os.environ.get("NEGATIVA_CACHE_LIMIT")
     if not configured:
         return DEFAULT_LIMIT
-    if not configured.isdecimal():
-        raise OptionError(f"NEGATIVA_CACHE_LIMIT={configured}: expected a number of bytes")
-    return int(configured)
+    try:
+        return Size().parse(configured)
+    except Problem as e:
+        raise OptionError(f"NEGATIVA_CACHE_LIMIT: {e}") from e
+
+
+def default_cache() -> MapCache | None:
+    """The cache of this user, or None where there is no place for it.
+
+    Raises:
+        OptionError: the variable with its limit holds no size.
+    """
+    directory, limit = default_directory(), default_limit()
+    return None if directory is None else MapCache(directory, limit)
 
 
 class MapCache:
@@ -86,15 +104,19 @@ class MapCache:
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
 
-    def load_summary(self, key: str, scope: Scope) -> LibrarySummary | None:
-        """The summary kept for exactly this scope."""
+    def load_summary(
+        self, key: str, scope: Scope, device: ComputeCapability | None
+    ) -> LibrarySummary | None:
+        """The summary kept for exactly this scope and device."""
         entry = _Entry.open(self._path(key, scope))
         if entry is None or (data := entry.summary()) is None:
             return None
         try:
-            return msgspec.json.decode(data, type=LibrarySummary)
+            summary = msgspec.json.decode(data, type=LibrarySummary)
         except msgspec.DecodeError:
             return None
+        # Headers serve every device, so their scope does not say for which one this was made.
+        return summary if summary.device == (None if device is None else str(device)) else None
 
     def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
         """A map that covers ``scope``, if one is kept."""
@@ -158,10 +180,12 @@ class _Entry:
     def open(cls, path: Path) -> _Entry | None:
         try:
             data = path.read_bytes()
-            # The modification time of an entry says when it was last used.
-            os.utime(path)
         except OSError:
             return None
+        # The modification time says when an entry was last used. Of a cache that comes with an
+        # image, or is another user's, it can't be set.
+        with contextlib.suppress(OSError):
+            os.utime(path)
         end = data.find(b"\n", 0, 300)
         line = data[: max(end, 0)].decode("ascii", "replace").split(" ")
         if len(line) != 5 or line[0] != _MAGIC or not (line[1].isdecimal() and line[3].isdecimal()):
@@ -173,6 +197,9 @@ class _Entry:
         return data if _digest(data) == self._head_digest else None
 
     def body(self) -> bytes | None:
+        # Damage anywhere has the whole entry made again.
+        if self.summary() is None:
+            return None
         data = bytes(self._data[self._head_size : self._head_size + self._body_size])
         if _digest(data) != self._body_digest:
             return None

@@ -6,6 +6,7 @@ the two take about equally long.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,13 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
+from pytest_negativa.narrow import narrow_map
 from pytest_negativa.store import decode_map, encode_map
 from pytest_negativa.summarize import summarize
 
@@ -91,15 +93,23 @@ def _read_in_processes(
     # These take 20 ms to import, in vain for a single library.
     import concurrent.futures
     import multiprocessing
+    from concurrent.futures.process import BrokenProcessPool
 
     # fork would copy the locks of whatever threads the calling program runs.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending = [pool.submit(_read_encoded, path, request, cache) for path in paths]
+        pending = {pool.submit(_read_encoded, path, request, cache): path for path in paths}
         try:
             for future in concurrent.futures.as_completed(pending):
-                mapped, encoded = future.result()
+                try:
+                    mapped, encoded = future.result()
+                except BrokenProcessPool:
+                    # Which library did it is not told: the one read when memory ran out, or any.
+                    problem = "not read: a process died (out of memory?); try --jobs 1"
+                    path = pending[future]
+                    yield MappedLibrary(path, error=FormatError(path, None, problem))
+                    continue
                 if encoded is not None:
                     mapped = replace(mapped, library_map=decode_map(encoded, str(mapped.path)))
                 yield mapped
@@ -116,21 +126,20 @@ def _size(path: Path) -> int:
 
 
 def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary | None:
-    if cache is None or _size(path) < _MIN_CACHED_SIZE:
-        return None
     try:
-        with ByteSource(path) as source:
-            key = cache.key(source)
-            real_path = source.path
+        key = _cache_key(path, cache)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
-    summary = None if request.with_map else cache.load_summary(key, request.scope)
+    if cache is None or key is None:
+        return None
+    real_path = os.path.realpath(path)
+    summary = None if request.with_map else cache.load_summary(key, request.scope, request.device)
     library_map = None
     if summary is None:
         library_map = cache.load_map(key, request.scope)
         if library_map is None:
             return None
-        library_map = _at_path(library_map, real_path)
+        library_map = _at_path(narrow_map(library_map, request.scope), real_path)
         summary = summarize(library_map, request.device)
     return MappedLibrary(
         path,
@@ -138,6 +147,22 @@ def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedL
         library_map=library_map if request.with_map else None,
         cached=True,
     )
+
+
+def _cache_key(path: Path, cache: MapCache | None) -> str | None:
+    if cache is None or _size(path) < _MIN_CACHED_SIZE:
+        return None
+    with ByteSource(path) as source:
+        return cache.key(source)
+
+
+def _check_name(path: Path) -> None:
+    """A map holds the path as JSON, which is UTF-8; a file name on Linux may be any bytes."""
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
 
 
 def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
@@ -151,18 +176,17 @@ def _summary_at_path(summary: LibrarySummary, path: str) -> LibrarySummary:
 
 def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
     try:
+        _check_name(path)
+        key = _cache_key(path, cache)
         library_map = read_library(path, request.scope)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
     summary = summarize(library_map, request.device)
-    if cache is not None and library_map.library.size >= _MIN_CACHED_SIZE:
-        try:
-            with ByteSource(path) as source:
-                # Not if it changed while it was read: the key would be the new one's.
-                if source.mtime_ns == library_map.library.mtime_ns:
-                    cache.save(cache.key(source), library_map, summary)
-        except NegativaError:
-            pass
+    if cache is not None and key is not None:
+        # Not if it changed while it was read: the map may be of neither file.
+        with contextlib.suppress(NegativaError):
+            if _cache_key(path, cache) == key:
+                cache.save(key, library_map, summary)
     return MappedLibrary(path, summary, library_map if request.with_map else None)
 
 

@@ -173,6 +173,9 @@ class _Planner:
                 continue
             keep: tuple[KeepReason, str] | None = None
             use = located.use
+            # Asked also where something else keeps the element: a glob that names used
+            # kernels matches, too.
+            wanted = self._wanted_kernel(element.content) if index in (chosen | extra) else None
             if element.unreadable is not None:
                 keep = KeepReason.UNREADABLE, element.unreadable
             elif unexplained is not None:
@@ -187,9 +190,9 @@ class _Planner:
                 keep = KeepReason.ARCH_POLICY, str(element.arch)
             elif index in kept_ptx:
                 keep = KeepReason.PTX_POLICY, self._policy.ptx
-            elif index in (chosen | extra) and (name := self._wanted_kernel(element.content)):
-                keep = KeepReason.KERNEL_POLICY, name
-            elif veto := self._veto(element):
+            elif wanted is not None:
+                keep = KeepReason.KERNEL_POLICY, wanted
+            elif (veto := self._veto(element)) is not None:
                 keep = KeepReason.HOOK, veto
             if keep is not None:
                 yield Decision(start, end, True, keep[0].value, keep[1])

@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 _PATIENCE_S = 1.0
 
 
 class ByteProgress:
-    """Shows bytes done of bytes in all on stderr; nothing where stderr is no terminal."""
+    """Shows bytes done of bytes in all on stderr; nothing where stderr is no terminal.
+
+    The bar appears by a timer and not by ``update``: of a single large library the first
+    news is that it is done.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._start = time.monotonic()
+        self._done = 0
+        self._total = 0
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
 
     def __enter__(self) -> ByteProgress:
+        if sys.stderr.isatty():
+            self._timer = threading.Timer(_PATIENCE_S, self._show)
+            self._timer.daemon = True
+            self._timer.start()
         return self
 
     def update(self, done: int, total: int) -> None:
-        if not sys.stderr.isatty() or time.monotonic() - self._start < _PATIENCE_S:
-            return
-        if self._bar is None or self._task is None:
-            # rich costs 50 ms to import: only once it is wanted.
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        with self._lock:
+            self._done, self._total = done, total
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self._text, total=total)
-        self._bar.update(self._task, completed=done, total=total)
+    def _show(self) -> None:
+        # rich costs 50 ms to import: only once it is wanted.
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with self._lock:
+            # Done while rich was imported.
+            if self._timer is None:
+                return
+            bar.add_task(self._text, completed=self._done, total=self._total or None)
+            bar.start()
+            self._bar = bar
 
     def __exit__(
         self,
@@ -50,5 +76,10 @@ class ByteProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        with self._lock:
+            timer, self._timer = self._timer, None
+            bar, self._bar = self._bar, None
+        if timer is not None:
+            timer.cancel()
+        if bar is not None:
+            bar.stop()

@@ -7,6 +7,7 @@ name and renamed, so a reader sees the old file or the new one, never half of on
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -17,6 +18,9 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+from pytest_negativa.models.summary import Inspection
+
+_SCHEMA_SUFFIX = ".schema.json"
 
 
 def encode_hook(value: Any) -> Any:
@@ -100,17 +104,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         # mkstemp makes files for the owner alone; give what a plain open() would.
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        temporary = None
     except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+    finally:
+        # Also when interrupted.
         if temporary is not None:
             with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+                temporary.unlink()
 
 
 def _umask() -> int:
@@ -122,10 +130,55 @@ def _umask() -> int:
 
 def map_schema() -> dict[str, Any]:
     """JSON Schema of the map file."""
-    return msgspec.json.schema(LibraryMap, schema_hook=_schema_hook)
+    return _schema(LibraryMap, "Map of the GPU code in a library")
+
+
+def inspection_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa inspect --json`` prints."""
+    return _schema(Inspection, "Output of negativa inspect --json")
+
+
+def _schema(model: type, title: str) -> dict[str, Any]:
+    # Takes 10 ms to import, and only who makes schemas needs it.
+    import inspect
+
+    schema = msgspec.json.schema(model, schema_hook=_schema_hook)
+    for definition in schema["$defs"].values():
+        # Up to Python 3.12 docstrings have the indentation of the source.
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **schema,
+    }
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """A schema as its file has it."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def schema_names() -> tuple[str, ...]:
+    """The formats whose schemas this release ships."""
+    folder = Path(__file__).parent / "schemas"
+    found = folder.glob(f"*{_SCHEMA_SUFFIX}")
+    return tuple(sorted(path.name.removesuffix(_SCHEMA_SUFFIX) for path in found))
+
+
+def shipped_schema(name: str) -> str:
+    """The text of a schema in ``schemas/``; ``name`` is one of ``schema_names``."""
+    return (Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}").read_text("utf-8")
 
 
 def _schema_hook(wanted: type) -> dict[str, Any]:
     if wanted is SmArch:
         return {"type": "string", "pattern": r"^sm_\d{2,}[af]?$"}
     raise NotImplementedError(f"no schema for {wanted.__name__}")
+
+
+if __name__ == "__main__":
+    # python -m pytest_negativa.store writes schemas/ anew; a test compares the two.
+    for name, schema in {"library-map": map_schema(), "inspection": inspection_schema()}.items():
+        target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"
+        target.write_text(schema_text(schema), encoding="utf-8")

@@ -86,8 +86,7 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     header = ELF_HEADER.unpack_from(data)
     sections = _section_headers(data, header[6], header[11], header[12])
     tables = _Tables(names)
-    if sections:
-        tables.read_symbols(data, sections, header[13])
+    tables.read_symbols(data, sections, header[13])
     for section in sections:
         if section[1] == _SHT_CUDA_CALLGRAPH:
             tables.read_call_graph(_section_bytes(data, section, "call graph"))
@@ -108,8 +107,6 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
 
 
 def _section_headers(data: bytes, offset: int, entry_size: int, count: int) -> _Sections:
-    if count == 0:
-        return []
     if entry_size != _SECTION_HEADER.size:
         raise PayloadError(f"cubin: e_shentsize {entry_size}, expected {_SECTION_HEADER.size}")
     end = offset + entry_size * count
@@ -143,6 +140,8 @@ class _Tables:
         self.address_taken: list[Signature] = []
         self.indirect_calls: list[Signature] = []
         self._strings = b""
+        # A million symbols may share one name of a megabyte: it is looked at once.
+        self._index_at: dict[int, int] = {}
 
     def read_symbols(self, data: bytes, sections: _Sections, shstrndx: int) -> None:
         if shstrndx >= len(sections):
@@ -158,13 +157,14 @@ class _Tables:
             None,
         )
         if symtab is None:
-            return
+            raise PayloadError("cubin: has no symbol table, so what it holds is not known")
         if symtab[6] >= len(sections):
             raise PayloadError(f"cubin: no section {symtab[6]} for symbol names")
         self._strings = _section_bytes(data, sections[symtab[6]], "symbol names")
         table = _section_bytes(data, symtab, "symbol table")
         if len(table) % _SYMBOL.size:
             raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
+        self._names.reserve_rows(len(table) // _SYMBOL.size)
         symbol_names = self._symbol_names
         for st_name, st_info, st_other, st_shndx, st_value, st_size in _SYMBOL.iter_unpack(table):
             kind = st_info & 0xF
@@ -200,6 +200,7 @@ class _Tables:
     def read_call_graph(self, table: bytes) -> None:
         if len(table) % _CALL.size:
             raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
+        self._names.reserve_rows(len(table) // _CALL.size)
         part = None
         for first, second in _CALL.iter_unpack(table):
             if first == 0 and second in _PARTS:
@@ -231,7 +232,10 @@ class _Tables:
         return name
 
     def _string(self, offset: int, what: str) -> int:
-        end = self._strings.find(b"\0", offset)
-        if end < 0:
-            raise PayloadError(f"cubin: {what} at {offset:#x} has no end")
-        return self._names.index(self._strings[offset:end])
+        index = self._index_at.get(offset)
+        if index is None:
+            end = self._strings.find(b"\0", offset)
+            if end < 0:
+                raise PayloadError(f"cubin: {what} at {offset:#x} has no end")
+            index = self._index_at[offset] = self._names.index(self._strings[offset:end])
+        return index

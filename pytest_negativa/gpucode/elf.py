@@ -7,6 +7,7 @@ and every exception that comes out of it becomes a ``FormatError``.
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,10 @@ _SECTION_HEADER_SIZE = 64
 # gABI: with 0xff00 sections or more, e_shnum is 0 and section 0 holds the count. No
 # library that people ship comes near it, and it would make every look-up here slow.
 _MAX_SECTIONS = 0xFF00
-# Dynamic sections and notes of real libraries are some KB; these bounds only keep a
-# hostile file from making pyelftools walk hundreds of megabytes entry by entry.
-_MAX_DYNAMIC_SIZE = 1 << 20
-_MAX_NOTE_SIZE = 1 << 16
+# What pyelftools may read of one file: bytes, and a flat cost for each read, which is what
+# takes the time. An object file of 65,000 sections needs half of it, libtorch_cuda.so a hundredth.
+_READ_BUDGET = 128 << 20
+_READ_COST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,12 @@ def read_host_elf(source: ByteSource) -> HostElf:
     # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
     # AttributeError on damaged files; none of them says more than "damaged".
     except Exception as e:
+        # What comes out of the stream that it reads is ours, but wrapped, maybe twice.
+        cause: BaseException | None = e
+        while cause is not None:
+            if isinstance(cause, FormatError):
+                raise cause from None
+            cause = cause.__context__
         raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
 
 
@@ -129,7 +136,7 @@ def _check_header(source: ByteSource) -> None:
 
 
 def _read(source: ByteSource) -> HostElf:
-    elf = ELFFile(io.BufferedReader(_SourceStream(source)))
+    elf = ELFFile(_BudgetedReader(source))
     sections: list[HostSection] = []
     build_id = soname = None
     for section in elf.iter_sections():
@@ -137,9 +144,9 @@ def _read(source: ByteSource) -> HostElf:
         if header["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
             continue
         offset, size = header["sh_offset"], header["sh_size"]
-        if isinstance(section, NoteSection) and size <= _MAX_NOTE_SIZE:
+        if isinstance(section, NoteSection):
             build_id = build_id or _find_build_id(section)
-        elif isinstance(section, DynamicSection) and size <= _MAX_DYNAMIC_SIZE:
+        elif isinstance(section, DynamicSection):
             soname = soname or _find_soname(section)
         if not header["sh_flags"] & SH_FLAGS.SHF_ALLOC:
             continue
@@ -159,7 +166,21 @@ def _read(source: ByteSource) -> HostElf:
                 executable=bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
             )
         )
+    _check_overlap(source, sections)
     return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections))
+
+
+def _check_overlap(source: ByteSource, sections: list[HostSection]) -> None:
+    # Two sections never share bytes. Crafted ones could have the file searched 65,000 times.
+    filled = sorted((s for s in sections if s.size), key=lambda s: s.offset)
+    for before, after in itertools.pairwise(filled):
+        if before.offset + before.size > after.offset:
+            raise FormatError(
+                source.path,
+                after.offset,
+                f"section {after.name} overlaps section {before.name}, which ends at "
+                f"{before.offset + before.size:#x}; crafted or damaged",
+            )
 
 
 def _find_build_id(section: NoteSection) -> str | None:
@@ -173,6 +194,29 @@ def _find_soname(section: DynamicSection) -> str | None:
     for tag in section.iter_tags("DT_SONAME"):
         return str(tag.soname)  # type: ignore[attr-defined]
     return None
+
+
+class _BudgetedReader(io.BufferedReader):
+    """What pyelftools reads from, until the budget is spent.
+
+    Tables of a crafted file name the same bytes again and again, as one string of megabytes for
+    each of 65,000 sections.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        super().__init__(_SourceStream(source))
+        self._path = source.path
+        self._left = _READ_BUDGET
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._left -= _READ_COST + (size if size is not None and size >= 0 else _READ_BUDGET)
+        if self._left < 0:
+            raise FormatError(
+                self._path,
+                None,
+                "the ELF tables take too much reading, as if they overlapped; crafted or damaged",
+            )
+        return super().read(size)
 
 
 class _SourceStream(io.RawIOBase):

@@ -26,7 +26,6 @@ Element header, 64 bytes and up; elements follow each other and fill the region:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
@@ -60,18 +59,30 @@ class RegionFault(Exception):
         super().__init__(offset, problem)
 
 
-@dataclass(slots=True)
 class WalkBudget:
-    """How many more headers may be walked, so that crafted overlapping chains end.
+    """How many more headers of a section may be read, so that crafted overlapping chains end.
 
-    A sound section needs one step for each element, of 64 bytes or more.
+    A sound section needs one step for each element or block of a frame and one for each region,
+    frame or false hit; it has far fewer of these than one in 32 bytes.
     """
 
-    steps: int
+    __slots__ = ("_path", "_steps")
 
-    def spend(self) -> bool:
-        self.steps -= 1
-        return self.steps >= 0
+    def __init__(self, path: str, section_size: int) -> None:
+        self._path = path
+        self._steps = section_size // 32 + 1024
+
+    def spend(self, offset: int, steps: int = 1) -> None:
+        """Pay for what is read at ``offset``.
+
+        Raises:
+            FormatError: the budget is spent.
+        """
+        self._steps -= steps
+        if self._steps < 0:
+            raise FormatError(
+                self._path, offset, "too many overlapping headers; crafted or damaged"
+            )
 
 
 def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) -> Region:
@@ -79,7 +90,9 @@ def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) 
 
     Raises:
         RegionFault: a header or the element chain does not fit its bounds.
+        FormatError: the budget is spent.
     """
+    budget.spend(offset)
     if offset + REGION_HEADER.size > end:
         raise RegionFault(offset, f"region header leaves its section, which ends at {end:#x}")
     header = source.read(offset, REGION_HEADER.size)
@@ -98,10 +111,7 @@ def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) 
     elements = []
     position = offset + REGION_HEADER.size
     while position < region_end:
-        if not budget.spend():
-            raise FormatError(
-                source.path, offset, "too many overlapping region headers; crafted or damaged"
-            )
+        budget.spend(position)
         element = _parse_element(source, position, region_end)
         elements.append(element)
         position = element.payload.end
@@ -151,6 +161,8 @@ def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
     unreadable = None
     if kind is ElementKind.UNKNOWN:
         unreadable = f"element kind {kind_number} is not known"
+    elif flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
+        unreadable = f"flags {flags:#x} state both LZ4 and zstd"
     elif packed and compressed_size > size:
         unreadable = f"compressed size {compressed_size:#x} exceeds the payload's {size:#x} bytes"
     extra = b""

@@ -12,9 +12,9 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostSection, read_host_elf
 from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED
 from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.payload import PayloadError, unpack
+from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
-from pytest_negativa.gpucode.scan import iter_containers
+from pytest_negativa.gpucode.scan import Problems, iter_containers
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
@@ -26,11 +26,15 @@ from pytest_negativa.models.library import (
     LibraryIdentity,
     LibraryMap,
     LtoIr,
-    Problem,
     Region,
     Scope,
     Section,
 )
+
+# Code unpacks to at most 207 times its size in libtorch_cuda.so, zstd could do 30,000 times. What
+# unpacks to more than usual may do so for this many bytes in all of a library.
+_USUAL_RATIO = 256
+_MAX_EXCESS = 2 * MAX_UNPACKED_SIZE
 
 
 def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
@@ -57,7 +61,7 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
             ),
             scope=scope,
             sections=sections,
-            problems=tuple(reader.problems),
+            problems=reader.problems.found(),
             names=reader.names.names(),
         )
 
@@ -70,7 +74,8 @@ class _Reader:
         self._scope = scope
         self._devices = scope.capabilities
         self.names = NameTable()
-        self.problems: list[Problem] = []
+        self.problems = Problems()
+        self._excess_left = _MAX_EXCESS
 
     def read_section(self, host: HostSection) -> Section | None:
         """The GPU code in a section, or None if it has none."""
@@ -121,11 +126,30 @@ class _Reader:
     def _read_content(self, element: Element) -> Content:
         if element.kind is ElementKind.LTO_IR:
             return LtoIr(obscured=bool(element.flags & FLAG_SCRAMBLED))
-        stored = self._source.read(element.payload.start, element.stored_size)
-        content = unpack(stored, element.compression, element.unpacked_size)
+        content = self._unpack(
+            Span(element.payload.start, element.payload.start + element.stored_size),
+            element.compression,
+            element.unpacked_size,
+        )
         if element.kind is ElementKind.PTX:
             return parse_ptx(content, self.names)
         return parse_cubin(content, self.names)
+
+    def _unpack(self, stored: Span, compression: Compression, promised_size: int) -> bytes:
+        # Holes of a sparse file cost nothing, so the stored size needs a limit too.
+        if max(stored.size, promised_size) > MAX_UNPACKED_SIZE:
+            raise PayloadError(
+                f"promises {promised_size:,} bytes unpacked of {stored.size:,}, more than the "
+                f"limit of {MAX_UNPACKED_SIZE:,}"
+            )
+        excess = max(0, promised_size - stored.size * _USUAL_RATIO)
+        if excess > self._excess_left:
+            raise PayloadError(
+                f"promises {promised_size:,} bytes unpacked of {stored.size:,}, as others before; "
+                "taken for a bomb"
+            )
+        self._excess_left -= excess
+        return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
 
     def _read_frame(self, frame: Frame) -> Frame:
         if self._scope.headers_only or not (
@@ -133,8 +157,7 @@ class _Reader:
         ):
             return frame
         try:
-            stored = self._source.read(frame.span.start, frame.span.size)
-            content = unpack(stored, Compression.ZSTD, frame.unpacked_size)
+            content = self._unpack(frame.span, Compression.ZSTD, frame.unpacked_size)
             # Whoever owns the frame unpacks it and hands the driver the image: what a trace
             # sees of it is the hash of that.
             return replace(frame, content=parse_cubin(content, self.names, digest=True))

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+from pytest_negativa.gpucode.payload import PayloadError
+
+# A small payload can unpack to tables of millions of rows, or to names that overlap in their
+# string table, and so to far more memory than it has bytes. libtorch_cuda.so with all its archs
+# has 7 MB of names and 680,000 rows.
+_MAX_NAMES_SIZE = 256 << 20
+_NAME_COST = 64
+_MAX_ROWS = 8 << 20
+
 
 class NameTable:
     """Gives each distinct name (bytes, as in a string table) the next free index."""
 
-    __slots__ = ("_indices",)
+    __slots__ = ("_indices", "_rows_left", "_size_left")
 
     def __init__(self) -> None:
         self._indices: dict[bytes, int] = {}
+        self._size_left = _MAX_NAMES_SIZE
+        self._rows_left = _MAX_ROWS
 
     def index(self, name: bytes) -> int:
-        return self._indices.setdefault(name, len(self._indices))
+        """Index of a name.
+
+        Raises:
+            PayloadError: the library has more names than any sound one.
+        """
+        index = self._indices.get(name)
+        if index is None:
+            cost = len(name) + _NAME_COST
+            if cost > self._size_left:
+                raise PayloadError(
+                    f"the library's names take more than the limit of {_MAX_NAMES_SIZE:,} bytes"
+                )
+            self._size_left -= cost
+            index = self._indices[name] = len(self._indices)
+        return index
+
+    def reserve_rows(self, count: int) -> None:
+        """Announce a table of ``count`` rows that refer to names.
+
+        Raises:
+            PayloadError: the library has more rows than any sound one.
+        """
+        if count > self._rows_left:
+            raise PayloadError(f"the library's tables have more than {_MAX_ROWS:,} rows")
+        self._rows_left -= count
 
     def names(self) -> tuple[str, ...]:
         """All names by index. Mangled names are ASCII; other bytes come out as ``\\xNN``."""

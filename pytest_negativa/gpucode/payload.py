@@ -62,5 +62,8 @@ def _unpack_zstd(payload: bytes, promised_size: int) -> bytes:
     if stated not in (-1, promised_size):
         raise PayloadError(f"zstd frame states {stated:,} bytes, promised were {promised_size:,}")
     if promised_size == 0:
+        # As max_output_size it would mean that there is no limit.
+        if stated:
+            raise PayloadError("zstd frame states no size, promised were 0 bytes")
         return b""
     return _zstd().decompress(payload, max_output_size=promised_size)

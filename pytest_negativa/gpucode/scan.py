@@ -20,9 +20,28 @@ _FIRST_WINDOW = 256
 _WINDOW_GROWTH = 16
 _MAX_WINDOW = 4 << 20
 
+# More than anybody reads; without an end, 4 bytes of a crafted section would be a problem each.
+_MAX_PROBLEMS = 1000
+
+
+class Problems:
+    """What was not understood in a library, up to a number of entries."""
+
+    def __init__(self) -> None:
+        self._found: list[Problem] = []
+
+    def add(self, offset: int, text: str) -> None:
+        if len(self._found) < _MAX_PROBLEMS:
+            self._found.append(Problem(offset=offset, text=text))
+        elif len(self._found) == _MAX_PROBLEMS:
+            self._found.append(Problem(offset=offset, text="further problems are not listed"))
+
+    def found(self) -> tuple[Problem, ...]:
+        return tuple(self._found)
+
 
 def iter_containers(
-    source: ByteSource, section: HostSection, problems: list[Problem]
+    source: ByteSource, section: HostSection, problems: Problems
 ) -> Iterator[Region | Frame]:
     """All regions and bare cubin frames of a section, by offset; never overlapping.
 
@@ -35,17 +54,15 @@ def iter_containers(
     with_frames = not (strict or section.executable)
     magics = (fatbin.MAGIC, frames.MAGIC) if with_frames else (fatbin.MAGIC,)
     search = _Search(source, end, magics)
-    budget = WalkBudget(steps=section.size // 16 + 1024)
+    budget = WalkBudget(source.path, section.size)
     position = section.offset
     while (hit := search.next(position)) is not None:
         offset, magic = hit
         if strict and (unknown := _first_nonzero(source, position, offset)) is not None:
-            problems.append(
-                Problem(
-                    offset=unknown,
-                    text=f"{section.name}: {offset - unknown:,} bytes before the next region are "
-                    "not understood",
-                )
+            problems.add(
+                unknown,
+                f"{section.name}: {offset - unknown:,} bytes before the next region are not "
+                "understood",
             )
         found: Region | Frame | None = None
         try:
@@ -55,11 +72,8 @@ def iter_containers(
                 found = frames.parse_frame(source, offset, end, budget)
         except RegionFault as fault:
             if strict:
-                problems.append(
-                    Problem(
-                        offset=fault.offset,
-                        text=f"{section.name}: region at {offset:#x}: {fault.problem}",
-                    )
+                problems.add(
+                    fault.offset, f"{section.name}: region at {offset:#x}: {fault.problem}"
                 )
         # An empty region is 16 bytes that could be anything where other data is around.
         if isinstance(found, Region) and not found.elements and not strict:
@@ -70,11 +84,8 @@ def iter_containers(
             yield found
             position = found.span.end
     if strict and (unknown := _first_nonzero(source, position, end)) is not None:
-        problems.append(
-            Problem(
-                offset=unknown,
-                text=f"{section.name}: {end - unknown:,} bytes at its end are not understood",
-            )
+        problems.add(
+            unknown, f"{section.name}: {end - unknown:,} bytes at its end are not understood"
         )
 
 

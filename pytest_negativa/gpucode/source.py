@@ -30,8 +30,8 @@ class ByteSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.realpath(path)
         try:
+            self.path = os.path.realpath(path)
             # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as e:

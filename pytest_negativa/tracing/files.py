@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,9 @@ class TraceWriter:
         self._write = partial(Host.write, self._fd)
         self._encode = msgspec.json.Encoder().encode
         self.write(header)
+        # A forked child inherits the handle; what it does is not this process's doing.
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: (w := this()) and w.abandon())
 
     def write(self, record: TraceRecord) -> None:
         """Append a record. Never raises, for callers are callbacks: see ``failure``."""

@@ -85,12 +85,20 @@ class ImageResolver:
         if head.startswith(_ELF_MAGIC) and len(head) == 64:
             return self._placed(ImageForm.CUBIN, address, _elf_size(head))
         if size is not None:
-            return self._placed(ImageForm.LINKED, address, size)
+            return self._resolve_linker_input(address, size)
         text = self._memory.read_string(address, _MAX_SIZE)
         # PTX ISA, 5.1: a module begins with .version; comments may come before it.
         if text is None or b".version" not in text:
             return UNKNOWN_IMAGE
         return self._placed(ImageForm.PTX, address, len(text))
+
+    def _resolve_linker_input(self, address: int, size: int) -> FoundImage:
+        data = self._memory.read_exactly(address, size) if size <= _MAX_SIZE else None
+        # The size of PTX may count its NUL; without it, it is known from elsewhere.
+        text = (data or b"").rstrip(b"\0")
+        if b".version" in text and b"\0" not in text:
+            return self._placed(ImageForm.PTX, address, len(text))
+        return self._placed(ImageForm.LINKED, address, size)
 
     def _placed(self, form: ImageForm, address: int, size: int) -> FoundImage:
         place = self._mappings.find(address)

@@ -612,7 +612,7 @@ static long library_id(const char *path) {
     table_put(&libraries, path, length, id);
     static const char deleted[] = " (deleted)";
     size_t tail = sizeof deleted - 1;
-    bool gone = length > tail && strcmp(path + length - tail, deleted) == 0;
+    bool renamed = length > tail && strcmp(path + length - tail, deleted) == 0, gone = renamed;
     Text line = {0};
     text_format(&line, "{\"record\":\"library\",\"id\":%ld,\"library\":{\"path\":", id);
     text_json(&line, path, gone ? length - tail : length);
@@ -629,7 +629,10 @@ static long library_id(const char *path) {
     }
     if (fd >= 0) close(fd);
     const char *package_path = find_package_path(path);
-    if (package_path != NULL) text_field(&line, "package_path", package_path);
+    if (package_path != NULL) {
+        text_string(&line, ",\"package_path\":");
+        text_json(&line, package_path, strlen(package_path) - (renamed ? tail : 0));
+    }
     text_string(&line, "}}");
     write_line(&line);
     if (gone) {
@@ -746,7 +749,15 @@ static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
         uint64_t sections = word(head + 40) + (uint64_t)half(head + 58) * half(head + 60);
         place_image(image, "cubin", address, programs > sections ? programs : sections);
     } else if (size != 0) {
-        place_image(image, "linked", address, size);
+        /* The size of PTX may count its NUL; without it, it is known from elsewhere. */
+        uint64_t text = size;
+        char *data = size <= MAX_SIZE ? malloc(size) : NULL;
+        bool readable = data != NULL && read_memory(address, data, size) == size;
+        while (readable && text > 0 && data[text - 1] == 0) text--;
+        bool ptx = readable && memchr(data, 0, text) == NULL &&
+                   memmem(data, text, ".version", 8) != NULL;
+        free(data);
+        place_image(image, ptx ? "ptx" : "linked", address, ptx ? text : size);
     } else {
         Text text = {0};
         /* PTX ISA, 5.1: a module begins with .version; comments may come before it. */

@@ -163,10 +163,12 @@ def loaded_cupti() -> str | None:
 
 def identify_library(path: str) -> TracedLibrary:
     """What file a mapping shows. A file that is gone has only its path."""
+    gone = path.endswith(_DELETED)
+    path = path.removesuffix(_DELETED)
     match = _PACKAGES.fullmatch(path)
     package_path = match[1] if match else None
-    if path.endswith(_DELETED):
-        return TracedLibrary(path=path.removesuffix(_DELETED), package_path=package_path)
+    if gone:
+        return TracedLibrary(path=path, package_path=package_path)
     try:
         status = Host.stat(path)
         build_id = _read_build_id(path)

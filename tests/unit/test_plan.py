@@ -281,3 +281,14 @@ def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
         (d.start, d.end, d.reason) for d in found.decisions if not d.kept
     ]
     assert len(spans.spans) == 20
+
+
+def test_kernel_glob_matches_what_is_kept_anyway(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[0]
+    names = kernels_for(multiarch, region)
+    globs = GlobSet([names[0]])
+    used = library_usage(multiarch, {region.span.start: names})
+
+    plan(multiarch, usage_of(used), KeepPolicy(kernels=globs))
+
+    assert globs.matched == {names[0]}

@@ -1,0 +1,152 @@
+"""Many libraries: in order or in processes, each with its own error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa import mapping
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.mapcache import MapCache
+from pytest_negativa.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
+from pytest_negativa.narrow import narrow_map
+from tests.unit.libraries import BIN, IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS
+
+ALL = MapRequest(scope=Scope(), with_map=True)
+
+
+def test_processes_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=1)}
+    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+    together = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=2)}
+    assert len(together) == len(SHARED_OBJECTS)
+    assert together == alone
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_broken_library_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(MULTIARCH.read_bytes()[:5000])
+    gone = tmp_path / "gone.so"
+    paths = [broken, MULTIARCH, gone, tmp_path, PLAIN]
+    found = {m.path: m for m in map_libraries(paths, ALL, jobs=jobs)}
+    assert {path for path, m in found.items() if m.error is None} == {MULTIARCH, PLAIN}
+    assert "section headers end at" in str(found[broken].error)
+    assert str(found[gone].error) == f"{gone}: cannot be opened: No such file or directory"
+    assert str(found[tmp_path].error) == f"{tmp_path}: is a directory, expected a regular file"
+
+
+class _Deadly(MapCache):
+    """Ends the process that unpickles it."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+def test_process_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+    found = list(map_libraries([MULTIARCH, PLAIN], ALL, _Deadly(), jobs=2))
+    assert sorted(str(m.error) for m in found) == [
+        f"{path}: not read: a process died (out of memory?); try --jobs 1"
+        for path in (MULTIARCH, PLAIN)
+    ]
+
+
+def test_path_that_is_not_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/lib\xff.so"))
+    path.write_bytes(MULTIARCH.read_bytes())
+    (mapped,) = map_libraries([path], ALL)
+    assert str(mapped.error) == (
+        f"{tmp_path}/lib\\xff.so: not read: the path is not UTF-8; rename it"
+    )
+
+
+def test_library_that_changes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(MULTIARCH.read_bytes() + bytes(1 << 20))
+
+    def read_and_change(path: Path, scope: Scope) -> LibraryMap:
+        library_map = read_library(path, scope)
+        os.utime(library, ns=(0, 0))
+        return library_map
+
+    monkeypatch.setattr(mapping, "read_library", read_and_change)
+    (mapped,) = map_libraries([library], ALL, MapCache(tmp_path / "cache", 1 << 30))
+    assert mapped.error is None
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root may read anything")
+def test_library_that_may_not_be_read(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(MULTIARCH.read_bytes())
+    library.chmod(0)
+    (mapped,) = map_libraries([library], ALL)
+    assert str(mapped.error) == f"{library}: cannot be opened: Permission denied"
+
+
+def spelled_out(library_map: LibraryMap) -> list[object]:
+    """Contents with names for indices: in which order the names are numbered is no matter."""
+    names = library_map.names
+    rows: list[object] = []
+    contents = [e.content for e in library_map.iter_elements()]
+    contents += [f.content for f in library_map.iter_frames()]
+    for content in contents:
+        if isinstance(content, Cubin):
+            rows.append(
+                (
+                    [
+                        [(names[f.name], f.offset_in_cubin, f.code_size) for f in functions]
+                        for functions in (content.kernels, content.device_functions)
+                    ],
+                    [names[i] for i in content.externals],
+                    [
+                        [(names[d.name], d.size) for d in data]
+                        for data in (content.global_data, content.constant_data)
+                    ],
+                    [
+                        [(names[c.caller], names[c.callee]) for c in calls]
+                        for calls in (content.calls, content.references)
+                    ],
+                    [
+                        [(names[s.function], names[s.prototype]) for s in signatures]
+                        for signatures in (content.address_taken, content.indirect_calls)
+                    ],
+                    content.sha256,
+                )
+            )
+        elif isinstance(content, Ptx):
+            rows.append([[names[i] for i in content.kernels], content.target])
+        else:
+            rows.append(content)
+    return rows
+
+
+@pytest.mark.parametrize("device", ["7.5", "8.9", "9.0", "10.3", "12.0", "13.0"])
+@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+def test_narrowed_map_is_that_of_the_smaller_scope(library: Path, device: str) -> None:
+    scope = Scope(devices=(device,))
+    narrowed = narrow_map(read_library(library, Scope()), scope)
+    expected = read_library(library, scope)
+    assert spelled_out(narrowed) == spelled_out(expected)
+    # A reader's table also has names that no row refers to.
+    assert set(narrowed.names) <= set(expected.names)
+    assert narrowed.scope == expected.scope
+
+
+def test_narrowing_to_what_is_not_covered_is_refused() -> None:
+    library_map = read_library(BIN / "libframes.so", Scope(headers_only=True))
+    with pytest.raises(ValueError, match="cannot be narrowed"):
+        narrow_map(library_map, Scope())

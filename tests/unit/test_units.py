@@ -1,0 +1,57 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.units import format_bytes, format_count, format_share
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1_000, "1.0 kB"),
+        (46_341_200, "46.3 MB"),
+        (999_499, "999.5 kB"),
+        (999_500, "1.0 MB"),
+        (1_994_000_000, "2.0 GB"),
+        (3_460_000_000_000, "3.5 TB"),
+        (12_345_000_000_000_000, "12,345.0 TB"),
+        (-2_000, "-2.0 kB"),
+    ],
+)
+def test_bytes(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"), [(1, 3, "33.3%"), (0, 5, "0.0%"), (5, 5, "100.0%"), (0, 0, "-")]
+)
+def test_share(part: int, whole: int, text: str) -> None:
+    assert format_share(part, whole) == text
+
+
+def test_count() -> None:
+    assert format_count(1_257) == "1,257"
+    assert format_count(0) == "0"
+    assert format_count(None) == "-"
+
+
+def test_table_aligns_and_sets_off_the_total() -> None:
+    table = format_table("lr", ["name", "n"], [["a", "1"], ["b", "1,000"]], total=["all", "1,001"])
+    assert table.split("\n") == [
+        "name        n",
+        "------  -----",
+        "a           1",
+        "b       1,000",
+        "------  -----",
+        "all     1,001",
+    ]
+
+
+def test_table_keeps_text_that_looks_like_a_number() -> None:
+    assert "1e5" in format_table("l", ["name"], [["1e5"]])
