@@ -75,7 +75,7 @@ def _take(marks: dict[int, UseMark], region: Region) -> UseMark | None:
 def _mark(use: ImageUse, usage: Usage, prelinked: tuple[int, ...] = ()) -> UseMark:
     return UseMark(
         kernels=frozenset(k.name for k in use.kernels),
-        whole=bool(use.enumerated_by),
+        whole=use.whole,
         first_use=describe_context(usage, use.first.context),
         prelinked=prelinked,
     )

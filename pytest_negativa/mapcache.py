@@ -100,6 +100,7 @@ class MapCache:
             source.size,
             source.mtime_ns,
             source.ctime_ns,
+            source.inode,
             f"build-id {build_id}" if build_id else f"sha256 {_sha256(source)}",
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
@@ -119,16 +120,19 @@ class MapCache:
         return summary if summary.device == (None if device is None else str(device)) else None
 
     def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
-        """A map that covers ``scope``, if one is kept."""
-        for kept in dict.fromkeys((scope, Scope())):
-            entry = _Entry.open(path := self._path(key, kept))
-            if entry is None or (data := entry.body()) is None:
-                continue
-            with contextlib.suppress(NegativaError):
-                library_map = decode_map(data, str(path))
-                if library_map.scope.covers(scope):
-                    return library_map
-        return None
+        """The map kept for exactly this scope.
+
+        One of a larger scope would tell more than was asked for: what the command prints must
+        not depend on what somebody asked before.
+        """
+        entry = _Entry.open(path := self._path(key, scope))
+        if entry is None or (data := entry.body()) is None:
+            return None
+        try:
+            library_map = decode_map(data, str(path))
+        except NegativaError:
+            return None
+        return library_map if library_map.scope == scope else None
 
     def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
         """Keep a map and its summary, then drop what is over the limit."""

@@ -22,7 +22,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.narrow import narrow_map
 from pytest_negativa.store import decode_map, encode_map
 from pytest_negativa.summarize import summarize
 
@@ -39,17 +38,19 @@ class MapRequest:
     Attributes:
         scope: how much to read.
         device: for the ``loaded`` figures of the summaries.
-        with_map: whether the maps are wanted too, or the summaries alone.
+        with_map: whether the maps are wanted.
+        with_summary: whether the summaries are.
     """
 
     scope: Scope
     device: ComputeCapability | None = None
     with_map: bool = False
+    with_summary: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class MappedLibrary:
-    """What came of one library: ``error``, or ``summary`` (and ``library_map`` if asked for)."""
+    """What came of one library: ``error``, or what was asked for of it."""
 
     path: Path
     summary: LibrarySummary | None = None
@@ -139,11 +140,12 @@ def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedL
         library_map = cache.load_map(key, request.scope)
         if library_map is None:
             return None
-        library_map = _at_path(narrow_map(library_map, request.scope), real_path)
-        summary = summarize(library_map, request.device)
+        library_map = _at_path(library_map, real_path)
+        if request.with_summary:
+            summary = summarize(library_map, request.device)
     return MappedLibrary(
         path,
-        summary=_summary_at_path(summary, real_path),
+        summary=summary and replace_fields(summary, path=real_path),
         library_map=library_map if request.with_map else None,
         cached=True,
     )
@@ -168,10 +170,6 @@ def _check_name(path: Path) -> None:
 def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
     """The map of a library that lay elsewhere when it was read."""
     return replace_fields(library_map, library=replace_fields(library_map.library, path=path))
-
-
-def _summary_at_path(summary: LibrarySummary, path: str) -> LibrarySummary:
-    return replace_fields(summary, path=path)
 
 
 def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:

@@ -161,7 +161,7 @@ class _Analyzer:
         unreadable.extend(f"{p}: not found" for p in paths if p not in set(existing))
         sizes = {p: Path(p).stat().st_size for p in existing}
         done = 0
-        request = MapRequest(scope=scope, with_map=True)
+        request = MapRequest(scope=scope, with_map=True, with_summary=False)
         for mapped in map_libraries([Path(p) for p in existing], request, cache, jobs):
             done += sizes[str(mapped.path)]
             if on_done is not None:

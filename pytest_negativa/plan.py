@@ -77,7 +77,7 @@ def plan_library(
         devices=tuple(map(str, devices)),
         decisions=tuple(sorted(planner.decisions(), key=lambda d: d.start)),
         kernels=len(kernels),
-        used_kernels=len(located.used_kernels & kernels),
+        used_kernels=len(planner.used_kernels() & kernels),
         notes=tuple(planner.notes()),
     )
 
@@ -134,6 +134,18 @@ class _Planner:
                 found.update(self._kernels(region.region.elements[index].content))
         for frame in self._located.frames:
             if self._fits(frame, self._devices):
+                found.update(self._kernels(frame.frame.content))
+        return frozenset(found)
+
+    def used_kernels(self) -> frozenset[str]:
+        """Names of the kernels that the run used: looked up, or in an image used as a whole."""
+        found = set(self._located.used_kernels)
+        for region in self._located.regions:
+            if region.use is not None and region.use.whole:
+                for index in self._chosen[region.region.span.start]:
+                    found.update(self._kernels(region.region.elements[index].content))
+        for frame in self._located.frames:
+            if frame.use is not None and frame.use.whole:
                 found.update(self._kernels(frame.frame.content))
         return frozenset(found)
 

@@ -44,6 +44,7 @@ class ByteSource:
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
         self.ctime_ns = status.st_ctime_ns
+        self.inode = status.st_ino
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``.

@@ -221,16 +221,6 @@ class Scope(Record, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = None
     headers_only: bool = False
 
-    def covers(self, other: Scope) -> bool:
-        """Whether a map of this scope answers a question of the other one."""
-        if other.headers_only:
-            return True
-        if self.headers_only:
-            return False
-        if self.devices is None:
-            return True
-        return other.devices is not None and set(other.devices) <= set(self.devices)
-
     @property
     def capabilities(self) -> tuple[ComputeCapability, ...] | None:
         if self.devices is None:

@@ -11,7 +11,7 @@ class UseMark(Record, frozen=True, kw_only=True):
 
     Attributes:
         kernels: mangled names that were looked up.
-        whole: the program took hold of everything in it, by enumeration.
+        whole: all its kernels count as used, see ``ImageUse.whole``.
         first_use: where that was first seen, for people: a test's node id and phase.
         prelinked: file offsets of the relocatable regions that the driver could link this one from.
     """

@@ -65,7 +65,7 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     Attributes:
         devices: compute capabilities that the run was traced on.
         kernels: distinct kernels that those devices could load from the library.
-        used_kernels: how many of them the run looked up.
+        used_kernels: how many of them the run used.
         notes: what a reader of the report should know of this library.
     """
 

@@ -24,7 +24,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         code_bytes: GPU code: payloads with padding, and frames.
         kept, unused: what was decided, by reason.
         kernels: distinct kernels that the traced devices could load.
-        used_kernels: those that the run looked up.
+        used_kernels: those that the run used.
         notes: what a reader should know.
     """
 

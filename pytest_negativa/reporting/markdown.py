@@ -22,7 +22,7 @@ def render_markdown(report: RunReport) -> str:
     if report.replay is not None:
         lines += [report.replay, ""]
     lines += [
-        "| library | GPU code | unused | | wrong arch | no used kernel | kernels | looked up |",
+        "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in report.libraries:

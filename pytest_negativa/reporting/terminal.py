@@ -19,9 +19,9 @@ _HEADERS = (
     "wrong arch",
     "no used kernel",
     "elements",
-    "used",
+    "kept",
     "kernels",
-    "looked up",
+    "used",
 )
 _ALIGN = "lrrrrrrrrrr"
 _MAX_COMPILED = 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import uuid
-from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Device
@@ -76,12 +75,6 @@ def driver_initialised() -> bool:
         return int(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int(0)))) == 0
     except (OSError, AttributeError):
         return False
-
-
-def has_gpu() -> bool:
-    """Whether an NVIDIA GPU may be used here; tells without loading or starting CUDA."""
-    nodes = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
-    return any(Path(node).exists() for node in nodes)
 
 
 def _driver_version() -> str | None:

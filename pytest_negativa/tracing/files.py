@@ -56,7 +56,13 @@ class TraceWriter:
         self.write(header)
         # A forked child inherits the handle; what it does is not this process's doing.
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (w := this()) and w.abandon())
+
+        def forked() -> None:
+            writer = this()
+            if writer is not None:
+                writer.abandon()
+
+        os.register_at_fork(after_in_child=forked)
 
     def write(self, record: TraceRecord) -> None:
         """Append a record. Never raises, for callers are callbacks: see ``failure``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_negativa.models.trace import (
@@ -65,7 +66,7 @@ def records(
     ]
 
 
-def write(folder: Path, head: Header, lines: list[TraceRecord], *, end: bool = True) -> Path:
+def write(folder: Path, head: Header, lines: Sequence[TraceRecord], *, end: bool = True) -> Path:
     writer = TraceWriter(folder / trace_file_name(head.run_id, head.pid), head)
     for line in lines:
         writer.write(line)

@@ -24,12 +24,11 @@ LAYERS = {
     "store": ("errors", "arch", "models"),
     "gpucode": ("errors", "arch", "models", "gpucode"),
     "summarize": ("arch", "models"),
-    "narrow": ("arch", "models"),
     "inputs": ("errors",),
     "progress": (),
     "mapcache": ("errors", "arch", "models", "store", "gpucode", "config_kinds"),
     "mapping": (
-        "errors", "arch", "models", "store", "gpucode", "summarize", "narrow", "mapcache",
+        "errors", "arch", "models", "store", "gpucode", "summarize", "mapcache",
     ),
 }  # fmt: skip
 

@@ -13,8 +13,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
-from pytest_negativa.narrow import narrow_map
-from tests.unit.libraries import BIN, IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS
+from tests.unit.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS
 
 ALL = MapRequest(scope=Scope(), with_map=True)
 
@@ -132,21 +131,3 @@ def spelled_out(library_map: LibraryMap) -> list[object]:
         else:
             rows.append(content)
     return rows
-
-
-@pytest.mark.parametrize("device", ["7.5", "8.9", "9.0", "10.3", "12.0", "13.0"])
-@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
-def test_narrowed_map_is_that_of_the_smaller_scope(library: Path, device: str) -> None:
-    scope = Scope(devices=(device,))
-    narrowed = narrow_map(read_library(library, Scope()), scope)
-    expected = read_library(library, scope)
-    assert spelled_out(narrowed) == spelled_out(expected)
-    # A reader's table also has names that no row refers to.
-    assert set(narrowed.names) <= set(expected.names)
-    assert narrowed.scope == expected.scope
-
-
-def test_narrowing_to_what_is_not_covered_is_refused() -> None:
-    library_map = read_library(BIN / "libframes.so", Scope(headers_only=True))
-    with pytest.raises(ValueError, match="cannot be narrowed"):
-        narrow_map(library_map, Scope())

@@ -278,7 +278,9 @@ def test_command_line_of_negativa(case: Case) -> None:
     assert received == {}
 
 
-switches = pytest.mark.parametrize("option", [o for o in OPTIONS if o.is_switch], ids=str)
+switches = pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.is_switch], ids=lambda o: str(o.name)
+)
 
 
 @switches

@@ -218,6 +218,15 @@ def with_symbols(symbols: bytes, names: bytes) -> bytes:
     return patched(data, BUILT.header_offsets[".nv.callgraph"] + 32, "Q", 0)
 
 
+def test_table_that_ends_one_byte_behind_the_cubin() -> None:
+    names = b"\0name\0"
+    data = with_symbols(SYMBOL.pack(1, 0x12, 0, 0, 0, 0), names)
+    assert len(parse_cubin(data, NameTable()).externals) == 1
+    longer = patched(data, BUILT.header_offsets[".strtab"] + 32, "Q", len(names) + 1)
+    with pytest.raises(PayloadError, match="symbol names at"):
+        parse_cubin(longer, NameTable())
+
+
 def test_names_that_overlap_in_their_string_table() -> None:
     # Each is a tail of the one before: 3 GB of names from 2 MB.
     symbols = b"".join(SYMBOL.pack(i, 0x12, 0, 0, 0, 0) for i in range(3000))

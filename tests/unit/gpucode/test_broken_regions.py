@@ -194,6 +194,16 @@ UNREADABLE = [
         id="compressed-size-past-payload",
     ),
     pytest.param(
+        ElementSpec(
+            content=IMAGE,
+            flags=ZSTD,
+            payload=padded(zstd_frame(IMAGE)),
+            compressed_size=len(padded(zstd_frame(IMAGE))) + 1,
+        ),
+        "exceeds the payload's",
+        id="compressed-size-one-byte-past-payload",
+    ),
+    pytest.param(
         ElementSpec(content=IMAGE, flags=ZSTD, compressed_size=0), "zstd", id="no-compressed-bytes"
     ),
     pytest.param(
@@ -414,6 +424,12 @@ def test_frame_that_does_not_state_its_size(promised: int) -> None:
             unpack(frame, Compression.ZSTD, promised)
 
 
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+def test_limit_of_what_is_unpacked(compression: Compression) -> None:
+    with pytest.raises(PayloadError, match="more than the limit of 536,870,912"):
+        unpack(CUBIN_FRAME, compression, MAX_UNPACKED_SIZE + 1)
+
+
 def test_empty_content() -> None:
     assert unpack(zstd_frame(b""), Compression.ZSTD, 0) == b""
     assert unpack(lz4.block.compress(b"", store_size=False), Compression.LZ4, 0) == b""
@@ -497,6 +513,17 @@ def test_frames_are_not_sought_where_they_cannot_be(read_sections: ReadSections)
     ):
         library_map, _ = read_sections(section)
         assert library_map.sections == ()
+
+
+@pytest.mark.parametrize("missing", [1, 3, 4, 5])
+def test_frame_that_leaves_its_section(read_sections: ReadSections, missing: int) -> None:
+    # The bytes that are missing stand right behind the section, in the next one.
+    cut = len(CUBIN_FRAME) - missing
+    library_map, _ = read_sections(
+        HostSection(name=".ldata", data=CUBIN_FRAME[:cut]),
+        HostSection(name=".data", data=CUBIN_FRAME[cut:] + bytes(64), alignment=1),
+    )
+    assert library_map.sections == ()
 
 
 def test_frame_inside_a_region_is_the_region_s(read_sections: ReadSections) -> None:

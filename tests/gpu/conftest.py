@@ -1,0 +1,26 @@
+"""GPU tests: skipped without a GPU; with ``--require-gpu`` that is a failure instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.gpu import has_gpu
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def gpu(request: pytest.FixtureRequest) -> None:
+    if has_gpu():
+        return
+    # The option is defined in tests/conftest.py, which a run of this folder alone loads too.
+    if request.config.getoption("--require-gpu", default=False):
+        pytest.fail("no NVIDIA GPU here, and --require-gpu was given")
+    pytest.skip("no NVIDIA GPU here")

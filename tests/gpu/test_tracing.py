@@ -1,0 +1,157 @@
+"""Tracing on a real GPU, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.merge import merge_traces
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.roles import Run, child_environment
+
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+DETECTORS = ("cupti", "native")
+
+
+def play(
+    folder: Path, detector: str, scene: str, *, returncode: int = 0, **env: str
+) -> tuple[Usage, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "traced.py"), str(folder), detector, scene],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        | env,
+    )
+    assert done.returncode == returncode, done.stderr
+    return merge_traces((folder / "run-1/trace").iterdir()), done.stdout
+
+
+def kernels(usage: Usage) -> set[str]:
+    return {kernel.name for image in usage.iter_images() for kernel in image.kernels}
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_operations_are_traced_to_regions(tmp_path: Path, detector: str) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, detector, "operations")
+    assert not usage.incomplete
+    assert usage.devices and usage.processes[0].ended
+    used = [library for library in usage.libraries if library.images]
+    names = {Path(library.library.path).name.split(".")[0] for library in used}
+    assert names >= {"libtorch_cuda", "libcublasLt", "libcufft", "libcusolver"}
+    for library in used:
+        regions = read_library(library.library.path, Scope(headers_only=True)).iter_regions()
+        starts = {region.span.start for region in regions}
+        assert {image.offset for image in library.images} <= starts
+    nodeids = {context.nodeid for context in usage.contexts}
+    assert nodeids >= {"sin", "matmul", "fft", "sort", "svd"}
+
+
+def test_both_detectors_see_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    usages = [play(tmp_path / d, d, "operations")[0] for d in DETECTORS]
+    assert kernels(usages[0]) == kernels(usages[1])
+
+
+def test_every_kernel_launched_was_looked_up_or_its_image_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, "launches", "operations")
+    launched = {launch.name for launch in usage.launches}
+    assert len(launched) > 10
+    unseen = launched - kernels(usage)
+    whole = {
+        Path(library.library.path).name.split(".")[0]
+        for library in usage.libraries
+        for image in library.images
+        if image.use.whole
+    }
+    # cuFFT's kernels are reached in a way that CUPTI doesn't show; its images are whole.
+    assert not unseen or (whole & {"libcufft"} and all("fft" in name for name in unseen))
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_forked_child_traces_into_its_own_file(tmp_path: Path, detector: str) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, detector, "fork")
+    parent, child = usage.processes
+    assert (parent.header.role, child.header.role) == (Role.SOLO, Role.CHILD)
+    assert child.header.ppid == parent.header.pid
+    assert any("sin_kernel" in name for name in kernels(usage))
+    assert not usage.incomplete
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_the_profiler_works_in_a_pause_and_tracing_goes_on(tmp_path: Path, detector: str) -> None:
+    pytest.importorskip("torch")
+    usage, out = play(tmp_path, detector, "profiler-in-pause")
+    assert len(out.split("events ")) == 3 and "events 0" not in out
+    assert [gap.end_ns is not None for gap in usage.gaps] == [True, True]
+    assert {w.code for w in usage.incomplete} == {"gap"}
+    assert any("cosh" in name for name in kernels(usage))
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_killed_process_loses_nothing(tmp_path: Path, detector: str) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, detector, "killed", returncode=-signal.SIGKILL)
+    assert not usage.processes[0].ended and not usage.incomplete
+    assert any("sin_kernel" in name for name in kernels(usage))
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_taken_cupti_is_said_and_makes_the_usage_incomplete(
+    tmp_path: Path, detector: str
+) -> None:
+    usage, out = play(tmp_path, detector, "busy")
+    assert out.startswith("busy CUPTI serves one tool at a time")
+    assert {w.code for w in usage.incomplete} == {"cupti-taken"}
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_eager_loading_is_reported(tmp_path: Path, detector: str) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, detector, "operations", CUDA_MODULE_LOADING="EAGER")
+    assert "eager-loading" in {w.code for w in usage.warnings}
+
+
+@pytest.mark.parametrize("forever", [False, True])
+def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
+    nvcc, injection = shutil.which("nvcc"), injection_library()
+    if nvcc is None or injection is None:
+        pytest.skip("nvcc or the native library is missing")
+    program = tmp_path / "program"
+    source = str(HERE / "program.cu")
+    subprocess.run([nvcc, "-arch=native", "-o", str(program), source], check=True)
+    run = Run(base=tmp_path, run_id="run-1", root=tmp_path)
+    run.trace_dir.mkdir(parents=True)
+    changes = child_environment(
+        os.environ, run=run, injection=injection, cupti=None, traced_pid=os.getpid()
+    )
+    changes["PYTEST_CURRENT_TEST"] = "t.py::test_program (call)"
+    command = [str(program), *(["forever"] if forever else [])]
+    with subprocess.Popen(command, env={**os.environ, **changes}, stdout=subprocess.PIPE) as p:
+        assert p.stdout is not None
+        assert p.stdout.readline() == b"6\n"
+        if forever:
+            p.kill()
+        assert p.wait() == (-signal.SIGKILL if forever else 0)
+    usage = merge_traces(run.trace_files())
+    (found,) = [x for x in usage.libraries if x.library.path == str(program)]
+    (image,) = found.images
+    assert [k.name for k in image.use.kernels] == ["_Z4usedPi"]
+    assert [d.name for d in image.use.data] == ["table"]
+    assert usage.contexts[image.use.first.context].nodeid == "t.py::test_program"
+    assert usage.processes[0].ended is not forever
+    assert not usage.incomplete

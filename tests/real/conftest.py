@@ -1,0 +1,72 @@
+"""The real libraries: installed once from the package index, then reused.
+
+They go to ``$NEGATIVA_REAL_LIBS_DIR`` (a folder such as a ``site-packages``; what it already
+has is not installed again), or else to pytest's cache folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PINNED = {
+    "nvidia-cublas": "13.1.0.3",
+    "nvidia-cufft": "12.0.0.61",
+    "nvidia-curand": "10.4.0.35",
+    "nvidia-nccl-cu13": "2.28.9",
+    "nvidia-cuda-cuobjdump": "13.5.37",
+}
+
+
+@pytest.fixture(scope="session")
+def real_libs(pytestconfig: pytest.Config) -> Path:
+    """A folder that holds the packages of ``PINNED`` as ``site-packages`` would."""
+    configured = os.environ.get("NEGATIVA_REAL_LIBS_DIR")
+    assert pytestconfig.cache is not None
+    folder = Path(configured) if configured else pytestconfig.cache.mkdir("negativa-real-libs")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not _missing(folder):
+        return folder
+    # Workers of pytest-xdist each have a session: one installs, the others wait.
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if missing := _missing(folder):
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", f"--target={folder}", *missing]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode != 0:
+                pytest.fail(f"{' '.join(command)}\n{done.stderr}", pytrace=False)
+    return folder
+
+
+def _missing(folder: Path) -> list[str]:
+    return [
+        f"{name}=={version}"
+        for name, version in PINNED.items()
+        if not (folder / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD").exists()
+    ]
+
+
+@pytest.fixture(scope="session")
+def cuobjdump(real_libs: Path) -> Path:
+    return real_libs / "nvidia" / "cu13" / "bin" / "cuobjdump"
+
+
+@pytest.fixture(scope="session")
+def torch_cuda() -> Path:
+    """``libtorch_cuda.so`` of a PyTorch that is there; 900 MB are too much to install."""
+    folders = [Path(os.environ.get("NEGATIVA_REAL_LIBS_DIR", ".")) / "torch"]
+    spec = importlib.util.find_spec("torch")
+    if spec is not None:
+        folders += map(Path, spec.submodule_search_locations or ())
+    for folder in folders:
+        library = folder / "lib" / "libtorch_cuda.so"
+        if library.exists():
+            return library
+    pytest.skip("no torch with CUDA, neither importable nor in $NEGATIVA_REAL_LIBS_DIR")

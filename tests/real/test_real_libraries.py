@@ -1,0 +1,258 @@
+"""NVIDIA's own libraries against literal totals, a second reader, and cuobjdump."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from pytest_negativa.arch import ElementKind
+from pytest_negativa.cli import main
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.mapcache import MapCache
+from pytest_negativa.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope, Section
+from pytest_negativa.models.summary import LibrarySummary
+from pytest_negativa.store import encode_map, shipped_schema
+from pytest_negativa.summarize import summarize
+from tests.real.walker import Walked, walk
+
+pytestmark = pytest.mark.real_libs
+
+HEADERS = Scope(headers_only=True)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a library of one version holds; ``sections`` says how the walker must look."""
+
+    path: str
+    sections: dict[str, str]
+    regions: int
+    elements: int
+    payload_bytes: int
+    frames: int = 0
+    frame_bytes: int = 0
+
+
+LIBRARIES = {
+    "cublas": Expected(
+        "nvidia/cu13/lib/libcublas.so.13", {".nv_fatbin": "regions"}, 193, 1_257, 46_341_200
+    ),
+    "cublasLt": Expected(
+        "nvidia/cu13/lib/libcublasLt.so.13",
+        {".nv_fatbin": "regions", ".cask_resource": "mixed", ".ldata": "frames", ".data": "frames"},
+        3_165,
+        6_120,
+        216_741_432,
+        frames=393,
+        frame_bytes=85_245_200,
+    ),
+    "cufft": Expected(
+        "nvidia/cu13/lib/libcufft.so.12",
+        {".nv_fatbin": "regions", ".ldata": "mixed"},
+        23_984,
+        23_984,
+        263_483_056,
+    ),
+    "curand": Expected(
+        "nvidia/cu13/lib/libcurand.so.10", {".nv_fatbin": "regions"}, 11, 109, 89_555_280
+    ),
+    "nccl": Expected(
+        "nvidia/nccl/lib/libnccl.so.2",
+        {".nv_fatbin": "regions", "__nv_relfatbin": "regions"},
+        143,
+        976,
+        186_926_016,
+    ),
+}
+
+TORCH_PAYLOAD_BYTES = {
+    "29790ad41b7d53b254f233f4141ec43370a58915": 297_572_240,
+    "d5a8ca54ade703f346f36090e67116f56c5e3a64": 297_573_016,
+}
+"""By build id: torch 2.11.0 for CUDA 13.0 and Python 3.11, and for Python 3.12.
+
+Each Python version has its own build of the library. The two have the same size, elements and
+unpacked sizes, but 710 cubins differ in content and so compress to other lengths.
+"""
+
+
+@pytest.fixture(params=LIBRARIES)
+def expected(request: pytest.FixtureRequest) -> Expected:
+    return LIBRARIES[request.param]
+
+
+def element_counts(sections: list[Section]) -> Counter[tuple[str, str]]:
+    return Counter((str(e.arch), e.kind.value) for e in elements(sections))
+
+
+def elements(sections: list[Section]) -> list[Element]:
+    return [e for s in sections for region in s.regions for e in region.elements]
+
+
+def assert_equals_walk(library_map: LibraryMap, walked: dict[str, Walked]) -> None:
+    assert {s.name for s in library_map.sections} == set(walked)
+    for section in library_map.sections:
+        seen = walked[section.name]
+        stored: Counter[tuple[str, str]] = Counter()
+        unpacked: Counter[tuple[str, str]] = Counter()
+        for element in elements([section]):
+            stored[str(element.arch), element.kind.value] += element.payload.size
+            unpacked[str(element.arch), element.kind.value] += element.unpacked_size
+        assert len(section.regions) == seen.regions
+        assert sum(region.span.size for region in section.regions) == seen.accounted
+        assert element_counts([section]) == seen.elements
+        assert stored == seen.stored
+        assert unpacked == seen.unpacked
+        frames = {f.span.start: (f.span.size, f.unpacked_size) for f in section.frames}
+        assert frames == seen.frames
+
+
+def test_totals(real_libs: Path, expected: Expected) -> None:
+    library_map = read_library(real_libs / expected.path, HEADERS)
+    summary = summarize(library_map)
+    stored = sum(e.payload.size for e in library_map.iter_elements())
+    framed = sum(f.span.size for f in library_map.iter_frames())
+    assert (summary.regions, summary.elements, stored) == (
+        expected.regions,
+        expected.elements,
+        expected.payload_bytes,
+    )
+    assert (summary.frames, framed) == (expected.frames, expected.frame_bytes)
+    assert not library_map.problems
+
+
+def test_cublas_by_kind(real_libs: Path) -> None:
+    library_map = read_library(real_libs / LIBRARIES["cublas"].path, HEADERS)
+    kinds = Counter(e.kind for e in library_map.iter_elements())
+    assert kinds == {ElementKind.CUBIN: 1_069, ElementKind.PTX: 188}
+
+
+def test_equals_independent_walk(real_libs: Path, expected: Expected) -> None:
+    path = real_libs / expected.path
+    assert_equals_walk(read_library(path, HEADERS), walk(path, expected.sections))
+
+
+def test_equals_cuobjdump_listing(real_libs: Path, cuobjdump: Path, expected: Expected) -> None:
+    path = real_libs / expected.path
+    library_map = read_library(path, HEADERS)
+    # It looks into no other section: whatever lies elsewhere is compared with the walk alone.
+    seen = [s for s in library_map.sections if s.name in (".nv_fatbin", "__nv_relfatbin")]
+    listed = {
+        (arch, kind): count
+        for kind, option, suffix in (("cubin", "-lelf", "cubin"), ("ptx", "-lptx", "ptx"))
+        for arch, count in list_archs(cuobjdump, option, suffix, path).items()
+    }
+    assert without_family(element_counts(seen)) == listed
+
+
+def without_family(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """As cuobjdump lists it: family-specific code under the plain arch."""
+    plain: Counter[tuple[str, str]] = Counter()
+    for (arch, kind), count in counts.items():
+        plain[arch.removesuffix("f"), kind] += count
+    return plain
+
+
+def list_archs(cuobjdump: Path, option: str, suffix: str, path: Path) -> Counter[str]:
+    # -all: without it, relocatable code is not listed beside linked code.
+    done = subprocess.run([cuobjdump, "-all", option, path], capture_output=True, text=True)
+    # Exit status 0 and a note on stderr where there is nothing of the kind.
+    assert done.returncode == 0, done.stderr
+    return Counter(re.findall(rf"\.(sm_\w+)\.{suffix}$", done.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["cublas", "curand", "nccl"])
+def test_sizes_and_kernels_equal_cuobjdump(
+    real_libs: Path, cuobjdump: Path, tmp_path: Path, name: str
+) -> None:
+    path = real_libs / LIBRARIES[name].path
+    library_map = read_library(path, Scope(devices=("9.0",)))
+    subprocess.run(
+        [cuobjdump, "-xelf", ".sm_90.", path], cwd=tmp_path, check=True, capture_output=True
+    )
+    extracted = sorted(tmp_path.iterdir(), key=lambda p: int(p.name.split(".")[-3]))
+    # Where there is linked code, cuobjdump leaves relocatable code out.
+    ours = [
+        e
+        for s in library_map.sections
+        if s.name == ".nv_fatbin"
+        for e in elements([s])
+        if (str(e.arch), e.kind) == ("sm_90", ElementKind.CUBIN)
+    ]
+    assert [p.stat().st_size for p in extracted] == [e.unpacked_size for e in ours]
+    step = max(1, len(ours) // 20)
+    compared = 0
+    for file, element in list(zip(extracted, ours, strict=True))[::step]:
+        assert isinstance(element.content, Cubin)
+        dump = subprocess.run(
+            [cuobjdump, "-elf", file], check=True, capture_output=True, text=True
+        ).stdout
+        kernels = {k.name: k.code_size for k in library_map.kernels_of(element.content)}
+        assert kernels == entry_symbols(dump)
+        compared += len(kernels)
+    assert compared > 10
+
+
+def entry_symbols(dump: str) -> dict[str, int]:
+    """Kernels and their code sizes in the output of ``cuobjdump -elf``."""
+    row = re.compile(r"^ +0x[0-9a-f]+ +\w+ +(\w+) +FUNC .* ENTRY .* (\S+)$", re.MULTILINE)
+    return {name: int(size, 16) for size, name in row.findall(dump)}
+
+
+def test_all_readable(real_libs: Path, expected: Expected) -> None:
+    library_map = read_library(real_libs / expected.path, Scope(devices=("9.0",)))
+    summary = summarize(library_map)
+    assert summary.problems == ()
+    assert summary.kernels
+
+
+def test_cache_gives_the_same(real_libs: Path, tmp_path: Path) -> None:
+    path = real_libs / LIBRARIES["curand"].path
+    cache = MapCache(tmp_path, 1 << 30)
+    request = MapRequest(scope=Scope(), with_map=True)
+    (first,) = map_libraries([path], request, cache)
+    (second,) = map_libraries([path], request, cache)
+    assert (first.cached, second.cached) == (False, True)
+    assert first.library_map is not None
+    assert second.library_map is not None
+    assert encode_map(first.library_map) == encode_map(second.library_map)
+    assert isinstance(first.summary, LibrarySummary)
+    assert first.summary == second.summary
+
+
+def test_json_fits_schema(real_libs: Path) -> None:
+    path = str(real_libs / LIBRARIES["curand"].path)
+    result = CliRunner().invoke(main, ["inspect", "--no-cache", "--json", "--elements", path])
+    assert result.exit_code == 0
+    jsonschema.validate(json.loads(result.stdout), json.loads(shipped_schema("inspection")))
+
+
+def test_torch(torch_cuda: Path) -> None:
+    library_map = read_library(torch_cuda, HEADERS)
+    walked = walk(torch_cuda, {".nv_fatbin": "regions"})
+    assert_equals_walk(library_map, walked)
+    section = walked[".nv_fatbin"]
+    # Nothing between the regions: no byte of the section is unaccounted for.
+    assert section.accounted == section.size
+    expected = TORCH_PAYLOAD_BYTES.get(library_map.library.build_id or "")
+    if expected is None:
+        pytest.skip(f"compared with the walk alone: build id {library_map.library.build_id}")
+    assert (section.regions, section.elements.total()) == (444, 2_789)
+    assert section.payload_bytes == expected
+
+
+def test_torch_listing(torch_cuda: Path, cuobjdump: Path) -> None:
+    library_map = read_library(torch_cuda, HEADERS)
+    listed = list_archs(cuobjdump, "-lelf", "cubin", torch_cuda)
+    assert element_counts(list(library_map.sections)) == {
+        (arch, "cubin"): count for arch, count in listed.items()
+    }

@@ -1,0 +1,213 @@
+"""Both detectors on the same driver calls, and the native library by itself.
+
+CUPTI needs a GPU; here its callbacks are called with real memory behind every pointer.
+tests/gpu runs the whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.merge import merge_traces
+from pytest_negativa.models.trace import (
+    Context,
+    DataKind,
+    EndRecord,
+    ImageForm,
+    Phase,
+    Role,
+    Usage,
+)
+from pytest_negativa.tracing import injection_source
+from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
+from pytest_negativa.tracing.files import read_trace
+
+ROOT = Path(__file__).parent.parent.parent
+FIXTURES = ROOT / "tests/fixtures/bin"
+FATBIN = FIXTURES / "identifier.fatbin"
+SCENARIO = ROOT / "tests/tracing/scenario.py"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("native") / "_injection.so"
+    flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(
+        [compiler, *flags, "-o", str(path), str(injection_source()), "-ldl", "-lpthread"],
+        check=True,
+    )
+    return path
+
+
+def play(which: str, folder: Path, *extra: str, env: dict[str, str] | None = None) -> list[Path]:
+    subprocess.run(
+        [sys.executable, str(SCENARIO), which, str(folder), str(FATBIN), *extra],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+    )
+    return sorted((folder / "run-1/trace").iterdir())
+
+
+@pytest.fixture(scope="session")
+def python_usage(tmp_path_factory: pytest.TempPathFactory) -> Usage:
+    return merge_traces(play("python", tmp_path_factory.mktemp("python")))
+
+
+@pytest.fixture(scope="session")
+def native_usage(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Usage:
+    return merge_traces(play("native", tmp_path_factory.mktemp("native"), str(library)))
+
+
+@pytest.mark.parametrize("which", ["python_usage", "native_usage"])
+def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None:
+    usage: Usage = request.getfixturevalue(which)
+    (found,) = [x for x in usage.libraries if x.library.path == str(FATBIN)]
+    assert found.library.size == FATBIN.stat().st_size
+    (image,) = found.images
+    assert image.offset == 0 and image.prelinked == (0,)
+    use = image.use
+    assert use.form is ImageForm.FATBIN
+    assert use.calls == ("cuLibraryLoadData", "cuModuleLoad", "cuModuleLoadData")
+    assert [k.name for k in use.kernels] == ["_Z1kv", "from file", "from module"]
+    assert [(d.name, d.kind) for d in use.data] == [
+        ("managed", DataKind.MANAGED),
+        ("variable", DataKind.GLOBAL),
+    ]
+    context = Context(phase=Phase.CALL, nodeid='t.py::t["é\n"]', detail="d")
+    assert usage.contexts == (context,)
+
+    cubin = (FIXTURES / "kernels.sm_90.cubin").read_bytes()
+    (heap,) = usage.memory_images
+    assert heap.sha256 == hashlib.sha256(cubin).hexdigest() and heap.size == len(cubin)
+    assert heap.use.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")
+    assert [k.name for k in heap.use.kernels] == ['\\xff not utf-8 é "\\\n']
+
+    names = {m.use.form: [k.name for k in m.use.kernels] for m in usage.compiled}
+    assert names == {ImageForm.PTX: ["first", "k", "other"], ImageForm.LINKED: []}
+    assert {m.sha256 for m in usage.compiled} >= {hashlib.sha256(cubin[:100]).hexdigest()}
+
+    unknown = " ".join(w.text for w in usage.incomplete if w.code == "image-unknown")
+    assert "stranger" in unknown and "cuModuleLoadData" in unknown
+    assert all(w.code != "child" for w in usage.warnings)
+    (process,) = usage.processes
+    assert process.ended
+
+
+def test_both_detectors_say_the_same(python_usage: Usage, native_usage: Usage) -> None:
+    def facts(usage: Usage) -> object:
+        images = [list(library.images) for library in usage.libraries if library.images]
+        unknown = [w.text for w in usage.incomplete if w.code == "image-unknown"]
+        return images, usage.memory_images, usage.compiled, usage.contexts, unknown
+
+    assert facts(python_usage) == facts(native_usage)
+
+
+def test_without_cupti_the_child_s_trace_says_so(native_usage: Usage) -> None:
+    assert native_usage.processes[0].header.role is Role.CHILD
+    assert native_usage.processes[0].header.detector == "injection"
+    assert any(w.code.startswith("cupti-") for w in native_usage.incomplete)
+
+
+def test_tables_in_c_and_python_agree() -> None:
+    rows = re.findall(
+        r'^    \{(\d+), "(\w+)", (\w+), (\d), (\d), (?:NULL|"([\w-]+)")\},$',
+        injection_source().read_text(),
+        re.MULTILINE,
+    )
+    in_c = [(int(a), b, c, int(d), int(e), f or None) for a, b, c, d, e, f in rows]
+    assert in_c == [
+        (c.cbid, c.name, c.action.name, c.handle, c.subject, c.kind and c.kind.value)
+        for c in DRIVER_CALLS
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 70001])
+def test_sha256(library: Path, size: int) -> None:
+    data = bytes(i * 7 % 251 for i in range(size))
+    text = ctypes.create_string_buffer(65)
+    ctypes.CDLL(str(library)).negativa_sha256(data, ctypes.c_size_t(size), text)
+    assert text.value.decode() == hashlib.sha256(data).hexdigest()
+
+
+def initialize(library: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """InitializeInjection in a program of its own, as cuInit calls it."""
+    code = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1]).InitializeInjection()"
+    if env.pop("SELF", None):
+        code = code.replace("; ", "; os.environ['NEGATIVA_TRACED_PID'] = str(os.getpid()); ", 1)
+    return subprocess.run(
+        [sys.executable, "-c", code, str(library)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return {
+        "NEGATIVA_TRACE_DIR": str(folder),
+        "NEGATIVA_RUN_ID": "run-1",
+        "NEGATIVA_ROOT": "/project",
+        "PYTEST_CURRENT_TEST": "a.py::b[(x)] (call)",
+    }
+
+
+def test_a_child_writes_header_and_end(tmp_path: Path, library: Path) -> None:
+    done = initialize(library, variables(tmp_path))
+    assert done.stdout == "" and done.stderr == ""
+    (path,) = tmp_path.iterdir()
+    trace = read_trace(path)
+    header = trace.header
+    assert header is not None and not trace.problems
+    assert re.fullmatch(rf"run-1\.{header.pid}\.[0-9a-f]{{8}}\.jsonl", path.name)
+    assert header.ppid == os.getpid() and header.root == "/project"
+    assert header.argv[1] == "-c" and header.python == sys.version.split()[0]
+    assert isinstance(trace.records[-1], EndRecord)
+
+
+def test_the_traced_process_itself_is_left_alone(tmp_path: Path, library: Path) -> None:
+    initialize(library, {**variables(tmp_path), "SELF": "1"})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", ["NEGATIVA_TRACE_DIR", "NEGATIVA_RUN_ID"])
+def test_without_variables_nothing_is_written(tmp_path: Path, library: Path, missing: str) -> None:
+    env = variables(tmp_path)
+    del env[missing]
+    initialize(library, env)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, library: Path) -> None:
+    done = initialize(library, variables(tmp_path / "missing"))
+    assert done.stdout == "" and done.stderr == ""
+
+
+def test_a_chained_library_is_initialised_too(tmp_path: Path, library: Path) -> None:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    assert compiler is not None
+    source = tmp_path / "other.c"
+    source.write_text(
+        '#include <stdio.h>\nint InitializeInjection(void) { puts("other"); return 1; }'
+    )
+    other = tmp_path / "other.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(other), str(source)], check=True)
+    folder = tmp_path / "trace"
+    folder.mkdir()
+    for self_traced in ({}, {"SELF": "1"}):
+        env = {**variables(folder), "NEGATIVA_CHAINED_INJECTION": str(other), **self_traced}
+        assert initialize(library, env).stdout == "other\n"
+    env = {**variables(folder), "NEGATIVA_CHAINED_INJECTION": "/no/such.so"}
+    assert initialize(library, env).stderr == ""
