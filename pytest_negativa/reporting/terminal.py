@@ -56,11 +56,15 @@ def _headline(report: RunReport) -> str:
     share = format_share(report.unused_bytes, report.code_bytes)
     lines = [
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) in {len(report.libraries)} libraries is unused on {where}."
+        f"({share}) in {_libraries(len(report.libraries))} is unused on {where}."
     ]
     if report.replay is not None:
         lines.append(report.replay)
     return "\n".join(lines)
+
+
+def _libraries(count: int) -> str:
+    return "1 library" if count == 1 else f"{count:,} libraries"
 
 
 def _library_table(rows: tuple[LibraryRow, ...], top: int) -> str:

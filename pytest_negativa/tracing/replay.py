@@ -21,7 +21,7 @@ from pytest_negativa.models.trace import (
     Device,
     DeviceRecord,
     EndRecord,
-    Header,
+    ImageRecord,
     LibraryRecord,
     ProcessTrace,
     Replay,
@@ -80,10 +80,18 @@ class ReplayDetector:
         self._writer = writer
         self._recording = recording
         self._tests_here: set[str] = set()
+        # Libraries that GPU code was loaded from: (path of the trace, id).
+        self._used: set[tuple[str, int | None]] = set()
         self._stopped = False
 
     def start(self) -> None:
         next_id = 1
+        self._used = {
+            (trace.path, record.library)
+            for trace in self._recording.traces
+            for record in trace.records
+            if isinstance(record, ImageRecord)
+        }
         for trace in self._recording.traces:
             next_id = self._write(trace, next_id)
 
@@ -96,23 +104,27 @@ class ReplayDetector:
                 continue
             moved, used = _move_ids(record, first_id)
             highest = max(highest, used)
-            if isinstance(moved, LibraryRecord):
-                moved = replace(moved, library=self._find_library(moved.library, trace.header))
+            if isinstance(record, LibraryRecord) and isinstance(moved, LibraryRecord):
+                found = relocate(
+                    record.library, trace.header.root, self._writer.header.root, sys.path
+                )
+                if found is None and (trace.path, record.id) not in self._used:
+                    # The other machine's C library and the like: no GPU code was loaded from it.
+                    continue
+                moved = replace(moved, library=found or self._lost(record.library))
             self._writer.write(moved)
         for problem in trace.problems:
             text = f"{trace.path}: {problem}"
             self._writer.write(WarningRecord(code="trace-damaged", text=text, incomplete=True))
         return first_id + highest + 1
 
-    def _find_library(self, library: TracedLibrary, header: Header) -> TracedLibrary:
-        found = relocate(library, header.root, self._writer.header.root, sys.path)
-        if found is None:
-            self.warn(
-                "library-not-here",
-                f"{library.path}: the recorded library isn't on this machine; what was used of "
-                "it can't be located",
-            )
-        return found or library
+    def _lost(self, library: TracedLibrary) -> TracedLibrary:
+        self.warn(
+            "library-not-here",
+            f"{library.path}: the recorded library isn't on this machine; what was used of it "
+            "can't be located",
+        )
+        return library
 
     def set_context(self, context: Context) -> None:
         if context.nodeid is not None:

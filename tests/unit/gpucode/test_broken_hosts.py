@@ -185,6 +185,7 @@ def test_library_cut_anywhere(tmp_path: Path, name: str) -> None:
         with pytest.raises(FormatError) as caught:
             read_library(library, Scope())
         assert caught.value.path == str(library)
+        assert cut < 64 or "section headers end at" in caught.value.problem
 
 
 def test_elf_header_of_a_real_library_with_any_byte_changed(tmp_path: Path) -> None:

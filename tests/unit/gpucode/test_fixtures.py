@@ -523,6 +523,15 @@ def test_scope_reads_what_its_devices_load(devices: tuple[str, ...], read: set[s
     ]
 
 
+@pytest.mark.parametrize(
+    ("device", "read"), [("9.0", {"sm_90"}), ("8.6", {"sm_80"}), ("7.5", set()), ("12.0", set())]
+)
+def test_scope_reads_the_frames_that_run_on_its_device(device: str, read: set[str]) -> None:
+    frames = list(map_of("libframes.so", Scope(devices=(device,))).iter_frames())
+    assert {str(f.arch) for f in frames if f.content is not None} == read
+    assert len(frames) == 3
+
+
 def test_headers_alone() -> None:
     for name in ("libmultiarch.so", "libframes.so"):
         library_map = map_of(name, Scope(headers_only=True))
