@@ -1,0 +1,329 @@
+"""Whole sessions of ``pytest --negativa`` on a GPU, with PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.demangle import demangle
+from pytest_negativa.store import load_map
+
+pytest.importorskip("torch")
+
+PYTORCH_EXAMPLE = Path(__file__).parents[2] / "examples" / "pytorch"
+
+OPERATIONS = """
+import os, signal, subprocess, sys
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")
+
+
+def test_relu(matrix):
+    assert bool((matrix.relu() >= 0).all())
+
+
+def test_sort(matrix):
+    assert torch.equal(matrix.flatten().sort().values.cpu(), matrix.cpu().flatten().sort().values)
+
+
+def test_child():
+    code = "import torch; print(torch.arange(10, device='cuda').cumsum(0)[-1].item())"
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"45"
+"""
+
+KILLED = """
+import os, signal
+import torch
+
+
+def test_first():
+    assert torch.ones(8, device="cuda").sum().item() == 8
+
+
+def test_killed():
+    torch.randn(100, device="cuda").sort()
+    torch.cuda.synchronize()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_last():
+    assert torch.ones(8, device="cuda").prod().item() == 1
+"""
+
+PROFILED = """
+import pytest
+import torch
+
+
+@pytest.mark.negativa_off(reason="profiles itself")
+def test_profiled():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch.randn(64, device="cuda").exp()
+        torch.cuda.synchronize()
+    assert any("kernel" in event.key for event in profile.key_averages())
+
+
+def test_traced():
+    assert torch.ones(8, device="cuda").sum().item() == 8
+"""
+
+# Writes the kernels that a whole session launched, as the profiler of PyTorch saw them.
+PROFILE_PLUGIN = """
+import torch
+from torch.profiler import ProfilerActivity
+
+profile = torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+
+
+def pytest_sessionstart(session):
+    profile.__enter__()
+
+
+def pytest_sessionfinish(session):
+    torch.cuda.synchronize()
+    profile.__exit__(None, None, None)
+    names = {e.name() for e in profile.profiler.kineto_results.events()
+             if str(e.device_type()).endswith("CUDA")}
+    with open("launched.txt", "w") as file:
+        file.write("\\n".join(sorted(names)))
+"""
+
+
+def run(
+    folder: Path, *arguments: str, status: int = 0, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def latest(folder: Path, name: str) -> Any:
+    return json.loads((folder / ".negativa" / "latest" / name).read_text())
+
+
+def used(usage: Any) -> dict[str, dict[int, set[str]]]:
+    """Kernels that were looked up, by library and offset of the image."""
+    return {
+        library["library"]["path"]: {
+            image["offset"]: {kernel["name"] for kernel in image["use"]["kernels"]}
+            for image in library["images"]
+        }
+        for library in usage["libraries"]
+        if library["images"]
+    }
+
+
+def first_uses(usage: Any) -> dict[str, str | None]:
+    """Node id of the test, or phase, in which each kernel was first looked up."""
+    return {
+        kernel["name"]: usage["contexts"][kernel["first"]["context"]]["nodeid"]
+        or usage["contexts"][kernel["first"]["context"]]["phase"]
+        for library in usage["libraries"]
+        for image in library["images"]
+        for kernel in image["use"]["kernels"]
+    }
+
+
+def test_session_with_a_child(tmp_path: Path) -> None:
+    (tmp_path / "test_ops.py").write_text(OPERATIONS)
+
+    done = run(tmp_path, "--negativa")
+
+    assert "unused on NVIDIA" in done.stdout
+    usage = latest(tmp_path, "usage.json")
+    assert usage["incomplete"] == []
+    roles = [(p["header"]["role"], p["ended"]) for p in usage["processes"]]
+    assert roles == [("solo", True), ("child", True)]
+    uses = first_uses(usage)
+    tests = {nodeid for nodeid in uses.values() if nodeid and "::" in nodeid}
+    assert tests == {"test_ops.py::test_relu", "test_ops.py::test_sort", "test_ops.py::test_child"}
+    # The matrix product belongs to the fixture, not to the test that came first.
+    assert "test_ops.py" in uses.values()
+    plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
+    kept = [d for d in plan["decisions"] if d[2]]
+    assert kept and {d[3] for d in kept} == {"loaded"}
+    assert len(kept) < len(plan["decisions"]) / 20
+    spans = latest(tmp_path, "spans/libtorch_cuda.so.json")["spans"]
+    assert [(s["start"], s["end"]) for s in spans] == [
+        (d[0], d[1]) for d in plan["decisions"] if not d[2]
+    ]
+
+
+def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+    folders = {}
+    for name, arguments in {
+        "serial": [],
+        "four": ["-n4"],
+        "file": ["-n4", "--dist=loadfile"],
+    }.items():
+        target = tmp_path / name
+        arguments = [*arguments, f"--negativa-dir={target / '.negativa'}"]
+        run(PYTORCH_EXAMPLE, "-q", "--negativa", *arguments)
+        folders[name] = used(latest(target, "usage.json"))
+
+    assert folders["four"] == folders["serial"]
+    assert folders["file"] == folders["serial"]
+
+
+def test_killed_worker(tmp_path: Path) -> None:
+    (tmp_path / "test_kill.py").write_text(KILLED)
+
+    done = run(tmp_path, "--negativa", "-n2", "--dist=loadfile", status=1)
+
+    assert "did not end by itself" in done.stdout
+    assert "was lost" in done.stdout
+    assert "nothing is planned from this run" in done.stdout
+    assert not (tmp_path / ".negativa" / "latest" / "plan").exists()
+    uses = first_uses(latest(tmp_path, "usage.json"))
+    assert "test_kill.py::test_killed" in uses.values()
+    assert "test_kill.py::test_first" in uses.values()
+
+
+def test_killed_worker_keeps_even_if_its_run_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "test_kill.py").write_text(KILLED)
+
+    run(tmp_path, "--negativa", "-n2", "--negativa-accept-failed", status=1)
+
+    plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
+    assert {d[3] for d in plan["decisions"]} == {"incomplete"}
+
+
+def test_profiler_in_a_marked_test(tmp_path: Path) -> None:
+    (tmp_path / "test_profile.py").write_text(PROFILED)
+
+    done = run(tmp_path, "--negativa")
+
+    assert "profiles itself" in done.stdout
+    usage = latest(tmp_path, "usage.json")
+    assert [gap["why"] for gap in usage["gaps"]] == ["profiles itself"]
+    assert "test_profile.py::test_traced" in first_uses(usage).values()
+    plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
+    assert {d[3] for d in plan["decisions"]} == {"incomplete"}
+
+
+def test_profiler_without_the_mark(tmp_path: Path) -> None:
+    (tmp_path / "test_ops.py").write_text(OPERATIONS)
+    (tmp_path / "holder.py").write_text(
+        "import torch\n"
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "with profile(activities=[ProfilerActivity.CUDA]):\n"
+        "    torch.zeros(1, device='cuda')\n"
+    )
+
+    # Holds CUPTI before the plugin can.
+    done = run(
+        tmp_path,
+        "--negativa",
+        "-p",
+        "holder",
+        PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+    )
+
+    assert "CUPTI" in done.stdout
+    assert "3 passed" in done.stdout
+
+
+def test_eager_loading_is_said(tmp_path: Path) -> None:
+    (tmp_path / "test_ops.py").write_text(OPERATIONS)
+
+    done = run(tmp_path, "--negativa", CUDA_MODULE_LOADING="EAGER")
+
+    assert "CUDA_MODULE_LOADING=EAGER" in done.stdout
+
+
+def test_failed_session_plans_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_ops.py").write_text(OPERATIONS + "\n\ndef test_fails():\n    assert False\n")
+
+    done = run(tmp_path, "--negativa", status=1)
+
+    assert "nothing is planned from this run" in done.stdout
+    assert not (tmp_path / ".negativa" / "latest" / "plan").exists()
+
+
+def test_threshold_fails_the_session(tmp_path: Path) -> None:
+    (tmp_path / "test_ops.py").write_text(OPERATIONS)
+    (tmp_path / "negativa.yaml").write_text("thresholds: {max_unused_percent: 10}\n")
+
+    done = run(tmp_path, "--negativa", status=1)
+
+    assert "max_unused_percent" in done.stdout
+    assert "3 passed" in done.stdout
+
+
+def test_every_launched_kernel_of_a_library_is_in_the_trace(tmp_path: Path) -> None:
+    """Recall, against an independent run under the profiler of PyTorch."""
+    (tmp_path / "whole_session_profile.py").write_text(PROFILE_PLUGIN)
+    environ = {
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p",
+         "whole_session_profile", "--rootdir", str(PYTORCH_EXAMPLE), str(PYTORCH_EXAMPLE / "tests"),
+         "-c", str(PYTORCH_EXAMPLE / "pytest.ini")],
+        cwd=tmp_path, env={**os.environ, **environ}, check=False, timeout=400,
+    )  # fmt: skip
+    launched = set((tmp_path / "launched.txt").read_text().split("\n"))
+    run(PYTORCH_EXAMPLE, "-q", "--negativa", f"--negativa-dir={tmp_path / '.negativa'}")
+    usage = latest(tmp_path, "usage.json")
+
+    held: set[str] = set()
+    for path in (tmp_path / ".negativa" / "latest" / "map").iterdir():
+        held.update(map(demangle, load_map(path).names))
+    looked_up = {
+        demangle(kernel["name"])
+        for images in (
+            [i for library in usage["libraries"] for i in library["images"]],
+            usage["memory_images"],
+            usage["compiled"],
+        )
+        for image in images
+        for kernel in image["use"]["kernels"]
+    }
+    whole = {
+        demangle(name)
+        for library in usage["libraries"]
+        for image in library["images"]
+        if not image["use"]["kernels"] or image["use"]["enumerated_by"]
+        for name in _kernels_at(tmp_path, library["library"]["path"], image["offset"])
+    }
+    of_libraries = {name for name in launched if name in held}
+    missing = of_libraries - looked_up - whole
+    print(
+        f"launched {len(launched)} names, {len(of_libraries)} of libraries; "
+        f"looked up {len(of_libraries & looked_up)}, by whole images "
+        f"{len(of_libraries & whole - looked_up)}, missing {len(missing)}"
+    )
+    assert len(of_libraries) > 100
+    assert not missing
+
+
+def _kernels_at(tmp_path: Path, library: str, offset: int) -> set[str]:
+    found = tmp_path / ".negativa" / "latest" / "map" / f"{Path(library).name}.json"
+    library_map = load_map(found)
+    return {
+        kernel.name
+        for region in library_map.iter_regions()
+        if region.span.start == offset
+        for element in region.elements
+        for kernel in library_map.kernels_of(element.content)
+    }
