@@ -6,7 +6,7 @@ Three measures, on a GPU with PyTorch:
 - loop: a training loop of a tiny model, bound by kernel launches, timed inside of its test;
 - suite: 500 GPU tests of about a millisecond each, from the start of pytest to its end.
 
-Run: python benchmarks/tracing_overhead.py [--pairs 10]
+Run: python benchmarks/tracing_overhead.py [--pairs 10] [--only loop]
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _measure(folder: Path, name: str, traced: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="runs of each kind (default: 10)")
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--only", choices=("start", "loop", "suite"), help="one measure")
+    arguments = parser.parse_args()
+    pairs = arguments.pairs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, text in (
@@ -113,6 +115,8 @@ def main() -> None:
             ("test_loop.py", _LOOP),
             ("test_suite.py", _SUITE),
         ):
+            if arguments.only not in (None, file[5:-3]):
+                continue
             (folder / file).write_text(text)
             for traced in (False, True):
                 _measure(folder, file, traced)
