@@ -129,13 +129,14 @@ def _conclude(traces: Sequence[Path], folder: Path, settings: Settings, *, sound
     from pytest_negativa.conclude import conclude
     from pytest_negativa.merge import merge_traces
     from pytest_negativa.progress import ByteProgress
-    from pytest_negativa.reporting.terminal import render_report
+    from pytest_negativa.reporting.terminal import render_nothing, render_report
 
     with ByteProgress("reading libraries") as progress:
         report = conclude(
             merge_traces(traces), settings, folder, sound=sound, on_done=progress.update
         )
-    click.echo("\n\n".join(render_report(report, settings.reports.top)))
+    text = render_nothing(report) or "\n\n".join(render_report(report, settings.reports.top))
+    click.echo(text)
     if report.crossed and sound:
         click.get_current_context().exit(1)
 

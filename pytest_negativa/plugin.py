@@ -7,6 +7,7 @@ options; what tracing needs is imported once ``--negativa`` is there.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -47,3 +48,18 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+
+
+@pytest.fixture
+def negativa_off(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Release CUPTI for the rest of a test, for what needs a profiler itself.
+
+    What runs meanwhile is not traced, so nothing that it may use can be called unused. Does
+    nothing in a session without ``--negativa``.
+    """
+    traced = request.config.pluginmanager.get_plugin("negativa-traced-process")
+    if traced is None:
+        yield
+    else:
+        with traced.paused(f"the fixture negativa_off of {request.node.nodeid}"):
+            yield

@@ -17,7 +17,7 @@ from pytest_negativa.models.library import Element, Frame, LibraryMap
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.pipeline import Hooks
-from pytest_negativa.reporting.terminal import render_report
+from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.tracing.roles import Run
 
 if TYPE_CHECKING:
@@ -115,6 +115,9 @@ class Reporter:
 
     def _show(self, report: RunReport) -> None:
         if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
+            if (line := render_nothing(report)) is not None:
+                self._write(line)
+                return
             self._section()
             for paragraph in render_report(report, self._settings.reports.top):
                 self._write(paragraph + "\n")

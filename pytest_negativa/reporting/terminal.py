@@ -29,11 +29,9 @@ _MAX_COMPILED = 5
 
 def render_report(report: RunReport, top: int) -> Iterator[str]:
     """The report, a paragraph at a time; ``top``: how many libraries get a row of their own."""
-    if not report.libraries:
-        yield from _nothing_found(report)
-        return
     yield _headline(report)
-    yield _library_table(report.libraries, top)
+    if report.libraries:
+        yield _library_table(report.libraries, top)
     notes = [f"{Path(row.path).name}: {note}" for row in report.libraries for note in row.notes]
     if notes:
         yield _list("Kept for lack of knowledge or by policy:", notes)
@@ -43,12 +41,11 @@ def render_report(report: RunReport, top: int) -> Iterator[str]:
     yield f"Files in {report.directory}: {', '.join(report.files)}"
 
 
-def _nothing_found(report: RunReport) -> Iterator[str]:
-    if report.loaded_without_code or not report.not_covered:
-        yield "No GPU code was loaded: no process of this session loaded a library with GPU code."
-    if report.compiled_kernels:
-        yield _compiled_line(report.compiled_kernels)
-    yield from _warnings(report)
+def render_nothing(report: RunReport) -> str | None:
+    """The one line for a run that used no GPU code and has nothing else to say, else None."""
+    if report.libraries or report.compiled_kernels or report.not_covered or report.crossed:
+        return None
+    return "negativa: no GPU code was loaded by any process of this run"
 
 
 def _headline(report: RunReport) -> str:
