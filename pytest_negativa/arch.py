@@ -24,7 +24,8 @@ _CAPABILITY = re.compile(r"(\d+)\.(\d)")
 class ElementKind(str, enum.Enum):
     """What an element of a region holds.
 
-    The values are ours; the numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR).
+    The values are ours; the numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR). Unknown
+    are other numbers, and elements with flags that are not known.
     """
 
     PTX = "ptx"

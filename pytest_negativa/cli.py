@@ -108,8 +108,7 @@ def inspect(
     if as_json:
         click.echo(render_json(inspected))
     elif text := "\n\n".join(render_text(inspected, request)):
-        # File names on Linux may be any bytes.
-        click.echo(text.encode(errors="backslashreplace").decode())
+        click.echo(text)
     errors = [error for one in inspected for error in errors_of(one)]
     for error in errors:
         _print_error(error)
@@ -137,4 +136,8 @@ for _command in COMMANDS:
 
 
 def _print_error(error: Exception) -> None:
-    click.echo(f"negativa: error: {error}", err=True)
+    from pytest_negativa.reporting.text import printable
+
+    # A message of several lines keeps them.
+    lines = "\n".join(map(printable, str(error).split("\n")))
+    click.echo(f"negativa: error: {lines}", err=True)

@@ -116,23 +116,25 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
     """The tables, a text for each library or set."""
     # tabulate costs 30 ms to import.
     from pytest_negativa.reporting import inspection
+    from pytest_negativa.reporting.text import printable
 
     for one in inspected:
         summaries = [m.summary for m in one.mapped if m.summary is not None]
         if one.libraries.explicit:
             yield from map(inspection.library_report, summaries)
         elif not one.libraries.paths:
-            yield f"{one.libraries.label}: no ELF files"
+            yield f"{printable(one.libraries.label)}: no ELF files"
         elif summaries:
             yield inspection.set_report(one.libraries.label, summaries)
         for mapped in one.mapped:
             if mapped.library_map is None or not mapped.library_map.sections:
                 continue
+            path = printable(str(mapped.path))
             if request.elements:
-                yield f"{mapped.path}, elements:"
+                yield f"{path}, elements:"
                 yield inspection.element_table(mapped.library_map, request.device)
             if request.kernels:
-                yield f"{mapped.path}, kernels:"
+                yield f"{path}, kernels:"
                 yield "\n".join(inspection.kernel_lines(mapped.library_map))
 
 

@@ -35,7 +35,7 @@ DEFAULT_LIMIT = 1 << 30
 
 _MAGIC = "negativa-map"
 # Raised when reading finds more or other things than before: old entries are then not found.
-_READER_VERSION = 1
+_READER_VERSION = 2
 _SUFFIX = ".map"
 
 

@@ -128,6 +128,7 @@ def _size(path: Path) -> int:
 
 def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary | None:
     try:
+        _check_name(path)
         key = _cache_key(path, cache)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
@@ -174,7 +175,6 @@ def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
 
 def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
     try:
-        _check_name(path)
         key = _cache_key(path, cache)
         library_map = read_library(path, request.scope)
     except NegativaError as e:

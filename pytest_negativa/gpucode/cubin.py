@@ -25,6 +25,10 @@ _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _CALL = struct.Struct("<II")
 
+# Of the ABI in e_ident[8]: 7 up to ptxas 12, and 8. In another one e_flags and the tables may say
+# other things.
+_ABI_VERSIONS = (7, 8)
+
 _ET_REL = 1
 _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
@@ -59,6 +63,13 @@ def is_cubin_header(data: bytes) -> bool:
     )
 
 
+def abi_problem(header: bytes) -> str | None:
+    """Why the header (its first 64 bytes) of a cubin can't be trusted, or None."""
+    if header[8] in _ABI_VERSIONS:
+        return None
+    return f"cubin: ABI version {header[8]}, expected 7 or 8"
+
+
 def cubin_arch(header: bytes) -> SmArch:
     """The SM arch in an ELF header (its first 64 bytes).
 
@@ -83,6 +94,8 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     """
     if not is_cubin_header(data) or len(data) < ELF_HEADER.size:
         raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
+    if problem := abi_problem(data):
+        raise PayloadError(problem)
     header = ELF_HEADER.unpack_from(data)
     sections = _section_headers(data, header[6], header[11], header[12])
     tables = _Tables(names)

@@ -18,7 +18,7 @@ Element header, 64 bytes and up; elements follow each other and fill the region:
     0x18  u16 minor, u16 major   of the format inside (PTX ISA version, cubin 1.8)
     0x1C  u32 arch               90 is sm_90
     0x20  u32 name_offset, u32 name_length
-    0x28  u64 flags
+    0x28  u64 flags              see the constants; others than these are not known
     0x30  u64 seed               of scrambled LTO-IR, else 0
     0x38  u64 uncompressed_size  0 if not compressed
 """
@@ -43,11 +43,27 @@ _ELEMENT_VERSION = 0x0101
 _MAX_HEADER_SIZE = 1 << 16
 
 _KINDS = {1: ElementKind.PTX, 2: ElementKind.CUBIN, 8: ElementKind.LTO_IR}
+_FLAG_64_BIT = 0x1
+_FLAG_DEBUG = 0x2
+_FLAG_LINUX = 0x10
 _FLAG_LZ4 = 0x2000
 _FLAG_ZSTD = 0x8000
 FLAG_SCRAMBLED = 0x10000
 _FLAG_ARCH_SPECIFIC = 0x100000
 _FLAG_FAMILY_SPECIFIC = 0x200000
+# Set for sm_100 and later; what it says is not known, but the driver's choice is as without it.
+_FLAG_BLACKWELL = 0x1000000
+_KNOWN_FLAGS = (
+    _FLAG_64_BIT
+    | _FLAG_DEBUG
+    | _FLAG_LINUX
+    | _FLAG_LZ4
+    | _FLAG_ZSTD
+    | FLAG_SCRAMBLED
+    | _FLAG_ARCH_SPECIFIC
+    | _FLAG_FAMILY_SPECIFIC
+    | _FLAG_BLACKWELL
+)
 
 
 class RegionFault(Exception):
@@ -148,7 +164,10 @@ def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
         raise RegionFault(
             offset + 8, f"element payload ends at {payload_end:#x}, its region at {end:#x}"
         )
-    kind = _KINDS.get(kind_number, ElementKind.UNKNOWN)
+    unknown_flags = flags & ~_KNOWN_FLAGS
+    # Such a flag may change what the content is or which device takes it (as that for ``a`` did
+    # when it was new), so the element must not stand in for others of its region either.
+    kind = ElementKind.UNKNOWN if unknown_flags else _KINDS.get(kind_number, ElementKind.UNKNOWN)
     compression = (
         Compression.LZ4
         if flags & _FLAG_LZ4
@@ -159,7 +178,9 @@ def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
     suffix = "a" if flags & _FLAG_ARCH_SPECIFIC else "f" if flags & _FLAG_FAMILY_SPECIFIC else ""
     packed = compression is not Compression.NONE
     unreadable = None
-    if kind is ElementKind.UNKNOWN:
+    if unknown_flags:
+        unreadable = f"flags {unknown_flags:#x} are not known"
+    elif kind is ElementKind.UNKNOWN:
         unreadable = f"element kind {kind_number} is not known"
     elif flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
         unreadable = f"flags {flags:#x} state both LZ4 and zstd"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zstandard
 
-from pytest_negativa.gpucode.cubin import cubin_arch, is_cubin_header
+from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
 from pytest_negativa.gpucode.elf import ELF_HEADER
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
@@ -64,7 +64,10 @@ def parse_frame(source: ByteSource, offset: int, end: int, budget: WalkBudget) -
     if not is_cubin_header(elf_header) or len(elf_header) < ELF_HEADER.size:
         return None
     return Frame(
-        span=Span(offset, frame_end), unpacked_size=unpacked_size, arch=cubin_arch(elf_header)
+        span=Span(offset, frame_end),
+        unpacked_size=unpacked_size,
+        arch=cubin_arch(elf_header),
+        unreadable=abi_problem(elf_header),
     )
 
 

@@ -152,6 +152,8 @@ class _Reader:
         return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
 
     def _read_frame(self, frame: Frame) -> Frame:
+        if frame.unreadable is not None:
+            return frame
         if self._scope.headers_only or not (
             self._devices is None or any(cubin_runs_on(frame.arch, d) for d in self._devices)
         ):

@@ -42,6 +42,10 @@ def parse_ptx(text: bytes, names: NameTable) -> Ptx:
         b"const": {},
     }
     for match in _DECLARATION.finditer(text):
+        # A parameter, ".param .u64 .ptr .global .align 4 p", is no variable. Looking behind in the
+        # expression itself would make the search for it slow.
+        if text.endswith((b".ptr ", b".ptr\t"), max(0, match.start() - 5), match.start()):
+            continue
         declared[match[1]][names.index(match[2])] = None
     return Ptx(
         version=version[1].decode("ascii"),

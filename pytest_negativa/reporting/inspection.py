@@ -16,6 +16,7 @@ from pytest_negativa.arch import (
 from pytest_negativa.models.library import Content, Element, LibraryMap
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_share
 from pytest_negativa.summarize import FRAME
 
@@ -26,9 +27,10 @@ _MAX_PROBLEMS = 10
 def library_report(summary: LibrarySummary) -> str:
     """One library: a headline, its sections, its code by arch and kind."""
     if not summary.sections:
+        found = "no GPU code that is understood" if summary.problems else "no GPU code"
         return "\n".join(
             [
-                f"{summary.path}: {format_bytes(summary.size)}, no GPU code",
+                f"{printable(summary.path)}: {format_bytes(summary.size)}, {found}",
                 *_problem_lines(summary),
             ]
         )
@@ -57,7 +59,7 @@ def library_report(summary: LibrarySummary) -> str:
             for section in summary.sections
         ],
     )
-    parts = [f"{summary.path}: {', '.join(counts)}", sections, code_table([summary])]
+    parts = [f"{printable(summary.path)}: {', '.join(counts)}", sections, code_table([summary])]
     if summary.device is not None:
         parts.append(_device_line(summary.device, summary.loaded_bytes or 0, summary.code_bytes))
     parts.extend(_problem_lines(summary))
@@ -68,8 +70,10 @@ def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
     """A folder or distribution: a row for each library with GPU code, totals, code by arch."""
     with_code = sorted((s for s in summaries if s.sections), key=lambda s: -s.code_bytes)
     without = len(summaries) - len(with_code)
+    label = printable(label)
+    problems = [line for summary in summaries for line in _problem_lines(summary)]
     if not with_code:
-        return f"{label}: {len(summaries):,} libraries, no GPU code"
+        return "\n\n".join([f"{label}: {len(summaries):,} libraries, no GPU code", *problems])
     device = with_code[0].device
     headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
     if device is not None:
@@ -85,9 +89,7 @@ def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
     if device is not None:
         loaded = sum(s.loaded_bytes or 0 for s in with_code)
         parts.append(_device_line(device, loaded, sum(s.code_bytes for s in with_code)))
-    for summary in summaries:
-        parts.extend(_problem_lines(summary))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *problems])
 
 
 def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
@@ -184,16 +186,23 @@ def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> 
 
 
 def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
-    """Every kernel that was read, by mangled name, with its archs and code size."""
-    archs: dict[str, dict[str, int | None]] = defaultdict(dict)
+    """Every kernel that was read, by mangled name, with its archs and code sizes.
+
+    Several regions may have a kernel of one name (a template compiled twice): each size is told.
+    """
+    # Dictionaries as sets that keep the order.
+    archs: dict[str, dict[str, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
     for arch, content in _iter_contents(library_map):
         for kernel in library_map.kernels_of(content):
-            archs[kernel.name][arch] = kernel.code_size
+            sizes = archs[kernel.name][arch]
+            if kernel.code_size is not None:
+                sizes[kernel.code_size] = None
     for name in sorted(archs):
-        sizes = ", ".join(
-            arch if size is None else f"{arch} {size:,} B" for arch, size in archs[name].items()
+        described = (
+            f"{arch} {' or '.join(f'{size:,} B' for size in sizes)}".rstrip()
+            for arch, sizes in archs[name].items()
         )
-        yield f"{name}  [{sizes}]"
+        yield f"{printable(name)}  [{', '.join(described)}]"
 
 
 def _iter_contents(library_map: LibraryMap) -> Iterator[tuple[str, Content | None]]:
@@ -228,7 +237,7 @@ def _device_line(device: str, loaded: int, code: int) -> str:
 def _problem_lines(summary: LibrarySummary) -> list[str]:
     if not summary.problems:
         return []
-    lines = [f"{summary.path}: {text}" for text in summary.problems[:_MAX_PROBLEMS]]
+    lines = [printable(f"{summary.path}: {text}") for text in summary.problems[:_MAX_PROBLEMS]]
     if len(summary.problems) > _MAX_PROBLEMS:
         lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
     return ["\n".join(lines)]

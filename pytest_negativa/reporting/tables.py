@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_negativa.reporting.text import printable
+
 _ALIGNMENTS = {"l": "left", "r": "right"}
 
 
@@ -15,13 +17,13 @@ def format_table(
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
 
-    ``total`` is a last row, set off by a rule.
+    ``total`` is a last row, set off by a rule. Cells may hold any text: see ``printable``.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
     from tabulate import tabulate
 
     table = tabulate(
-        rows if total is None else [*rows, total],
+        [[printable(cell) for cell in row] for row in (rows if total is None else [*rows, total])],
         headers=headers,
         tablefmt="simple",
         colalign=[_ALIGNMENTS[a] for a in align],

@@ -28,8 +28,11 @@ PINNED = {
 def real_libs(pytestconfig: pytest.Config) -> Path:
     """A folder that holds the packages of ``PINNED`` as ``site-packages`` would."""
     configured = os.environ.get("NEGATIVA_REAL_LIBS_DIR")
-    assert pytestconfig.cache is not None
-    folder = Path(configured) if configured else pytestconfig.cache.mkdir("negativa-real-libs")
+    if configured:
+        folder = Path(configured)
+    else:
+        assert pytestconfig.cache is not None
+        folder = pytestconfig.cache.mkdir("negativa-real-libs")
     folder.mkdir(parents=True, exist_ok=True)
     if not _missing(folder):
         return folder

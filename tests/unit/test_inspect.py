@@ -15,6 +15,15 @@ from click.testing import CliRunner, Result
 
 from pytest_negativa.cli import main
 from pytest_negativa.store import shipped_schema
+from tests.builders import (
+    CubinSpec,
+    ElementSpec,
+    HostSection,
+    build_cubin,
+    build_host,
+    build_region,
+    fatbin_section,
+)
 from tests.unit.libraries import (
     BIN,
     IS_ROOT,
@@ -215,6 +224,47 @@ class TestTables:
         assert result.exit_code == 0
         assert f"{library}: element at offset 0x2090: " in result.stdout
         assert "; kept\n" in result.stdout
+
+    def test_damage_is_told_where_nothing_is_left(self, tmp_path: Path) -> None:
+        library = tmp_path / "lib.so"
+        library.write_bytes(build_host([fatbin_section(b"not a region")]).data)
+        alone, folder = inspect(library), inspect(tmp_path)
+        assert f"{library}: {library.stat().st_size} B, no GPU code that is understood" in (
+            alone.stdout
+        )
+        assert "1 libraries, no GPU code" in folder.stdout
+        for result in (alone, folder):
+            assert result.exit_code == 0
+            assert f"{library}: at offset 0x40: .nv_fatbin: 16 bytes" in result.stdout
+            assert "are not understood; kept" in result.stdout
+
+    def test_kernels_of_one_name_in_two_regions(self, tmp_path: Path) -> None:
+        library = tmp_path / "lib.so"
+        regions = [
+            build_region([ElementSpec(content=build_cubin(CubinSpec(kernels={"k": code})).data)])
+            for code in (bytes(1024), bytes(64), bytes(1024))
+        ]
+        library.write_bytes(build_host([fatbin_section(*regions)]).data)
+        assert "k  [sm_90 1,024 B or 64 B]" in inspect("--kernels", library).stdout.split("\n")
+
+    def test_names_that_a_terminal_would_act_on(self, tmp_path: Path) -> None:
+        image = build_cubin(CubinSpec(kernels={"k\x1b[2Jernel": bytes(64)})).data
+        region = build_region([ElementSpec(content=image, identifier=b"\x1b]0;x\x07.cu")])
+        folder = tmp_path / "a\x1b[31m\nb"
+        folder.mkdir()
+        library = folder / "lib\x1bc.so"
+        odd = HostSection(name="\x1b[7m.odd", data=region)
+        library.write_bytes(build_host([odd, fatbin_section(b"no region")]).data)
+        (folder / "text\x1bc").write_bytes(b"no library")
+        for path in (library, folder, folder / "text\x1bc", folder / "absent\x1bc"):
+            result = inspect("--kernels", "--elements", path)
+            assert result.stdout or result.stderr
+            for output in (result.stdout, result.stderr):
+                assert all(line.isprintable() for line in output.split("\n"))
+        output = inspect("--kernels", "--elements", library).stdout
+        assert r"k\x1b[2Jernel  [" in output
+        for shown in (r"\x1b]0;x\x07.cu", r"\x1b[7m.odd", r"a\x1b[31m\nb/lib\x1bc.so: "):
+            assert shown in output
 
     def test_file_name_that_is_not_utf8(self, tmp_path: Path) -> None:
         name = os.fsencode(tmp_path) + b"/lib\xff.so"

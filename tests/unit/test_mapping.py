@@ -13,7 +13,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
-from tests.unit.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS
+from tests.unit.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS, make_large
 
 ALL = MapRequest(scope=Scope(), with_map=True)
 
@@ -68,6 +68,18 @@ def test_path_that_is_not_utf8(tmp_path: Path) -> None:
     assert str(mapped.error) == (
         f"{tmp_path}/lib\\xff.so: not read: the path is not UTF-8; rename it"
     )
+
+
+def test_known_library_whose_path_is_no_longer_utf8(tmp_path: Path) -> None:
+    """Renaming a folder above it leaves all that the cache goes by as it was."""
+    cache = MapCache(tmp_path / "cache", 1 << 30)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    library = make_large(MULTIARCH, folder / "lib.so")
+    assert [m.error for m in map_libraries([library], ALL, cache)] == [None]
+    renamed = folder.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    (mapped,) = map_libraries([Path(renamed, "lib.so")], ALL, cache)
+    assert "the path is not UTF-8" in str(mapped.error)
 
 
 def test_library_that_changes_while_it_is_read(

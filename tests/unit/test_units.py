@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_share
 
 
@@ -55,3 +56,20 @@ def test_table_aligns_and_sets_off_the_total() -> None:
 
 def test_table_keeps_text_that_looks_like_a_number() -> None:
     assert "1e5" in format_table("l", ["name"], [["1e5"]])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("_Z6kernelPf", "_Z6kernelPf"),
+        ("übung größer.so", "übung größer.so"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("two\nlines\r", "two\\nlines\\r"),
+        ("\x9b2J", "\\x9b2J"),
+        ("lib\u202eos.", "lib\\u202eos."),
+        ("lib\udcff.so", "lib\\udcff.so"),
+    ],
+)
+def test_names_that_a_terminal_would_act_on(name: str, text: str) -> None:
+    assert printable(name) == text
+    assert format_table("l", ["name"], [[name]]).split("\n")[2:] == [text]

@@ -293,6 +293,8 @@ def declared(text: bytes) -> dict[str, list[str]]:
         (b".global .align 4 .b8 counter[4];", {"global": ["counter"]}),
         (b".visible .global .align 16 .b8 table[32] = {1};", {"global": ["table"]}),
         (b".global .attribute(.managed) .align 4 .u32 managed;", {"global": ["managed"]}),
+        (b".entry k(.param .u64 .ptr .global .align 4 k_param_0)", {"entry": ["k"]}),
+        (b".entry k(.param .u64 .ptr\t.const .align 4 k_param_0)", {"entry": ["k"]}),
         (b".const .align 4 .b8 limits[16];", {"const": ["limits"]}),
         (b"ld.global.u32 %r1, [%rd1];\nld.const.u32 %r2, [c];", {}),
         (b".entry $odd$name() {}", {"entry": ["$odd$name"]}),

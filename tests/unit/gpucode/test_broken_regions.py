@@ -9,7 +9,7 @@ import lz4.block
 import pytest
 import zstandard
 
-from pytest_negativa.arch import ElementKind
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
@@ -182,6 +182,24 @@ UNREADABLE = [
     pytest.param(ElementSpec(content=IMAGE, kind=0), "element kind 0 is not known", id="kind-0"),
     pytest.param(
         ElementSpec(content=IMAGE, kind=0xFFFF), "element kind 65535 is not known", id="kind-65535"
+    ),
+    pytest.param(
+        ElementSpec(content=IMAGE, flags=LINUX_64 | 0x4), "flags 0x4 are not known", id="flag-0x4"
+    ),
+    pytest.param(
+        ElementSpec(content=IMAGE, flags=LINUX_64 | 0x400000),
+        "flags 0x400000 are not known",
+        id="flag-behind-those-of-archs",
+    ),
+    pytest.param(
+        ElementSpec(content=IMAGE, flags=LINUX_64 | 1 << 63),
+        "flags 0x8000000000000000 are not known",
+        id="flag-2-to-63",
+    ),
+    pytest.param(
+        ElementSpec(content=build_cubin(CubinSpec(kernels={"kernel": bytes(64)}, abi=9)).data),
+        "cubin: ABI version 9, expected 7 or 8",
+        id="abi-9",
     ),
     pytest.param(
         ElementSpec(content=IMAGE, flags=LINUX_64 | LZ4 | ZSTD, payload=pack(IMAGE, ZSTD)),
@@ -489,6 +507,9 @@ def test_frame_that_holds_no_cubin(read_sections: ReadSections, frame: bytes) ->
             "cubin",
             id="half-a-cubin",
         ),
+        pytest.param(
+            zstd_frame(patched(IMAGE, 8, "B", 9)), None, "ABI version 9, expected", id="abi-9"
+        ),
     ],
 )
 def test_unreadable_frame_is_kept(
@@ -503,6 +524,27 @@ def test_unreadable_frame_is_kept(
     with pytest.raises(AssertionError, match=pattern):
         raise AssertionError(broken.unreadable)
     assert sound.content is not None
+
+
+def test_frame_of_another_abi_is_kept_whatever_is_read(tmp_path: Path) -> None:
+    """Its arch stands where only a known ABI has it, so no arch makes it one to pass over."""
+    frame = zstd_frame(patched(IMAGE, 8, "B", 9))
+    library = tmp_path / "lib.so"
+    library.write_bytes(build_host([HostSection(name=".ldata", data=padded(frame))]).data)
+    for scope in (Scope(headers_only=True), Scope(devices=("7.5",)), Scope()):
+        (found,) = read_library(library, scope).iter_frames()
+        assert found.unreadable == "cubin: ABI version 9, expected 7 or 8"
+
+
+def test_element_with_unknown_flag_stands_in_for_no_other(read_sections: ReadSections) -> None:
+    """The flag may say that no known device takes it; then the driver takes the other one."""
+    odd = ElementSpec(content=IMAGE, arch=90, flags=LINUX_64 | 0x400000)
+    other = ElementSpec(content=IMAGE, arch=90, flags=LINUX_64)
+    older = ElementSpec(content=IMAGE, arch=80, flags=LINUX_64)
+    for specs, chosen in (([odd, other], (1,)), ([odd, older], ())):
+        library_map, _ = read_sections(fatbin_section(build_region(specs)))
+        (region,) = library_map.iter_regions()
+        assert choose_elements(region.elements, ComputeCapability(9, 0)) == chosen
 
 
 def test_frames_are_not_sought_where_they_cannot_be(read_sections: ReadSections) -> None:

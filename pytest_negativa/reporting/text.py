@@ -1,0 +1,14 @@
+"""Names out of files, made fit for a terminal."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    r"""``text`` with everything escaped that a terminal acts on or cannot show.
+
+    Names of files, sections, sources and kernels may hold any bytes, escape sequences too:
+    ``"\x1b[2J"`` comes out as these characters. A line break is escaped as well.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
