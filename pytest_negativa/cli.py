@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +38,12 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except NegativaError as e:
+            _print_error(e)
+            ctx.exit(EXIT_FAILED)
+        except OSError as e:
+            # click sees to a closed pipe itself; this is a full disk behind a redirection.
+            if e.errno != errno.ENOSPC:
+                raise
             _print_error(e)
             ctx.exit(EXIT_FAILED)
 
@@ -107,8 +114,9 @@ def inspect(
         inspected = inspect_libraries(request, cache, jobs, progress.update)
     if as_json:
         click.echo(render_json(inspected))
-    elif text := "\n\n".join(render_text(inspected, request)):
-        click.echo(text)
+    else:
+        for number, part in enumerate(render_text(inspected, request)):
+            click.echo(f"\n{part}" if number else part)
     errors = [error for one in inspected for error in errors_of(one)]
     for error in errors:
         _print_error(error)

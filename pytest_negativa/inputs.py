@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,9 +168,12 @@ def _not_found(argument: str) -> str:
 
     # What an interrupted removal leaves behind is found here, too, and has no name.
     names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata}
-    close = difflib.get_close_matches(argument, names, n=1)
+    close = difflib.get_close_matches(argument, names, n=1, cutoff=0.75)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{argument}: neither a file or folder nor an installed distribution{hint}"
+    return (
+        f"{argument}: neither a file or folder nor a distribution that is installed for "
+        f"{sys.executable}{hint}"
+    )
 
 
 class DistributionIndex:

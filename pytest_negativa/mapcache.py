@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.store import decode_map, encode_map, write_atomically
+from pytest_negativa.store import TEMPORARY_SUFFIX, decode_map, encode_map, write_atomically
 
 DEFAULT_LIMIT = 1 << 30
 """Bytes that the folder may hold before the entries used longest ago go."""
@@ -37,6 +38,8 @@ _MAGIC = "negativa-map"
 # Raised when reading finds more or other things than before: old entries are then not found.
 _READER_VERSION = 2
 _SUFFIX = ".map"
+# No write takes this long: its process was killed.
+_ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
 def default_directory() -> Path | None:
@@ -153,6 +156,7 @@ class MapCache:
         return self._directory / f"{key}.{name}{_SUFFIX}"
 
     def _drop_oldest(self) -> None:
+        """Keep to the limit, and drop what writers that were killed have left."""
         entries = sorted(self._iter_entries(), reverse=True)
         total = 0
         for _used, size, path in entries:
@@ -163,12 +167,18 @@ class MapCache:
                     Path(path).unlink()
 
     def _iter_entries(self) -> Iterator[tuple[int, int, str]]:
+        abandoned_before = time.time_ns() - _ABANDONED_AFTER_NS
         with contextlib.suppress(OSError), os.scandir(self._directory) as found:
             for entry in found:
-                if entry.name.endswith(_SUFFIX):
-                    with contextlib.suppress(OSError):
-                        status = entry.stat()
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if entry.name.endswith(_SUFFIX):
                         yield status.st_mtime_ns, status.st_size, entry.path
+                    elif (
+                        entry.name.endswith(TEMPORARY_SUFFIX)
+                        and status.st_mtime_ns < abandoned_before
+                    ):
+                        Path(entry.path).unlink()
 
 
 class _Entry:

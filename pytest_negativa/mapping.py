@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +100,9 @@ def _read_in_processes(
     # fork would copy the locks of whatever threads the calling program runs.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_leave_interrupts
+    ) as pool:
         pending = {pool.submit(_read_encoded, path, request, cache): path for path in paths}
         try:
             for future in concurrent.futures.as_completed(pending):
@@ -117,6 +120,11 @@ def _read_in_processes(
         finally:
             for waiting in pending:
                 waiting.cancel()
+
+
+def _leave_interrupts() -> None:
+    # Ctrl-C goes to the whole group; the process that started the others ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _size(path: Path) -> int:

@@ -40,6 +40,9 @@ def decode_hook(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
 
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the names of files that are being written."""
+
 _MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 _MAP_DECODER = msgspec.json.Decoder(LibraryMap, dec_hook=decode_hook)
 
@@ -104,7 +107,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY_SUFFIX)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(data)

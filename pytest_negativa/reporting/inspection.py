@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pytest_negativa.models.library import Content, Element, LibraryMap
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_count, format_share
+from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
 from pytest_negativa.summarize import FRAME
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
@@ -38,13 +39,13 @@ def library_report(summary: LibrarySummary) -> str:
         f"{format_bytes(summary.size)}",
         f"GPU code {format_bytes(summary.code_bytes)} "
         f"({format_share(summary.code_bytes, summary.size)})",
-        f"{summary.regions:,} regions",
-        f"{summary.elements:,} elements",
+        format_items(summary.regions, "region", "regions"),
+        format_items(summary.elements, "element", "elements"),
     ]
     if summary.frames:
-        counts.append(f"{summary.frames:,} bare frames")
+        counts.append(format_items(summary.frames, "bare frame", "bare frames"))
     if summary.kernels is not None:
-        counts.append(f"{summary.kernels:,} kernels")
+        counts.append(format_items(summary.kernels, "kernel", "kernels"))
     sections = format_table(
         "lrrrr",
         ["section", "regions", "elements", "bare frames", "GPU code"],
@@ -73,14 +74,21 @@ def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
     label = printable(label)
     problems = [line for summary in summaries for line in _problem_lines(summary)]
     if not with_code:
-        return "\n\n".join([f"{label}: {len(summaries):,} libraries, no GPU code", *problems])
+        return "\n\n".join(
+            [
+                f"{label}: {format_items(len(summaries), 'library', 'libraries')}, no GPU code",
+                *problems,
+            ]
+        )
     device = with_code[0].device
     headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
     if device is not None:
         headers += [f"loaded on {device}", "dead weight"]
-    rows = [[Path(s.path).name, *_figures([s])] for s in with_code]
+    names = _short_names([s.path for s in with_code])
+    rows = [[names[s.path], *_figures([s])] for s in with_code]
     parts = [
-        f"{label}: {len(with_code):,} libraries with GPU code, {without:,} without",
+        f"{label}: {format_items(len(with_code), 'library', 'libraries')} with GPU code, "
+        f"{without:,} without",
         format_table(
             "l" + "r" * (len(headers) - 1), headers, rows, total=["total", *_figures(with_code)]
         ),
@@ -90,6 +98,16 @@ def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
         loaded = sum(s.loaded_bytes or 0 for s in with_code)
         parts.append(_device_line(device, loaded, sum(s.code_bytes for s in with_code)))
     return "\n\n".join([*parts, *problems])
+
+
+def _short_names(paths: Sequence[str]) -> dict[str, str]:
+    """File names; where two files share one, their paths below the folder that all are in."""
+    counts = Counter(Path(path).name for path in paths)
+    common = os.path.commonpath(paths) if len(paths) > 1 else ""
+    return {
+        path: name if counts[name := Path(path).name] == 1 else os.path.relpath(path, common)
+        for path in paths
+    }
 
 
 def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:

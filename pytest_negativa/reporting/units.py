@@ -17,10 +17,21 @@ def format_bytes(size: int) -> str:
 
 
 def format_share(part: int, whole: int) -> str:
-    """``part`` of ``whole`` in percent; a dash where there is no whole."""
-    return f"{100 * part / whole:.1f}%" if whole else "-"
+    """``part`` of ``whole`` in percent; a dash where there is no whole.
+
+    100.0% is said of the whole alone: almost all is ``>99.9%``.
+    """
+    if not whole:
+        return "-"
+    share = 100 * part / whole
+    return ">99.9%" if part < whole and share >= 99.95 else f"{share:.1f}%"
 
 
 def format_count(count: int | None) -> str:
     """With thousands separators; a dash for what was not counted."""
     return "-" if count is None else f"{count:,}"
+
+
+def format_items(count: int, one: str, many: str) -> str:
+    """``1 library``, ``3 libraries``."""
+    return f"1 {one}" if count == 1 else f"{count:,} {many}"

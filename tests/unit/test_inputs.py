@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,8 @@ class TestDistributions:
         with pytest.raises(OptionError) as caught:
             find_libraries("demo-gpo")
         assert str(caught.value) == (
-            "demo-gpo: neither a file or folder nor an installed distribution; "
+            "demo-gpo: neither a file or folder nor a distribution that is installed for "
+            f"{sys.executable}; "
             "did you mean demo-gpu?"
         )
         with pytest.raises(OptionError, match=r"installed distribution$"):

@@ -198,7 +198,7 @@ class TestTables:
 
     def test_folder_without_gpu_code(self, tmp_path: Path) -> None:
         (tmp_path / "libplain.so").write_bytes(PLAIN.read_bytes())
-        assert inspect(tmp_path).stdout == f"{tmp_path}: 1 libraries, no GPU code\n"
+        assert inspect(tmp_path).stdout == f"{tmp_path}: 1 library, no GPU code\n"
 
     def test_distribution(self, tmp_path: Path) -> None:
         site = tmp_path / "site"
@@ -209,7 +209,7 @@ class TestTables:
         # Through the installed command: what is installed is looked up on the module path.
         alone = run("inspect", "demo-gpu", PYTHONPATH=str(site))
         assert (alone.returncode, alone.stderr) == (0, "")
-        assert "demo-gpu 1.0: 1 libraries with GPU code, 0 without\n" in alone.stdout
+        assert "demo-gpu 1.0: 1 library with GPU code, 0 without\n" in alone.stdout
         both = run("inspect", "--deps", "demo-gpu", PYTHONPATH=str(site))
         assert "demo-gpu 1.0 and 2 distributions it requires: 3 libraries" in both.stdout
 
@@ -232,7 +232,7 @@ class TestTables:
         assert f"{library}: {library.stat().st_size} B, no GPU code that is understood" in (
             alone.stdout
         )
-        assert "1 libraries, no GPU code" in folder.stdout
+        assert "1 library, no GPU code" in folder.stdout
         for result in (alone, folder):
             assert result.exit_code == 0
             assert f"{library}: at offset 0x40: .nv_fatbin: 16 bytes" in result.stdout

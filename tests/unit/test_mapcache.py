@@ -393,3 +393,16 @@ class TestDefaults:
         with pytest.raises(OptionError, match="NEGATIVA_CACHE_LIMIT: ") as caught:
             default_cache()
         assert value in str(caught.value)
+
+
+def test_what_killed_writers_left_is_dropped(library: Path, cache: MapCache, folder: Path) -> None:
+    folder.mkdir()
+    old, new = folder / ".old.tmp", folder / ".new.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half a map")
+    os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
+
+    one(library, ALL, cache)
+
+    assert not old.exists()
+    assert new.exists()

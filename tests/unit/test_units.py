@@ -73,3 +73,9 @@ def test_table_keeps_text_that_looks_like_a_number() -> None:
 def test_names_that_a_terminal_would_act_on(name: str, text: str) -> None:
     assert printable(name) == text
     assert format_table("l", ["name"], [[name]]).split("\n")[2:] == [text]
+
+
+def test_share_of_almost_all_is_not_all() -> None:
+    assert format_share(99_999, 100_000) == ">99.9%"
+    assert format_share(100_000, 100_000) == "100.0%"
+    assert format_share(99_940, 100_000) == "99.9%"
