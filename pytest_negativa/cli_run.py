@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import NegativaError, OptionError, StoreError
 from pytest_negativa.options import click_options, pick_flags
 
 if TYPE_CHECKING:
@@ -43,9 +43,15 @@ _PLAN_OPTIONS = (
 def trace(command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND and record the GPU code that it and its children use.
 
-    Exit status: that of COMMAND.
+    Exit status: that of COMMAND; 127 if there is no such command.
     """
+    from pytest_negativa.rundir import mark_failed, point_latest
+
     run, status = _run_traced(command, _settings(flags))
+    # What "negativa locate" takes.
+    if status != 0:
+        mark_failed(run.folder)
+    point_latest(run.folder)
     click.echo(f"Trace in {run.folder}", err=True)
     click.get_current_context().exit(status)
 
@@ -59,9 +65,11 @@ def locate(run: Path | None, **flags: Any) -> None:
     Writes plans and spans into the run's folder. Exit status: 0, or 1 if a threshold is
     crossed.
     """
+    from pytest_negativa.rundir import is_failed
+
     settings = _settings(flags)
     folder = run or Path(settings.directory) / "latest"
-    _conclude(_trace_files(folder), folder.resolve(), settings, sound=True)
+    _conclude(_trace_files(folder), folder.resolve(), settings, sound=not is_failed(folder))
 
 
 @click.command(context_settings=_PASS_ON)
@@ -70,11 +78,17 @@ def locate(run: Path | None, **flags: Any) -> None:
 def debloat(command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND traced, then find the GPU code that it did not use: trace and locate.
 
-    Exit status: that of COMMAND; if that is 0, 1 if a threshold is crossed.
+    Exit status: that of COMMAND; if that is 0, 1 if a threshold is crossed. 127 if there is
+    no such command.
     """
     settings = _settings(flags)
     run, status = _run_traced(command, settings)
-    _conclude(run.trace_files(), run.folder, settings, sound=status == 0)
+    try:
+        _conclude(run.trace_files(), run.folder, settings, sound=status == 0)
+    except NegativaError as e:
+        if status == 0:
+            raise
+        click.echo(f"negativa: error: {e}", err=True)
     click.get_current_context().exit(status)
 
 
@@ -87,14 +101,13 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     RUNS are folders of traced runs, or folders with trace files. The result is a run of its
     own. Exit status: 0, or 1 if a threshold is crossed.
     """
-    import shutil
+    from pytest_negativa.rundir import is_failed
 
     settings = _settings(flags)
+    traces = tuple(dict.fromkeys(p.resolve() for folder in runs for p in _trace_files(folder)))
     run = _new_run(settings)
-    run.trace_dir.mkdir(parents=True)
-    for path in dict.fromkeys(p for folder in runs for p in _trace_files(folder)):
-        shutil.copy2(path, run.trace_dir)
-    _conclude(run.trace_files(), run.folder, settings, sound=True)
+    _copy(traces, run.trace_dir)
+    _conclude(run.trace_files(), run.folder, settings, sound=not any(map(is_failed, runs)))
 
 
 def _settings(flags: dict[str, Any]) -> Settings:
@@ -111,10 +124,14 @@ def _new_run(settings: Settings) -> Run:
 
 
 def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
-    from pytest_negativa.running import run_traced
+    from pytest_negativa.running import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
     run = _new_run(settings)
-    return run, run_traced(command, run)
+    try:
+        return run, run_traced(command, run)
+    except CommandNotFound as e:
+        click.echo(f"negativa: error: {e}", err=True)
+        click.get_current_context().exit(EXIT_NOT_FOUND)
 
 
 def _trace_files(folder: Path) -> tuple[Path, ...]:
@@ -125,18 +142,36 @@ def _trace_files(folder: Path) -> tuple[Path, ...]:
     return found
 
 
+def _copy(traces: Sequence[Path], folder: Path) -> None:
+    """Copy traces into one folder; recordings of different runs may share a name."""
+    import shutil
+
+    try:
+        folder.mkdir(parents=True)
+        for number, path in enumerate(traces):
+            target = folder / path.name
+            shutil.copy2(path, target if not target.exists() else folder / f"{number}.{path.name}")
+    except OSError as e:
+        raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
+
+
 def _conclude(traces: Sequence[Path], folder: Path, settings: Settings, *, sound: bool) -> None:
     from pytest_negativa.conclude import conclude
+    from pytest_negativa.config_models import ReportFormat
     from pytest_negativa.merge import merge_traces
+    from pytest_negativa.models.trace import Role
     from pytest_negativa.progress import ByteProgress
     from pytest_negativa.reporting.terminal import render_nothing, render_report
 
     with ByteProgress("reading libraries") as progress:
-        report = conclude(
-            merge_traces(traces), settings, folder, sound=sound, on_done=progress.update
-        )
-    text = render_nothing(report) or "\n\n".join(render_report(report, settings.reports.top))
-    click.echo(text)
+        usage = merge_traces(traces)
+        # A test may kill a child, but a session without an end was killed itself.
+        ended = all(p.ended or p.header.role is Role.CHILD for p in usage.processes)
+        sound = sound and ended
+        report = conclude(usage, settings, folder, sound=sound, on_done=progress.update)
+    if any(wanted.format is ReportFormat.TERMINAL for wanted in settings.reports.formats):
+        text = render_nothing(report)
+        click.echo(text or "\n\n".join(render_report(report, settings.reports.top)))
     if report.crossed and sound:
         click.get_current_context().exit(1)
 

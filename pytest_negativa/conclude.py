@@ -13,11 +13,11 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.pipeline import Hooks, analyze, with_warning
 from pytest_negativa.reporting.build import build_report
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.rundir import write_record, write_run
+from pytest_negativa.rundir import mark_failed, write_record, write_run
 from pytest_negativa.store import write_atomically
 
 _NOT_PLANNED = (
-    "nothing is planned from this run, for it failed or was interrupted "
+    "nothing is planned from this run, for it failed, was interrupted or ran no test "
     "(trace.accept_failed plans all the same)"
 )
 
@@ -41,6 +41,8 @@ def conclude(
     Raises:
         NegativaError: something could not be written.
     """
+    if not sound:
+        mark_failed(folder)
     planned = sound or settings.trace.accept_failed
     analysis = analyze(usage, settings, hooks, on_done=on_done)
     if not planned:

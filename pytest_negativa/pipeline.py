@@ -221,10 +221,24 @@ class _Analyzer:
             }
             candidates = _library_candidates(self._names)
             yield from unmatched_globs(self._settings, option, matched, candidates)
-        kernels = (name for a in analyzed for name in a.library_map.names)
+        for library in analyzed:
+            if all(d.kept for d in library.plan.decisions):
+                # Kept as a whole, so nobody asked whether a glob would keep a part of it.
+                self._match_kernel_globs(library.library_map)
+        kernels = (
+            shown
+            for library in analyzed
+            for name in library.library_map.names
+            for shown in (name, demangle(name))
+        )
         yield from unmatched_globs(
             self._settings, "keep.kernels", self._kernel_globs.matched, kernels
         )
+
+    def _match_kernel_globs(self, library_map: LibraryMap) -> None:
+        if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
+            for name in library_map.names:
+                self._kernel_globs.match(name, demangle(name))
 
 
 def _library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:

@@ -19,6 +19,19 @@ MARKER = (
     "itself; what it uses is not traced, so nothing that it may use can be called unused"
 )
 
+# What makes pytest do something other than run tests: "nothing was used" would mean nothing.
+_RUNS_NO_TEST = (
+    "help",
+    "version",
+    "collectonly",
+    "setuponly",
+    "setupplan",
+    "markers",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "cacheshow",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
@@ -37,7 +50,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     try:
         if not is_enabled(flags := pick_flags(vars(namespace)), os.environ):
             return
-        if namespace.help or namespace.version or namespace.collectonly:
+        if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
             return
         from pytest_negativa.session import begin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from pytest_negativa.session import TracedProcess
 
 
-_SOUND_ENDINGS = frozenset({pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED})
+def describe_fault(error: Exception) -> str:
+    """An error that nobody expected, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class Reporter:
@@ -39,6 +43,12 @@ class Reporter:
         self._traced = traced
         # What workers say of themselves, or don't: (worker, code, text).
         self._lacks: list[tuple[str, str, str]] = []
+        self._workers: set[str] = set()
+        self._interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        # pytest.exit(returncode=0) leaves no other mark.
+        self._interrupted = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -57,6 +67,8 @@ class Reporter:
         elif output["negativa"] and self._traced.not_traced is None:
             text = f"worker {name} was not traced: {output['negativa']}"
             self._lacks.append((name, "worker-untraced", text))
+        elif not output["negativa"]:
+            self._workers.add(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -66,32 +78,49 @@ class Reporter:
         except NegativaError as e:
             self._write(f"negativa: no report: {e}", red=True)
             crossed = True
+        except Exception as e:
+            # Ours, or of a plugin's hook: the tests' results stand.
+            text = f"{describe_fault(e)} (a fault of pytest-negativa, or of a hook of it)"
+            self._write(f"negativa: no report: {text}", red=True)
+            crossed = True
         if crossed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         return result
 
     def _report(self, session: pytest.Session) -> bool:
-        """Report; True if a threshold was crossed."""
+        """Report; True if the session fails by it: a threshold was crossed, or no trace made."""
         traces = self._run.trace_files()
         if self._traced.not_traced is not None and not traces:
-            self._write(f"negativa: nothing was traced: {self._traced.not_traced}")
-            return False
+            faulty = self._traced.is_faulty
+            self._write(f"negativa: nothing was traced: {self._traced.not_traced}", red=faulty)
+            return faulty
+        if not traces:
+            raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
         usage = self._with_lacks(merge_traces(traces))
         report = conclude(
             usage,
             self._settings,
             self._run.folder,
-            sound=session.exitstatus in _SOUND_ENDINGS,
+            sound=self._is_sound(session),
             hooks=self._hooks(usage),
         )
         self._show(report)
         return bool(report.crossed)
 
+    def _is_sound(self, session: pytest.Session) -> bool:
+        """Whether all tests that were selected ran and passed, and there were any."""
+        ended_well = session.exitstatus == pytest.ExitCode.OK and not session.testsfailed
+        return ended_well and not self._interrupted
+
     def _with_lacks(self, usage: Usage) -> Usage:
         processes = {p.header.worker: i for i, p in enumerate(usage.processes)}
+        gone = [
+            (name, "worker-untraced", f"the trace of worker {name} is gone: what it used is lost")
+            for name in sorted(self._workers - processes.keys())
+        ]
         lacks = tuple(
             UsageWarning(code=code, text=text, process=processes.get(worker))
-            for worker, code, text in self._lacks
+            for worker, code, text in (*self._lacks, *gone)
         )
         return replace(usage, incomplete=usage.incomplete + lacks)
 
@@ -117,10 +146,10 @@ class Reporter:
         if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
             if (line := render_nothing(report)) is not None:
                 self._write(line)
-                return
-            self._section()
-            for paragraph in render_report(report, self._settings.reports.top):
-                self._write(paragraph + "\n")
+            else:
+                self._section()
+                for paragraph in render_report(report, self._settings.reports.top):
+                    self._write(paragraph + "\n")
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
@@ -135,6 +164,9 @@ class Reporter:
         if terminal := self._terminal():
             for line in text.split("\n"):
                 terminal.write_line(line, **markup)
+        elif markup.get("red"):
+            # It makes the session fail: even with "-p no:terminal" somebody must say why.
+            sys.stderr.write(f"{text}\n")
 
     def _terminal(self) -> pytest.TerminalReporter | None:
         # Absent with "-p no:terminal"; the files are written all the same.

@@ -2,7 +2,8 @@
 
 ``.negativa/RUN/`` holds ``trace/`` (a file for each process), ``usage.json``, ``trace.json`` and
 ``spans/`` (readable by what reads Negativa-ML's), ``map/`` and ``plan/`` (a file for each
-library) and ``report.json``; ``.negativa/latest`` leads to the last run that got here.
+library) and ``report.json``; an empty file ``failed`` tells that the run did not end well.
+``.negativa/latest`` leads to the last run that got here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pytest_negativa.plan import spans_of
 from pytest_negativa.store import encode_hook, encode_map, write_atomically
 
 LATEST = "latest"
+_FAILED = "failed"
 
 
 def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
@@ -45,7 +47,12 @@ def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple
         if with_plans:
             write_record(directory / "plan" / name, library.plan)
             write_record(directory / "spans" / name, spans_of(library.plan), indent=1)
-    _point_latest(directory)
+    _remove_others(directory / "map", names.values())
+    for folder in ("plan", "spans"):
+        _remove_others(directory / folder, names.values() if with_plans else ())
+    # A folder that holds nothing but traces, such as a recording, is no run's.
+    if (directory / "trace").is_dir():
+        point_latest(directory)
     written = ["trace/", "trace.json", "usage.json"]
     if analysis.libraries:
         written += ["map/", *(["plan/", "spans/"] if with_plans else [])]
@@ -88,7 +95,35 @@ def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
     return names
 
 
-def _point_latest(directory: Path) -> None:
+def _remove_others(folder: Path, names: Collection[str]) -> None:
+    """Remove what an earlier look at the same run had left: it would feed what comes next."""
+    try:
+        for path in folder.glob("*.json"):
+            if path.name not in names:
+                path.unlink()
+    except OSError as e:
+        raise StoreError(f"{folder}: cannot be cleared: {e.strerror}") from e
+
+
+def mark_failed(directory: Path) -> None:
+    """Note that the run failed or was interrupted, for whoever takes it up later.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    write_atomically(directory / _FAILED, b"")
+
+
+def is_failed(directory: Path) -> bool:
+    return (directory / _FAILED).exists()
+
+
+def point_latest(directory: Path) -> None:
+    """Make ``latest``, beside the run's folder, lead to it.
+
+    Raises:
+        StoreError: it can't be written.
+    """
     link = directory.parent / LATEST
     temporary = directory.parent / f".{LATEST}.{os.getpid()}"
     try:

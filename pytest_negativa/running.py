@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.roles import Run, child_environment
 
@@ -20,21 +21,31 @@ EXIT_NOT_FOUND = 127
 """As shells have it: the command does not exist."""
 
 
+class CommandNotFound(NegativaError):
+    """There is no such command."""
+
+
 def run_traced(command: Sequence[str], run: Run) -> int:
     """Run ``command``, traced, with this process's own input and output; its exit status.
 
     A command killed by a signal gives 128 plus the signal's number, as shells do.
 
     Raises:
+        CommandNotFound: there is no such command, or it may not be executed.
         NegativaError: the native library was not built, or the command can't be started.
     """
+    if shutil.which(command[0]) is None:
+        raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     injection = injection_library()
     if injection is None:
         raise NegativaError(
             "the library that traces other programs was not built: install a C compiler and "
             "reinstall pytest-negativa"
         )
-    run.trace_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run.trace_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise StoreError(f"{run.trace_dir}: cannot be created: {e.strerror}") from e
     changes = child_environment(
         os.environ, run=run, injection=injection, cupti=find_cupti(sys.path), traced_pid=0
     )

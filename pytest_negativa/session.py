@@ -19,10 +19,11 @@ import pytest
 from pytest_negativa.config import load_settings
 from pytest_negativa.config_globs import matches
 from pytest_negativa.config_models import Settings, TraceLevel
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.gpu import has_gpu
 from pytest_negativa.models.trace import Context, Phase, Role
-from pytest_negativa.reporter import Reporter
+from pytest_negativa.reporter import Reporter, describe_fault
+from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.roles import Run, Tracing, make_header, new_run_id, start_tracing
 
@@ -47,7 +48,6 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     plugins.register(traced, "negativa-traced-process")
     if role is Role.WORKER:
         return
-    _select_tests(config, settings)
     plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
 
 
@@ -69,24 +69,38 @@ def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run]
 
 
 def _select_tests(config: pytest.Config, settings: Settings) -> None:
-    """Add the expressions of ``tests`` to pytest's own, which workers receive with the rest."""
+    """Add the expressions of ``tests`` to pytest's own.
+
+    Workers of pytest-xdist parse the arguments of the command line anew, so they do it too.
+    """
     for option, expression in (
         ("markexpr", settings.tests.markers),
         ("keyword", settings.tests.keywords),
     ):
         if expression:
-            given = getattr(config.option, option, "")
+            given = getattr(config.option, option, None)
             both = f"({given}) and ({expression})" if given else expression
             setattr(config.option, option, both)
 
 
+def _reason(marker: pytest.Mark) -> str:
+    given = marker.kwargs.get("reason") or next(iter(marker.args), None)
+    return str(given or "marked negativa_off")
+
+
 class TracedProcess:
-    """Traces this process: tells the detector where in the session the program is."""
+    """Traces this process: tells the detector where in the session the program is.
+
+    Attributes:
+        not_traced: why nothing is traced; None if it is.
+        is_faulty: whether that is an error, such as a folder that can't be written.
+    """
 
     def __init__(self, config: pytest.Config, settings: Settings, role: Role, run: Run) -> None:
         self.role = role
         self.run = run
         self.not_traced: str | None = None
+        self.is_faulty = False
         self._config = config
         self._settings = settings
         self._current = Context(phase=Phase.IMPORT)
@@ -95,14 +109,16 @@ class TracedProcess:
 
     def _start(self) -> Tracing | None:
         """Start tracing, or note why nothing is traced: the tests run in any case."""
-        replay = None
-        if not has_gpu():
-            if self._settings.trace.replay is None:
-                self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
-                return None
-            replay = Path(self._settings.trace.replay)
         try:
-            return self._start_own_detector() or start_tracing(
+            if (own := self._start_own_detector()) is not None:
+                return own
+            replay = None
+            if not has_gpu():
+                if self._settings.trace.replay is None:
+                    self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
+                    return None
+                replay = Path(self._settings.trace.replay)
+            return start_tracing(
                 self.run,
                 self.role,
                 worker=os.environ.get("PYTEST_XDIST_WORKER"),
@@ -112,18 +128,27 @@ class TracedProcess:
             )
         except NegativaError as e:
             self.not_traced = str(e)
+            # Not the machine's lack of something, but a run that can't be recorded.
+            self.is_faulty = isinstance(e, StoreError)
             return None
 
     def _start_own_detector(self) -> Tracing | None:
         """A detector that a plugin brings, if one does."""
-        header = make_header(self.run, self.role, detector="plugin")
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        header = make_header(self.run, self.role, detector="plugin", worker=worker)
         path = self.run.trace_dir / trace_file_name(self.run.run_id, os.getpid())
-        detector = self._config.hook.pytest_negativa_register_detector(
-            settings=self._settings, path=path, header=header
-        )
-        if detector is None:
-            return None
-        detector.start()
+        try:
+            detector = self._config.hook.pytest_negativa_register_detector(
+                settings=self._settings, path=path, header=header
+            )
+            if detector is None:
+                return None
+            detector.start()
+        except NegativaError:
+            raise
+        except Exception as e:
+            # A plugin's code: whatever is wrong with it, the tests run.
+            raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
         return Tracing(self.run, detector, path, os.environ, {})
 
     @contextmanager
@@ -160,6 +185,10 @@ class TracedProcess:
             self._tracing = None
         os.environ.pop(_HANDOVER, None)
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        # Not before: pytest parses its arguments again once it has all options.
+        _select_tests(config, self._settings)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
         self._current = Context(phase=Phase.SESSION)
@@ -170,15 +199,15 @@ class TracedProcess:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         tests = self._settings.tests
-        left_out = [
-            item
-            for item in items
-            if (tests.include and not any(matches(g, item.nodeid) for g in tests.include))
-            or any(matches(g, item.nodeid) for g in tests.exclude)
-        ]
+        selected: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            included = not tests.include or any(matches(g, item.nodeid) for g in tests.include)
+            excluded = any(matches(g, item.nodeid) for g in tests.exclude)
+            (selected if included and not excluded else left_out).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item not in set(left_out)]
+            items[:] = selected
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -186,7 +215,7 @@ class TracedProcess:
         if marker is None:
             result = yield
         else:
-            with self.paused(str(marker.kwargs.get("reason", "marked negativa_off"))):
+            with self.paused(_reason(marker)):
                 result = yield
         if self._tracing is not None:
             self._tracing.drain()
@@ -222,6 +251,12 @@ class TracedProcess:
         )
         with self._context(context):
             return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.role is Role.CONTROLLER:
+            # The tests run elsewhere; a replay compares them with those of the recording.
+            with self._context(Context(phase=Phase.CALL, nodeid=report.nodeid)):
+                pass
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.stop()

@@ -27,7 +27,7 @@ def render_markdown(report: RunReport) -> str:
     ]
     for row in report.libraries:
         cells = [
-            f"`{Path(row.path).name}`",
+            f"`{Path(row.path).name}`".replace("|", "\\|"),
             format_bytes(row.code_bytes),
             format_bytes(row.unused_bytes),
             format_share(row.unused_bytes, row.code_bytes),

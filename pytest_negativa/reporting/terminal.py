@@ -28,7 +28,10 @@ _MAX_COMPILED = 5
 
 
 def render_report(report: RunReport, top: int) -> Iterator[str]:
-    """The report, a paragraph at a time; ``top``: how many libraries get a row of their own."""
+    """The report, a paragraph at a time.
+
+    ``top``: how many libraries get a row of their own, 0 for all.
+    """
     yield _headline(report)
     if report.libraries:
         yield _library_table(report.libraries, top)
@@ -42,10 +45,15 @@ def render_report(report: RunReport, top: int) -> Iterator[str]:
 
 
 def render_nothing(report: RunReport) -> str | None:
-    """The one line for a run that used no GPU code and has nothing else to say, else None."""
+    """The one line for a run without GPU code, and what warnings there are; else None."""
     if report.libraries or report.compiled_kernels or report.not_covered or report.crossed:
         return None
-    return "negativa: no GPU code was loaded by any process of this run"
+    lines = ["negativa: no GPU code was loaded from any library that is looked at"]
+    if report.replay is not None:
+        lines.append(report.replay)
+    if report.warnings:
+        lines.append(_list("Warnings:", report.warnings))
+    return "\n".join(lines)
 
 
 def _headline(report: RunReport) -> str:
@@ -65,6 +73,7 @@ def _libraries(count: int) -> str:
 
 
 def _library_table(rows: tuple[LibraryRow, ...], top: int) -> str:
+    top = top or len(rows)
     shown = [_cells(Path(row.path).name, [row]) for row in rows[:top]]
     if len(rows) > top:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
@@ -93,7 +102,8 @@ def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
 def _compiled_line(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:_MAX_COMPILED])
     more = f" and {len(names) - _MAX_COMPILED:,} more" if len(names) > _MAX_COMPILED else ""
-    return f"Compiled at run time, so in no file: {len(names):,} kernels ({shown}{more})."
+    kernels = "1 kernel" if len(names) == 1 else f"{len(names):,} kernels"
+    return f"Compiled at run time, so in no file: {kernels} ({shown}{more})."
 
 
 def _warnings(report: RunReport) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,10 +21,12 @@ from pytest_negativa.models.trace import (
     Device,
     DeviceRecord,
     EndRecord,
+    Header,
     ImageRecord,
     LibraryRecord,
     ProcessTrace,
     Replay,
+    Role,
     TracedLibrary,
     TraceRecord,
     WarningRecord,
@@ -47,9 +49,15 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         paths = sorted(folder.glob(f"*{SUFFIX}"))
-        self.traces = tuple(t for t in map(read_trace, paths) if t.header is not None)
-        if not self.traces:
+        found = tuple(map(read_trace, paths))
+        self.traces = tuple(t for t in found if t.header is not None)
+        self.unreadable = tuple(
+            f"{t.path}: {problem}" for t in found if t.header is None for problem in t.problems
+        )
+        if not found:
             raise TraceError(f"{folder}: no recorded trace to replay, expected *{SUFFIX} files")
+        if not self.traces:
+            raise TraceError(f"no recorded trace can be replayed: {'; '.join(self.unreadable)}")
 
     @property
     def replay(self) -> Replay:
@@ -94,6 +102,8 @@ class ReplayDetector:
         }
         for trace in self._recording.traces:
             next_id = self._write(trace, next_id)
+        for problem in self._recording.unreadable:
+            self.warn("trace-unreadable", problem, incomplete=True)
 
     def _write(self, trace: ProcessTrace, first_id: int) -> int:
         """Write a trace's records with ids of their own; returns the next free id."""
@@ -113,9 +123,8 @@ class ReplayDetector:
                     continue
                 moved = replace(moved, library=found or self._lost(record.library))
             self._writer.write(moved)
-        for problem in trace.problems:
-            text = f"{trace.path}: {problem}"
-            self._writer.write(WarningRecord(code="trace-damaged", text=text, incomplete=True))
+        for problem in _lost_parts(trace, trace.header):
+            self.warn("trace-damaged", f"{trace.path}: {problem}", incomplete=True)
         return first_id + highest + 1
 
     def _lost(self, library: TracedLibrary) -> TracedLibrary:
@@ -147,11 +156,28 @@ class ReplayDetector:
             return
         self._stopped = True
         absent = sorted(_tests(self._recording.traces) - self._tests_here)
-        if absent:
+        # A worker runs a part of the tests by design; its controller hears of all of them.
+        if absent and self._writer.header.role is not Role.WORKER:
             named = ", ".join(absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
-            self.warn("replay-partial", f"{len(absent)} recorded tests did not run here: {named}")
+            tests = "1 recorded test" if len(absent) == 1 else f"{len(absent)} recorded tests"
+            self.warn("replay-partial", f"{tests} did not run here: {named}")
         self._writer.write(EndRecord(time_ns=Host.time_ns()))
         self._writer.close()
+
+
+def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
+    """What is missing in a recording.
+
+    A test may kill a process that it started. Any other process ends its trace, so without an
+    end there was more of it.
+    """
+    yield from trace.problems
+    if trace.torn:
+        yield "the last line is torn: the end of the recording is lost"
+    elif header.role is not Role.CHILD and not any(
+        isinstance(record, EndRecord) for record in trace.records
+    ):
+        yield "the recording has no end: it was interrupted, or its last lines are lost"
 
 
 def _tests(traces: Iterable[ProcessTrace]) -> set[str]:
