@@ -1,0 +1,141 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.pipeline import Analysis, analyze
+from pytest_negativa.rundir import is_failed, mark_failed, point_latest, write_run
+from tests.unit.libraries import BIN
+from tests.unit.test_pipeline import settings, used
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / ".negativa" / "run-1"
+    (folder / "trace").mkdir(parents=True)
+    return folder
+
+
+def analysis(tmp_path: Path, *names: str) -> Analysis:
+    paths = []
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(BIN / "libmultiarch.so", path)
+        paths.append(path)
+    return analyze(used(*paths), settings(tmp_path))
+
+
+def files(folder: Path) -> dict[str, list[str]]:
+    return {
+        name: sorted(p.name for p in (folder / name).iterdir())
+        for name in ("map", "plan", "spans")
+        if (folder / name).is_dir()
+    }
+
+
+def test_libraries_of_one_base_name(tmp_path: Path, run: Path) -> None:
+    found = analysis(tmp_path, "a/libx.so", "b/libx.so", "c/libx.so")
+
+    written = write_run(run, found, with_plans=True)
+
+    assert written == ("trace/", "trace.json", "usage.json", "map/", "plan/", "spans/")
+    names = files(run)
+    assert names["map"] == names["plan"] == names["spans"]
+    assert len(names["map"]) == 3 and "libx.so.json" in names["map"]
+    paths = {json.loads((run / "spans" / n).read_text())["so_path"] for n in names["spans"]}
+    assert paths == {str(tmp_path / folder / "libx.so") for folder in "abc"}
+    for name in names["plan"]:
+        plan = json.loads((run / "plan" / name).read_text())
+        spans = json.loads((run / "spans" / name).read_text())
+        assert plan["library"]["path"] == spans["so_path"]
+    # By path, so the same in each run.
+    write_run(run, found, with_plans=True)
+    assert files(run) == names
+
+
+def test_what_is_no_longer_found_goes(tmp_path: Path, run: Path) -> None:
+    both = analysis(tmp_path, "liba.so", "libb.so")
+    write_run(run, both, with_plans=True)
+    one = analysis(tmp_path, "libb.so")
+
+    write_run(run, one, with_plans=True)
+    assert files(run) == {name: ["libb.so.json"] for name in ("map", "plan", "spans")}
+
+    assert write_run(run, one, with_plans=False) == ("trace/", "trace.json", "usage.json", "map/")
+    assert files(run) == {"map": ["libb.so.json"], "plan": [], "spans": []}
+
+
+def test_latest_is_replaced(tmp_path: Path, run: Path) -> None:
+    link = tmp_path / ".negativa" / "latest"
+    write_run(run, analysis(tmp_path), with_plans=True)
+    assert link.is_symlink() and link.readlink() == Path("run-1")
+    other = tmp_path / ".negativa" / "run-2"
+    other.mkdir()
+    # What a killed process may have left.
+    link.with_name(f".latest.{os.getpid()}").symlink_to("nowhere")
+    point_latest(other)
+    assert link.resolve() == other
+    assert [p.name for p in link.parent.glob(".*")] == []
+
+
+def test_latest_is_never_absent(run: Path) -> None:
+    """Whoever looks while it changes sees the old one or the new one."""
+    link = run.parent / "latest"
+    point_latest(run)
+    absent = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            if not link.is_symlink():
+                absent.append(1)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(500):
+        point_latest(run)
+    done.set()
+    watcher.join()
+    assert not absent
+
+
+def test_latest_that_is_a_folder(run: Path) -> None:
+    (run.parent / "latest").mkdir()
+    with pytest.raises(StoreError, match="latest: cannot be written"):
+        point_latest(run)
+
+
+def test_a_folder_of_traces_gets_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    write_run(folder, analysis(tmp_path), with_plans=True)
+    assert (folder / "usage.json").exists()
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Path) -> None:
+    write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
+    trace = json.loads((run / "trace.json").read_text())
+    assert trace["loaded_sos"] == [str(tmp_path / "liba.so")]
+    assert trace["detected_kernels"] == []
+    assert trace["devices"] == ["9.0"]
+
+
+def test_failed(run: Path) -> None:
+    assert not is_failed(run)
+    mark_failed(run)
+    assert is_failed(run)
+
+
+def test_what_cannot_be_written(tmp_path: Path, run: Path) -> None:
+    (run / "plan").write_text("a file")
+    with pytest.raises(StoreError, match=r"plan/liba.so.json: cannot be written"):
+        write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
