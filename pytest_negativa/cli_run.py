@@ -5,10 +5,11 @@ What they do is done by the plugin's own functions; here are arguments and print
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 _COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+_NO_TRACE = (
+    "nothing was traced: no process of the command started CUDA with success (is there a GPU, "
+    "and its driver?)"
+)
 
 _TRACE_OPTIONS = ("config", "directory")
 _PLAN_OPTIONS = (
@@ -47,8 +53,11 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
     """
     from pytest_negativa.rundir import mark_failed, point_latest
 
-    run, status = _run_traced(command, _settings(flags))
+    settings = _settings(flags)
+    run, status = _run_traced(command, settings)
     # What "negativa locate" takes.
+    if not run.trace_files():
+        _exit_untraced(run, status, settings)
     if status != 0:
         mark_failed(run.folder)
     point_latest(run.folder)
@@ -83,6 +92,8 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
     """
     settings = _settings(flags)
     run, status = _run_traced(command, settings)
+    if not run.trace_files():
+        _exit_untraced(run, status, settings)
     try:
         _conclude(run.trace_files(), run.folder, settings, sound=status == 0)
     except NegativaError as e:
@@ -110,6 +121,35 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     _conclude(run.trace_files(), run.folder, settings, sound=not any(map(is_failed, runs)))
 
 
+@click.command()
+@click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--used", is_flag=True, help="List the kernels that were used instead.")
+@click.option("--library", "glob", default="*", help="Only of libraries of this name (a glob).")
+@click_options("config", "directory", "reports.demangle")
+def kernels(run: Path | None, used: bool, glob: str, **flags: Any) -> None:
+    """List the kernels that a traced RUN did not use, of those its devices could load.
+
+    RUN is the folder of a run that was planned; the last one by default.
+    """
+    from pytest_negativa.config_globs import LibraryNames, matches_library
+    from pytest_negativa.demangle import demangle
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.rundir import load_plans
+
+    settings = _settings(flags)
+    spell = demangle if settings.reports.demangle else str
+    for plan in load_plans(run or Path(settings.directory) / "latest"):
+        library = plan.library
+        if not matches_library(glob, LibraryNames(library.path, library.soname)):
+            continue
+        names = plan.used_kernels if used else plan.unused_kernels
+        total = len(plan.used_kernels) + len(plan.unused_kernels)
+        word = "used" if used else "unused"
+        click.echo(f"{printable(library.path)}: {len(names):,} of {total:,} kernels {word}")
+        for name in names:
+            click.echo(f"  {printable(spell(name))}")
+
+
 def _settings(flags: dict[str, Any]) -> Settings:
     from pytest_negativa.config import load_settings
 
@@ -132,6 +172,20 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     except CommandNotFound as e:
         click.echo(f"negativa: error: {e}", err=True)
         click.get_current_context().exit(EXIT_NOT_FOUND)
+
+
+def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
+    """End where no process left a trace: with the command's status, but limits don't pass."""
+    from pytest_negativa.config_models import Thresholds
+
+    for folder in (run.trace_dir, run.folder):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    click.echo(f"negativa: {_NO_TRACE}", err=True)
+    unchecked = settings.thresholds != Thresholds()
+    if unchecked:
+        click.echo("negativa: so the thresholds can't be checked", err=True)
+    click.get_current_context().exit(status or int(unchecked))
 
 
 def _trace_files(folder: Path) -> tuple[Path, ...]:
@@ -171,9 +225,11 @@ def _conclude(traces: Sequence[Path], folder: Path, settings: Settings, *, sound
         report = conclude(usage, settings, folder, sound=sound, on_done=progress.update)
     if any(wanted.format is ReportFormat.TERMINAL for wanted in settings.reports.formats):
         text = render_nothing(report)
-        click.echo(text or "\n\n".join(render_report(report, settings.reports.top)))
+        click.echo(text or "\n\n".join(render_report(report, settings.reports)))
+    for limit in report.crossed:
+        click.echo(f"negativa: {limit}", err=True)
     if report.crossed and sound:
         click.get_current_context().exit(1)
 
 
-COMMANDS = (trace, locate, debloat, combine)
+COMMANDS = (trace, locate, debloat, combine, kernels)

@@ -23,7 +23,7 @@ from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.trace import LibraryUsage, Usage
+from pytest_negativa.models.trace import LibraryUsage, Role, Usage
 from pytest_negativa.plan import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.tracing.mappings import identify_library
 
@@ -195,6 +195,12 @@ class _Analyzer:
         for lack in self._usage.incomplete:
             if lack.process is None or lack.process in processes:
                 return lack.text
+        for index in library_usage.processes:
+            process = self._usage.processes[index] if index < len(self._usage.processes) else None
+            # Tests may kill their children; a process that runs tests has an end, unless it
+            # was killed or its trace could not be written.
+            if process is not None and not process.ended and process.header.role is not Role.CHILD:
+                return f"the trace of process {process.header.pid} has no end"
         return None
 
     def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:

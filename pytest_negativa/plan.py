@@ -70,14 +70,14 @@ def plan_library(
         incomplete: why the run may have used more than is known, or None.
     """
     planner = _Planner(located, devices, policy, incomplete)
-    kernels = planner.loadable_kernels()
+    kernels, used = planner.loadable_kernels(), planner.used_kernels()
     return LibraryPlan(
         format_version=PLAN_VERSION,
         library=located.library_map.library,
         devices=tuple(map(str, devices)),
         decisions=tuple(sorted(planner.decisions(), key=lambda d: d.start)),
-        kernels=len(kernels),
-        used_kernels=len(planner.used_kernels() & kernels),
+        used_kernels=tuple(sorted(kernels & used)),
+        unused_kernels=tuple(sorted(kernels - used)),
         notes=tuple(planner.notes()),
     )
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.conclude import conclude
-from pytest_negativa.config_models import ReportFormat, Settings
+from pytest_negativa.config_models import ReportFormat, Settings, Thresholds
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.library import Element, Frame, LibraryMap
@@ -92,7 +92,12 @@ class Reporter:
         traces = self._run.trace_files()
         if self._traced.not_traced is not None and not traces:
             faulty = self._traced.is_faulty
-            self._write(f"negativa: nothing was traced: {self._traced.not_traced}", red=faulty)
+            text = f"negativa: nothing was traced: {self._traced.not_traced}"
+            if self._settings.thresholds != Thresholds():
+                # A runner that lost its GPU must not pass for one whose suite keeps the limits.
+                faulty = True
+                text += "; so the thresholds can't be checked"
+            self._write(text, red=faulty)
             return faulty
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
@@ -143,12 +148,14 @@ class Reporter:
         )
 
     def _show(self, report: RunReport) -> None:
+        for limit in report.crossed:
+            self._write(f"negativa: {limit}", red=True)
         if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
             if (line := render_nothing(report)) is not None:
                 self._write(line)
             else:
                 self._section()
-                for paragraph in render_report(report, self._settings.reports.top):
+                for paragraph in render_report(report, self._settings.reports):
                     self._write(paragraph + "\n")
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.pipeline import Analysis, AnalyzedLibrary
 from pytest_negativa.plan import spans_of
@@ -133,3 +134,21 @@ def point_latest(directory: Path) -> None:
         temporary.replace(link)
     except OSError as e:
         raise StoreError(f"{link}: cannot be written: {e.strerror}") from e
+
+
+def load_plans(folder: Path) -> tuple[LibraryPlan, ...]:
+    """The plans of a run, by library.
+
+    Raises:
+        StoreError: there are none, or one can't be read.
+    """
+    paths = sorted((folder / "plan").glob("*.json"))
+    if not paths:
+        raise StoreError(f"{folder}: no plans here; a run that failed has none")
+    plans = []
+    for path in paths:
+        try:
+            plans.append(msgspec.json.decode(path.read_bytes(), type=LibraryPlan))
+        except (OSError, msgspec.DecodeError) as e:
+            raise StoreError(f"{path}: not a plan of this release: {e}") from e
+    return tuple(plans)

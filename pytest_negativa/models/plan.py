@@ -64,8 +64,8 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
 
     Attributes:
         devices: compute capabilities that the run was traced on.
-        kernels: distinct kernels that those devices could load from the library.
-        used_kernels: how many of them the run used.
+        used_kernels, unused_kernels: mangled names of the kernels that those devices could
+            load from the library, by whether the run used them; sorted.
         notes: what a reader of the report should know of this library.
     """
 
@@ -73,8 +73,8 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     library: LibraryIdentity
     devices: tuple[str, ...]
     decisions: tuple[Decision, ...]
-    kernels: int
-    used_kernels: int
+    used_kernels: tuple[str, ...]
+    unused_kernels: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property

@@ -24,7 +24,8 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         code_bytes: GPU code: payloads with padding, and frames.
         kept, unused: what was decided, by reason.
         kernels: distinct kernels that the traced devices could load.
-        used_kernels: those that the run used.
+        used_kernels: how many of them the run used.
+        unused_kernels: mangled names of the others, where they are few; else empty.
         notes: what a reader should know.
     """
 
@@ -36,6 +37,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     unused: tuple[ReasonRow, ...]
     kernels: int
     used_kernels: int
+    unused_kernels: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property

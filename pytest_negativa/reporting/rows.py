@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pytest_negativa.models.plan import Decision, LibraryPlan
 from pytest_negativa.models.report import LibraryRow, ReasonRow
 
+# A library of one's own has some dozens; NVIDIA's have thousands, which "negativa kernels" lists.
+_MOST_KERNELS_NAMED = 50
+
 
 def library_row(plan: LibraryPlan) -> LibraryRow:
     """Add up the decisions of a plan."""
@@ -18,8 +21,11 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
         elements=len(plan.decisions),
         kept=_by_reason(d for d in plan.decisions if d.kept),
         unused=_by_reason(d for d in plan.decisions if not d.kept),
-        kernels=plan.kernels,
-        used_kernels=plan.used_kernels,
+        kernels=len(plan.used_kernels) + len(plan.unused_kernels),
+        used_kernels=len(plan.used_kernels),
+        unused_kernels=(
+            plan.unused_kernels if len(plan.unused_kernels) <= _MOST_KERNELS_NAMED else ()
+        ),
         notes=plan.notes,
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pytest_negativa.config_models import Reports
+from pytest_negativa.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 _HEADERS = (
@@ -27,19 +30,25 @@ _ALIGN = "lrrrrrrrrrr"
 _MAX_COMPILED = 5
 
 
-def render_report(report: RunReport, top: int) -> Iterator[str]:
-    """The report, a paragraph at a time.
-
-    ``top``: how many libraries get a row of their own, 0 for all.
-    """
+def render_report(report: RunReport, options: Reports) -> Iterator[str]:
+    """The report, a paragraph at a time."""
+    spell = demangle if options.demangle else str
     yield _headline(report)
     if report.libraries:
-        yield _library_table(report.libraries, top)
+        yield _library_table(report.libraries, options.top)
+    for row in report.libraries:
+        # Where nothing is used the table says all; a list helps where tests are missing.
+        if row.used_kernels and row.unused_kernels:
+            yield _list(
+                f"Unused kernels of {Path(row.path).name}, {len(row.unused_kernels)} of "
+                f"{row.kernels}:",
+                map(spell, row.unused_kernels),
+            )
     notes = [f"{Path(row.path).name}: {note}" for row in report.libraries for note in row.notes]
     if notes:
         yield _list("Kept for lack of knowledge or by policy:", notes)
     if report.compiled_kernels:
-        yield _compiled_line(report.compiled_kernels)
+        yield _compiled_line([spell(name) for name in report.compiled_kernels])
     yield from _warnings(report)
     yield f"Files in {report.directory}: {', '.join(report.files)}"
 
@@ -99,8 +108,8 @@ def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
     ]
 
 
-def _compiled_line(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_MAX_COMPILED])
+def _compiled_line(names: Sequence[str]) -> str:
+    shown = printable(", ".join(names[:_MAX_COMPILED]))
     more = f" and {len(names) - _MAX_COMPILED:,} more" if len(names) > _MAX_COMPILED else ""
     kernels = "1 kernel" if len(names) == 1 else f"{len(names):,} kernels"
     return f"Compiled at run time, so in no file: {kernels} ({shown}{more})."
@@ -113,9 +122,7 @@ def _warnings(report: RunReport) -> Iterator[str]:
         )
     if report.warnings:
         yield _list("Warnings:", report.warnings)
-    if report.crossed:
-        yield _list("Thresholds crossed:", report.crossed)
 
 
 def _list(title: str, items: Iterable[str]) -> str:
-    return "\n".join([title, *(f"  {item}" for item in items)])
+    return "\n".join([title, *(f"  {printable(item)}" for item in items)])

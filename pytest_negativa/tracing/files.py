@@ -13,6 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
     AnyTraceRecord,
+    EndRecord,
     Header,
     ProcessTrace,
     TraceRecord,
@@ -65,7 +66,12 @@ class TraceWriter:
         os.register_at_fork(after_in_child=forked)
 
     def write(self, record: TraceRecord) -> None:
-        """Append a record. Never raises, for callers are callbacks: see ``failure``."""
+        """Append a record. Never raises, for callers are callbacks: see ``failure``.
+
+        A trace that lost a line gets no end either, and so doesn't count as complete.
+        """
+        if self.failure is not None and isinstance(record, EndRecord):
+            return
         line = self._encode(record) + b"\n"
         try:
             written = self._write(line)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.rundir import mark_failed, point_latest
 from tests.plugin.sessions import HEADLINE, KERNELS, LOADED, ROOT, Project, used_kernels
 
 TRACES = ROOT / "tests" / "data" / "traces"
@@ -45,15 +46,21 @@ def test_exit_status_is_that_of_the_command(
     project: Project, verb: str, code: str, status: int
 ) -> None:
     done = project.negativa(verb, "--", sys.executable, "-c", code, status=status)
-    [run] = project.runs()
-    if verb == "trace":
-        assert done.stderr == f"Trace in {run}\n" and done.stdout == ""
-    else:
-        # One line says what happened, where nothing is to be said of a failed run.
-        assert done.stdout.startswith(NOTHING) and done.stderr == ""
-        assert (done.stdout == NOTHING) == (status == 0)
-        assert json.loads((run / "report.json").read_text())["libraries"] == []
-    assert (project.results / "latest").readlink() == Path(run.name)
+    # Without a GPU no process can leave a trace: one line says so, and nothing stays behind.
+    assert done.stdout == ""
+    assert done.stderr.startswith("negativa: nothing was traced: ")
+    assert done.stderr.count("\n") == 1
+    assert project.runs() == []
+    assert not (project.results / "latest").exists()
+
+
+@pytest.mark.parametrize("verb", ["trace", "debloat"])
+def test_limits_do_not_pass_where_nothing_was_traced(project: Project, verb: str) -> None:
+    project.write("negativa.yaml", "thresholds: {min_used_kernels: 1}\n")
+
+    done = project.negativa(verb, "--", "true", status=1)
+
+    assert done.stderr.endswith("negativa: so the thresholds can't be checked\n")
 
 
 def test_the_command_keeps_its_input_and_output(project: Project) -> None:
@@ -62,8 +69,8 @@ def test_the_command_keeps_its_input_and_output(project: Project) -> None:
         "trace", "--dir", "out", "--", sys.executable, "-c", code, "--dir", "x", "-h"
     )
     assert done.stdout.startswith("['--dir', 'x', '-h']")
-    assert done.stderr.startswith("eTrace in ")
-    assert [p.name for p in (project.folder / "out").iterdir() if p.is_symlink()] == ["latest"]
+    assert done.stderr.startswith("enegativa: nothing was traced")
+    assert list((project.folder / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", ["trace", "debloat"])
@@ -129,9 +136,9 @@ def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
 
 
 def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
-    recorded.negativa("trace", "--", "false", status=1)
-    trace = recorded.results / "latest" / "trace" / "h200.jsonl"
-    rewrite(recorded, str(trace.relative_to(recorded.folder)))
+    trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    mark_failed(recorded.results / "run")
+    point_latest(recorded.results / "run")
 
     done = recorded.negativa("locate")
     assert "nothing is planned from this run" in done.stdout
@@ -199,3 +206,23 @@ def test_faults_of_the_file(project: Project) -> None:
     path = project.write("negativa.yaml", "directory: [a]\n")
     done = project.negativa("debloat", "--", "true", status=1)
     assert done.stderr.startswith(f"negativa: error: {path}:1:12: directory: ")
+
+
+def test_kernels_of_a_run(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.negativa("locate", ".negativa/run")
+
+    unused = recorded.negativa("kernels", ".negativa/run").stdout.splitlines()
+    used = recorded.negativa("kernels", ".negativa/run", "--used", "--no-demangle").stdout
+    other = recorded.negativa("kernels", ".negativa/run", "--library", "libother*").stdout
+
+    assert unused[0].endswith("libquickstart.so: 9 of 13 kernels unused")
+    assert any("image_blur" in name for name in unused)
+    assert len(unused) == 10
+    assert {line.strip() for line in used.splitlines()[1:]} == set(KERNELS)
+    assert other == ""
+
+
+def test_kernels_of_a_run_without_plans(project: Project) -> None:
+    done = project.negativa("kernels", ".", status=1)
+    assert "no plans here" in done.stderr

@@ -28,6 +28,19 @@ libquickstart.so  88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            
 total             88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            2.4 kB          28       3         13       4
 """  # noqa: E501
 
+UNUSED = """\
+Unused kernels of libquickstart.so, 9 of 13:
+  void matrices::multiply<32>(float const*, float const*, float*, int, int, int)
+  matrices::transpose(float const*, float*, int, int)
+  image_blur
+  image_flip
+  image_threshold
+  statistics_histogram
+  statistics_variance
+  vector_clamp
+  vector_dot
+"""
+
 MARKDOWN = f"""\
 # GPU code used by the tests
 
@@ -54,6 +67,17 @@ def row(folder: Path) -> dict[str, Any]:
         ],
         "kernels": 13,
         "used_kernels": 4,
+        "unused_kernels": [
+            "_ZN8matrices8multiplyILi32EEEvPKfS2_Pfiii",
+            "_ZN8matrices9transposeEPKfPfii",
+            "image_blur",
+            "image_flip",
+            "image_threshold",
+            "statistics_histogram",
+            "statistics_variance",
+            "vector_clamp",
+            "vector_dot",
+        ],
         "notes": [],
     }
 
@@ -73,7 +97,7 @@ def test_figures_of_quickstart(quickstart: Project) -> None:
     shown = done.stdout.partition("= GPU code (pytest-negativa) =")[2].partition("\n")[2]
     run = (quickstart.results / "latest").readlink()
     assert shown == (
-        f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n"
+        f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{UNUSED}\n"
         f"Files in .negativa/{run}: trace/, trace.json, usage.json, map/, plan/, spans/, "
         "report.json\n\n"
     )

@@ -344,8 +344,8 @@ class TestErrors:
             (
                 ["not-installed-at-all"],
                 1,
-                "negativa: error: not-installed-at-all: neither a file or folder nor a distribution that "
-                "is installed for ",
+                "negativa: error: not-installed-at-all: neither a file or folder nor a "
+                "distribution that is installed for ",
             ),
             (["pytest-negativ"], 1, "did you mean pytest-negativa?\n"),
             ([""], 1, "negativa: error: an empty name"),

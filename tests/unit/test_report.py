@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.config_models import Reports
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, ReasonRow, RunReport
@@ -31,8 +32,8 @@ def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
         ),
         devices=("9.0",),
         decisions=DECISIONS,
-        kernels=1200,
-        used_kernels=3,
+        used_kernels=("a", "b", "c"),
+        unused_kernels=tuple(f"k{n}" for n in range(1197)),
     )
     return replace(library_row(plan), **changes)
 
@@ -56,7 +57,7 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
 
 
 def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
-    return "\n\n".join(render_report(report(*rows, **changes), top))
+    return "\n\n".join(render_report(report(*rows, **changes), Reports(top=top)))
 
 
 def test_row() -> None:
@@ -75,6 +76,7 @@ def test_row() -> None:
         ),
         kernels=1200,
         used_kernels=3,
+        unused_kernels=(),
         notes=(),
     )
     assert (row().unused_bytes, row().unused_elements, row().kept_elements) == (1650, 3, 2)
@@ -115,7 +117,6 @@ def test_terminal_with_everything_that_must_be_said() -> None:
         "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
         "Warnings:\n  a glob\n\n"
-        "Thresholds crossed:\n  max_gpu_code: too much\n\n"
         "Files in .negativa/run: usage.json, report.json"
     )
     assert "no file: 1 kernel (a)." in text(compiled_kernels=("a",))
@@ -171,3 +172,17 @@ def test_markdown_without_anything() -> None:
     shown = render_markdown(report(devices=(), not_covered=("x",), crossed=("y",)))
     assert "0 B of 0 B (-) is unused on an unknown device." in shown
     assert shown.endswith("## Not covered by the trace\n\n- x\n\n## Thresholds crossed\n\n- y\n")
+
+
+def test_few_unused_kernels_are_named() -> None:
+    one = row(used_kernels=1, kernels=3, unused_kernels=("_Z5scalePff", "plain"))
+    shown = text(one)
+    assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain\n" in shown
+    mangled = "\n\n".join(render_report(report(one), Reports(demangle=False)))
+    assert "\n  _Z5scalePff\n" in mangled
+    assert "Unused kernels" not in text(replace(one, used_kernels=0))
+
+
+def test_names_are_safe_to_print() -> None:
+    shown = text(row(), compiled_kernels=("evil\x1b[2J",), warnings=("a\x1b]0;b",))
+    assert "\x1b" not in shown
