@@ -62,6 +62,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     Attributes:
         devices: e.g. ``"NVIDIA H200 (9.0)"``.
         replay: for a replayed trace: where and when it was recorded.
+        gpu_used: whether any process loaded any GPU code.
         libraries: those with GPU code, the most unused bytes first.
         loaded_without_code: how many other libraries were loaded.
         compiled_kernels: kernels compiled at run time (Triton, NVRTC, PTX): in no file.
@@ -76,6 +77,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     directory: str
     devices: tuple[str, ...]
     replay: str | None
+    gpu_used: bool
     libraries: tuple[LibraryRow, ...]
     loaded_without_code: int
     compiled_kernels: tuple[str, ...]

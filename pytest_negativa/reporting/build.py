@@ -32,6 +32,7 @@ def build_report(
         directory=directory,
         devices=tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)),
         replay=_replay_line(usage),
+        gpu_used=any(True for _ in usage.iter_images()),
         libraries=tuple(rows),
         loaded_without_code=analysis.without_code,
         compiled_kernels=analysis.runtime_kernels,

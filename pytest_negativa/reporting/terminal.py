@@ -54,10 +54,15 @@ def render_report(report: RunReport, options: Reports) -> Iterator[str]:
 
 
 def render_nothing(report: RunReport) -> str | None:
-    """The one line for a run without GPU code, and what warnings there are; else None."""
-    if report.libraries or report.compiled_kernels or report.not_covered or report.crossed:
+    """The one line for a run that used no GPU code, and what warnings there are; else None."""
+    if report.not_covered:
         return None
-    lines = ["negativa: no GPU code was loaded from any library that is looked at"]
+    if not report.gpu_used:
+        lines = ["negativa: no GPU code was used by any process of this run"]
+    elif not report.libraries and not report.compiled_kernels:
+        lines = ["negativa: no GPU code was loaded from any library that is looked at"]
+    else:
+        return None
     if report.replay is not None:
         lines.append(report.replay)
     if report.warnings:

@@ -205,7 +205,7 @@ def test_suite_without_gpu_use_says_so_in_one_line(tmp_path: Path) -> None:
     without = run(tmp_path, "-q").stdout.splitlines()
 
     assert len(with_plugin) == len(without) + 1
-    assert "no GPU code was loaded" in with_plugin[-1]
+    assert "no GPU code was used" in with_plugin[-1]
 
 
 def test_killed_worker(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
         directory=".negativa/run",
         devices=("NVIDIA H200 (9.0)",),
         replay=None,
+        gpu_used=True,
         libraries=rows,
         loaded_without_code=0,
         compiled_kernels=(),
@@ -148,7 +149,7 @@ def test_no_code_at_all() -> None:
     assert render_nothing(replayed) == (
         f"{line}\nNo GPU: replaying.\nWarnings:\n  negativa.yaml:2:4: a glob"
     )
-    for known in ({"compiled_kernels": ("k",)}, {"not_covered": ("x",)}, {"crossed": ("x",)}):
+    for known in ({"compiled_kernels": ("k",)}, {"not_covered": ("x",)}):
         assert render_nothing(report(**known)) is None
     assert render_nothing(report(row())) is None
 
@@ -186,3 +187,11 @@ def test_few_unused_kernels_are_named() -> None:
 def test_names_are_safe_to_print() -> None:
     shown = text(row(), compiled_kernels=("evil\x1b[2J",), warnings=("a\x1b]0;b",))
     assert "\x1b" not in shown
+
+
+def test_a_run_without_gpu_use_is_one_line() -> None:
+    """Though libraries with GPU code were loaded: importing torch is no use of a GPU."""
+    line = "negativa: no GPU code was used by any process of this run"
+    assert render_nothing(report(row(), gpu_used=False)) == line
+    assert render_nothing(report(row(), gpu_used=False, not_covered=("a gap",))) is None
+    assert render_nothing(report(row())) is None
