@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.conclude import conclude
 from pytest_negativa.config_models import ReportFormat, Settings, Thresholds
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.merge import merge_traces
-from pytest_negativa.models.library import Element, Frame, LibraryMap
-from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage, UsageWarning
-from pytest_negativa.pipeline import Hooks
-from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.tracing.roles import Run
 
 if TYPE_CHECKING:
+    from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.report import RunReport
+    from pytest_negativa.pipeline import Hooks
     from pytest_negativa.session import TracedProcess
 
 
@@ -89,6 +86,10 @@ class Reporter:
 
     def _report(self, session: pytest.Session) -> bool:
         """Report; True if the session fails by it: a threshold was crossed, or no trace made."""
+        # What reads and plans takes 60 ms to import: not before the tests.
+        from pytest_negativa.conclude import conclude
+        from pytest_negativa.merge import merge_traces
+
         traces = self._run.trace_files()
         if self._traced.not_traced is not None and not traces:
             faulty = self._traced.is_faulty
@@ -130,6 +131,8 @@ class Reporter:
         return replace(usage, incomplete=usage.incomplete + lacks)
 
     def _hooks(self, usage: Usage) -> Hooks:
+        from pytest_negativa.pipeline import Hooks
+
         hook = self._config.hook
 
         def keep(library: LibraryMap, element: Element | Frame) -> str | None:
@@ -148,6 +151,8 @@ class Reporter:
         )
 
     def _show(self, report: RunReport) -> None:
+        from pytest_negativa.reporting.terminal import render_nothing, render_report
+
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
         if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
