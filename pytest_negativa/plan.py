@@ -250,7 +250,8 @@ class _Planner:
         """Offsets of the regions that the driver may link, with the reason.
 
         The driver links relocatable code anew only where the linked region, which names it,
-        has no cubin for the device.
+        has no cubin for the device. Seen with NCCL 2.28 on an H200: of 16 images that it loaded
+        none lay in ``__nv_relfatbin``, though one of them named all 127 regions there.
         """
         needed: dict[int, str] = {}
         if self._policy.relocatable == "drop":
