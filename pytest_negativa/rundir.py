@@ -22,7 +22,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.pipeline import Analysis, AnalyzedLibrary
 from pytest_negativa.plan import spans_of
-from pytest_negativa.store import encode_hook, encode_map, write_atomically
+from pytest_negativa.store import encode_hook, save_map, write_atomically
 
 LATEST = "latest"
 _FAILED = "failed"
@@ -44,7 +44,7 @@ def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple
     write_record(directory / "trace.json", negativa_ml_trace(analysis.usage))
     for library in analysis.libraries:
         name = names[library.plan.library.path]
-        write_atomically(directory / "map" / name, encode_map(library.library_map))
+        save_map(library.library_map, directory / "map" / name)
         if with_plans:
             write_record(directory / "plan" / name, library.plan)
             write_record(directory / "spans" / name, spans_of(library.plan), indent=1)

@@ -82,7 +82,7 @@ def save_map(library_map: LibraryMap, path: Path) -> None:
     Raises:
         StoreError: the file can't be written; nothing is left behind.
     """
-    write_atomically(path, msgspec.json.format(encode_map(library_map), indent=1))
+    write_atomically(path, encode_map(library_map))
 
 
 def load_map(path: Path) -> LibraryMap:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_negativa.models.base import Record
-from pytest_negativa.models.library import Element, Frame, LibraryMap, Region
+from pytest_negativa.models.library import Frame, LibraryMap, Region
 
 
 class UseMark(Record, frozen=True, kw_only=True):
@@ -58,6 +58,3 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     def used_kernels(self) -> frozenset[str]:
         marks = [r.use for r in self.regions] + [f.use for f in self.frames]
         return frozenset().union(*(m.kernels for m in marks if m is not None))
-
-    def elements(self) -> tuple[Element, ...]:
-        return tuple(e for r in self.regions for e in r.region.elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Offset, Record, Row, Span
+from pytest_negativa.models.base import Offset, Record, Row
 from pytest_negativa.models.library import LibraryIdentity
 
 PLAN_VERSION = 1
@@ -78,19 +78,12 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def unused_spans(self) -> tuple[Span, ...]:
-        return tuple(Span(d.start, d.end) for d in self.decisions if not d.kept)
-
-    @property
     def code_bytes(self) -> int:
         return sum(d.size for d in self.decisions)
 
     @property
     def unused_bytes(self) -> int:
         return sum(d.size for d in self.decisions if not d.kept)
-
-    def bytes_of(self, reason: UnusedReason) -> int:
-        return sum(d.size for d in self.decisions if not d.kept and d.reason == reason.value)
 
 
 class UnusedSpan(Record, frozen=True, kw_only=True):

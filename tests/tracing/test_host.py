@@ -116,7 +116,7 @@ def test_a_file_that_is_no_library_has_no_build_id(tmp_path: Path) -> None:
 
 
 def test_suspects() -> None:
-    assert suspects(["/opt/libToolsInjection64.so"], {}) == ("NVIDIA Nsight Systems (nsys)",)
+    assert suspects(["/nsight/libToolsInjection64.so"], {}) == ("NVIDIA Nsight Systems (nsys)",)
     assert suspects(["/x/libtorch_cpu.so"], {})[0].startswith("torch.profiler")
     chained = {"NEGATIVA_CHAINED_INJECTION": "/t.so", "CUDA_INJECTION64_PATH": "/ours.so"}
     assert suspects([], chained) == ("the library in CUDA_INJECTION64_PATH (/t.so)",)

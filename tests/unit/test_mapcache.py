@@ -361,14 +361,14 @@ class TestDefaults:
     def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("NEGATIVA_CACHE_DIR", "NEGATIVA_CACHE_LIMIT", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HOME", "/home/someone")
+        monkeypatch.setenv("HOME", "/users/someone")
 
     def test_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert default_directory() == Path("/home/someone/.cache/negativa")
+        assert default_directory() == Path("/users/someone/.cache/negativa")
         monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
         assert default_directory() == Path("/caches/negativa")
         monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-        assert default_directory() == Path("/home/someone/.cache/negativa")
+        assert default_directory() == Path("/users/someone/.cache/negativa")
         monkeypatch.setenv("NEGATIVA_CACHE_DIR", "/elsewhere")
         assert default_directory() == Path("/elsewhere")
 

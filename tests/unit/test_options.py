@@ -144,9 +144,9 @@ CASES = [
     Case(
         "cache.dir",
         ("../c",), "/c",
-        "~/maps", "/home/ada/maps",
+        "~/maps", "/users/ada/maps",
         "../maps", "/project/maps",
-        "/home/ada/.cache/negativa",
+        "/users/ada/.cache/negativa",
     ),
     Case("cache.limit", ("4096",), 4096, "1kB", 1000, "1 KiB", 1024, 2**30),
 ]  # fmt: skip
@@ -154,7 +154,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HOME", "/users/ada")
 
 
 def parse(*arguments: str) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def get(found: Settings, name: str) -> Any:
 
 
 def run(flags: Any, environ: Any, config: ConfigFile | None) -> Settings:
-    environ = {"HOME": "/home/ada", **environ}
+    environ = {"HOME": "/users/ada", **environ}
     return resolve(flags, environ, config, root=ROOT, cwd=CWD)
 
 

@@ -28,7 +28,7 @@ def test_map_survives_the_file(library: Path, tmp_path: Path) -> None:
 
 def test_version_comes_first(tmp_path: Path) -> None:
     save_map(read_library(MULTIARCH, Scope()), tmp_path / "map.json")
-    assert (tmp_path / "map.json").read_text().split()[:3] == ["{", '"format_version":', "1,"]
+    assert (tmp_path / "map.json").read_text().startswith('{"format_version":1,')
 
 
 def test_other_version_is_refused(tmp_path: Path) -> None:
