@@ -37,6 +37,7 @@ _PLAN_OPTIONS = (
     "keep.archs",
     "keep.ptx",
     "keep.relocatable",
+    "granularity",
     "trace.accept_failed",
     "reports.formats",
     "reports.top",
@@ -177,9 +178,11 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End where no process left a trace: with the command's status, but limits don't pass."""
     from pytest_negativa.config_models import Thresholds
+    from pytest_negativa.proving.outcomes import outcomes_file
 
-    for folder in (run.trace_dir, run.folder):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        outcomes_file(run.folder).unlink()
+        for folder in (run.trace_dir, run.folder):
             folder.rmdir()
     click.echo(f"negativa: {_NO_TRACE}", err=True)
     unchecked = settings.thresholds != Thresholds()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.config_models import ReportFormat, Settings
+from pytest_negativa.giveback import Part, give_back
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.pipeline import Hooks, analyze, with_warning
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.pipeline import Analysis, Hooks, analyze, with_warning
 from pytest_negativa.reporting.build import build_report
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.rundir import mark_failed, write_record, write_run
+from pytest_negativa.rundir import load_healed, mark_failed, write_record, write_run
 from pytest_negativa.store import write_atomically
 
 _NOT_PLANNED = (
@@ -45,6 +48,7 @@ def conclude(
         mark_failed(folder)
     planned = sound or settings.trace.accept_failed
     analysis = analyze(usage, settings, hooks, on_done=on_done)
+    analysis = _with_healed(analysis, load_healed(folder))
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED)
     files = write_run(folder, analysis, with_plans=planned)
@@ -65,6 +69,20 @@ def conclude(
             data = msgspec.json.format(msgspec.json.encode(report), indent=1)
         write_atomically(Path(wanted.path), data)
     return report
+
+
+def _with_healed(analysis: Analysis, healed: tuple[NeededSpan, ...]) -> Analysis:
+    """Keep what verification of the same run showed to be needed."""
+    if not healed:
+        return analysis
+    libraries = []
+    for library in analysis.libraries:
+        plan = library.plan
+        for span in healed:
+            part = Part(span.library, span.region, span.start, span.code)
+            plan = give_back(plan, [part], f"needed by {span.test}, found by bisection")
+        libraries.append(replace(library, plan=plan))
+    return replace(analysis, libraries=tuple(libraries))
 
 
 def _for_people(path: Path) -> str:

@@ -76,6 +76,13 @@ class Keep(Record, frozen=True, kw_only=True):
         return tuple(map(SmArch.parse, self.archs))
 
 
+class Granularity(str, enum.Enum):
+    """What is taken as unused: elements as they are loaded, or also kernels inside them."""
+
+    ELEMENT = "element"
+    KERNEL = "kernel"
+
+
 class Tests(Record, frozen=True, kw_only=True):
     """Which tests a traced session runs, on top of pytest's own selection."""
 
@@ -95,6 +102,27 @@ class Trace(Record, frozen=True, kw_only=True):
     children: bool = True
     replay: str | None = None
     accept_failed: bool = False
+
+
+class Verify(Record, frozen=True, kw_only=True):
+    """How a plan is proved, and mended where that fails.
+
+    Attributes:
+        fill: the byte that overwrites unused GPU code, as ``"0x01"``.
+        rerun: how often tests that end otherwise run on the originals again.
+        timeout: seconds; see the option.
+        heal_runs, heal_minutes: limits of healing; 0 for none.
+    """
+
+    fill: str = "0x01"
+    rerun: int = 0
+    timeout: int | None = None
+    heal_runs: int = 200
+    heal_minutes: int = 60
+
+    @property
+    def fill_byte(self) -> int:
+        return int(self.fill, 16)
 
 
 class Reports(Record, frozen=True, kw_only=True):
@@ -168,8 +196,10 @@ class Config(Record, frozen=True, kw_only=True):
 
     libraries: Libraries = Libraries()
     keep: Keep = Keep()
+    granularity: Granularity = Granularity.ELEMENT
     tests: Tests = Tests()
     trace: Trace = Trace()
+    verify: Verify = Verify()
     reports: Reports = Reports()
     thresholds: Thresholds = Thresholds()
     directory: str = ".negativa"
@@ -208,11 +238,16 @@ class Settings(Config, frozen=True, kw_only=True):
 
     Attributes:
         enabled: whether the session is traced.
+        verifying, healing: whether its plan is verified, and mended.
+        run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
     """
 
     enabled: bool = False
+    verifying: bool = False
+    healing: bool = False
+    run: str | None = None
     config: str | None = None
     sources: dict[str, Source] = {}  # noqa: RUF012 (msgspec copies an empty default)
 

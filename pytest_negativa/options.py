@@ -96,6 +96,35 @@ OPTIONS: tuple[Option, ...] = (
         in_file=False,
         in_cli=False,
     ),
+    # Alike: what a session does is said where it is started.
+    Option(
+        name="verifying",
+        stem="verify",
+        kind=_SWITCH,
+        default=False,
+        help="Run the tests on copies whose unused GPU code is overwritten, to prove it unused.",
+        in_file=False,
+        in_cli=False,
+    ),
+    Option(
+        name="healing",
+        stem="heal",
+        kind=_SWITCH,
+        default=False,
+        help="Verify; if that fails, find what must be given back, keep it, and verify again.",
+        in_file=False,
+        in_cli=False,
+    ),
+    Option(
+        name="run",
+        stem="run",
+        kind=_PATH,
+        default=None,
+        help="Verify the plan of this traced run instead of the last one's.",
+        in_file=False,
+        in_cli=False,
+        metavar="DIR",
+    ),
     Option(
         name="config",
         stem="config",
@@ -163,6 +192,13 @@ OPTIONS: tuple[Option, ...] = (
         help="Keep relocatable code, drop it, or drop it where a linked cubin fits.",
     ),
     Option(
+        name="granularity",
+        stem="granularity",
+        kind=kinds.Choice("element", "kernel"),
+        default="element",
+        help="Take whole elements as unused, or unused kernels inside elements that stay, too.",
+    ),
+    Option(
         name="tests.markers",
         stem="test-markers",
         kind=_EXPRESSION,
@@ -223,6 +259,43 @@ OPTIONS: tuple[Option, ...] = (
         kind=_SWITCH,
         default=False,
         help="Plan from a session that failed or was interrupted, too.",
+    ),
+    Option(
+        name="verify.fill",
+        stem="fill",
+        kind=kinds.Choice("0x01", "0x00", "0xCC"),
+        default="0x01",
+        help="Overwrite unused GPU code with this byte.",
+    ),
+    Option(
+        name="verify.rerun",
+        stem="rerun",
+        kind=kinds.Count(),
+        default=0,
+        help="Run tests that end otherwise so many times on the originals: are they flaky?",
+    ),
+    Option(
+        name="verify.timeout",
+        stem="verify-timeout",
+        kind=kinds.Count(),
+        default=None,
+        help="End a run in which no test begins or ends for so many seconds; 0 never does. "
+        "If not set, five times the longest such time of the traced run, and at least a minute.",
+        metavar="SECONDS",
+    ),
+    Option(
+        name="verify.heal_runs",
+        stem="heal-runs",
+        kind=kinds.Count(),
+        default=200,
+        help="Start failing tests at most so many times to heal; 0 sets no limit.",
+    ),
+    Option(
+        name="verify.heal_minutes",
+        stem="heal-minutes",
+        kind=kinds.Count(),
+        default=60,
+        help="Heal for at most so many minutes; 0 sets no limit.",
     ),
     Option(
         name="reports.formats",
@@ -292,6 +365,9 @@ OPTIONS: tuple[Option, ...] = (
         help="Drop the maps used longest ago when the cache grows beyond this.",
     ),
 )
+
+ROUND_VARIABLE = "NEGATIVA_ROUND"
+"""Names, to a program that is under proof, the file that says what it is to do. No option."""
 
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 FILE_OPTIONS: Mapping[str, Option] = {o.name: o for o in OPTIONS if o.in_file}
@@ -374,13 +450,13 @@ def value_before_file(name: str, flags: Mapping[str, Any], environ: Mapping[str,
     return found.value if found else BY_NAME[name].default
 
 
-def is_enabled(flags: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether the session is to be traced; asked in every session, so it reads no file.
+def is_enabled(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether a switch is on that no file can set; asked in every session, so it reads none.
 
     Raises:
         OptionError: the environment variable is neither true nor false.
     """
-    return bool(value_before_file("enabled", flags, environ))
+    return bool(value_before_file(name, flags, environ))
 
 
 def resolve(

@@ -7,12 +7,17 @@ options; what tracing needs is imported once ``--negativa`` is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
-from pytest_negativa.errors import OptionError
-from pytest_negativa.options import add_pytest_options, is_enabled, pick_flags
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.options import (
+    ROUND_VARIABLE,
+    add_pytest_options,
+    is_enabled,
+    pick_flags,
+)
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, for one that needs a profiler "
@@ -43,20 +48,38 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Begin tracing before conftest.py files are imported: they may use the GPU."""
-    namespace = early_config.known_args_namespace
-    try:
-        if not is_enabled(flags := pick_flags(vars(namespace)), os.environ):
-            return
-        if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
-            return
-        from pytest_negativa.session import begin
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config,
+) -> Generator[None, object, object]:
+    """Begin before conftest.py files are imported: they may use the GPU.
 
-        begin(early_config, flags)
-    except OptionError as e:
+    And before pytest captures output: where the process is replaced, so is what captured it.
+    """
+    try:
+        _begin(early_config)
+    except NegativaError as e:
         raise pytest.UsageError(f"negativa: {e}") from None
+    return (yield)
+
+
+def _begin(config: pytest.Config) -> None:
+    namespace = config.known_args_namespace
+    flags = pick_flags(vars(namespace))
+    enabled = is_enabled("enabled", flags, os.environ)
+    verifying = any(is_enabled(name, flags, os.environ) for name in ("verifying", "healing"))
+    if not (enabled or verifying or ROUND_VARIABLE in os.environ):
+        return
+    if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
+        return
+    from pytest_negativa import session
+
+    if session.is_in_round():
+        session.begin(config, flags)
+    elif verifying:
+        session.supervise(config, flags)
+    elif enabled:
+        session.begin(config, flags)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.proving.outcomes import outcomes_file
+from pytest_negativa.proving.rerun import CommandOutcome
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.roles import Run, child_environment
 
@@ -36,6 +39,24 @@ def run_traced(command: Sequence[str], run: Run) -> int:
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
+    environ = traced_environment(os.environ, run)
+    outcome = CommandOutcome(outcomes_file(run.folder), command)
+    begin = time.monotonic()
+    try:
+        status = subprocess.run(command, env=environ, check=False).returncode
+    except OSError as e:
+        raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
+    outcome.finish(status, time.monotonic() - begin)
+    return 128 - status if status < 0 else status
+
+
+def traced_environment(environ: Mapping[str, str], run: Run) -> dict[str, str]:
+    """``environ`` for a program that is traced from outside, into an existing folder.
+
+    Raises:
+        NegativaError: the native library was not built.
+        StoreError: the folder can't be created.
+    """
     injection = injection_library()
     if injection is None:
         raise NegativaError(
@@ -47,13 +68,9 @@ def run_traced(command: Sequence[str], run: Run) -> int:
     except OSError as e:
         raise StoreError(f"{run.trace_dir}: cannot be created: {e.strerror}") from e
     changes = child_environment(
-        os.environ, run=run, injection=injection, cupti=find_cupti(sys.path), traced_pid=0
+        environ, run=run, injection=injection, cupti=find_cupti(sys.path), traced_pid=0
     )
-    try:
-        status = subprocess.run(command, env={**os.environ, **changes}, check=False).returncode
-    except OSError as e:
-        raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
-    return 128 - status if status < 0 else status
+    return {**environ, **changes}
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

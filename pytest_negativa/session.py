@@ -7,12 +7,13 @@ files, so what a killed worker had written is not lost; ``reporter`` reads them 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,11 +22,19 @@ from pytest_negativa.config_globs import matches
 from pytest_negativa.config_models import Settings, TraceLevel
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.gpu import has_gpu
+from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.options import ROUND_VARIABLE
+from pytest_negativa.outcome_recorder import OutcomeRecorder
+from pytest_negativa.proving.rerun import current_round, load_round
 from pytest_negativa.reporter import Reporter, describe_fault
+from pytest_negativa.round_hooks import RoundHooks
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.roles import Run, Tracing, make_header, new_run_id, start_tracing
+
+if TYPE_CHECKING:
+    from pytest_negativa.supervise import Request
 
 # How workers learn of their controller: they inherit its environment.
 _HANDOVER = "NEGATIVA_SESSION"
@@ -42,30 +51,90 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    role, run = _role_and_run(config, settings)
-    traced = TracedProcess(config, settings, role, run)
+    role, run, settled = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run, settled)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
+    verified = settled is not None and settled.kind is not RoundKind.TRACE
+    if settled is not None and verified and role is not Role.CONTROLLER:
+        plugins.register(RoundHooks(settled), "negativa-round")
     if role is Role.WORKER:
         return
-    plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+    if verified or traced.not_traced is None:
+        with contextlib.suppress(StoreError):  # Nor can a trace be written, which is said.
+            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
+    if not verified:
+        plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
 
 
-def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run]:
-    handed = json.loads(os.environ.get(_HANDOVER, "null"))
+def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Have the session's tests run under proof, by a process of their own.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+        NegativaError: the supervisor can't be started.
+    """
+    from pytest_negativa.supervise import is_replaceable, replace_process, request_of
+
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    request = request_of(config, settings)
+    if is_replaceable(config):
+        replace_process(request)
+    config.pluginmanager.register(_Supervised(request), "negativa-supervised")
+
+
+class _Supervised:
+    """Runs the supervisor where pytest would run tests: in a process that can't be replaced."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> int:
+        from pytest_negativa.supervise import supervise
+
+        return supervise(self._request)
+
+
+def is_in_round() -> bool:
+    """Whether this process is of a round that a supervisor started, or a worker of one."""
+    return _handed() is not None or current_round(os.environ) is not None
+
+
+def _handed() -> dict[str, Any] | None:
+    """What the controller of pytest-xdist handed to this process, if it is a worker of one."""
+    handed: dict[str, Any] | None = json.loads(os.environ.get(_HANDOVER, "null"))
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
     if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
+        return handed
+    return None
+
+
+def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
+    if (handed := _handed()) is not None:
         run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
-        return Role.WORKER, run
-    run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
+        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
+    settled = current_round(os.environ)
+    if settled is not None:
+        run = Run(base=Path(settled.base), run_id=settled.run_id, root=Path(settled.root))
+    else:
+        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
     namespace = config.known_args_namespace
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
     if not distributed:
-        return Role.SOLO, run
+        return Role.SOLO, run, settled
     os.environ[_HANDOVER] = json.dumps(
-        {"pid": os.getpid(), "base": str(run.base), "run_id": run.run_id, "root": str(run.root)}
+        {
+            "pid": os.getpid(),
+            "base": str(run.base),
+            "run_id": run.run_id,
+            "root": str(run.root),
+            "round": settled and os.environ[ROUND_VARIABLE],
+        }
     )
-    return Role.CONTROLLER, run
+    return Role.CONTROLLER, run, settled
 
 
 def _select_tests(config: pytest.Config, settings: Settings) -> None:
@@ -96,13 +165,21 @@ class TracedProcess:
         is_faulty: whether that is an error, such as a folder that can't be written.
     """
 
-    def __init__(self, config: pytest.Config, settings: Settings, role: Role, run: Run) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        role: Role,
+        run: Run,
+        settled: Round | None,
+    ) -> None:
         self.role = role
         self.run = run
         self.not_traced: str | None = None
         self.is_faulty = False
         self._config = config
         self._settings = settings
+        self._round = settled
         self._current = Context(phase=Phase.IMPORT)
         self._tracing = self._start()
         self._tell(self._current)
@@ -114,7 +191,8 @@ class TracedProcess:
                 return own
             replay = None
             if not has_gpu():
-                if self._settings.trace.replay is None:
+                # A recording says nothing of what runs on copies.
+                if self._settings.trace.replay is None or self._round is not None:
                     self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
                     return None
                 replay = Path(self._settings.trace.replay)

@@ -16,7 +16,6 @@ from pytest_negativa.models.trace import (
     EndRecord,
     Header,
     ProcessTrace,
-    TraceRecord,
 )
 from pytest_negativa.tracing.host import Host
 
@@ -30,8 +29,8 @@ def trace_file_name(run_id: str, pid: int) -> str:
     return f"{run_id}.{pid}.{os.urandom(4).hex()}{SUFFIX}"
 
 
-class TraceWriter:
-    """Appends records to a new trace file, each with a single ``write``.
+class LineWriter:
+    """Appends records to a new file, each a line of JSON in a single ``write``.
 
     ``O_APPEND`` and one write a line: threads don't mix lines, and what was written is in
     the kernel's hands, so that SIGKILL takes nothing back. No lock: a callback may come while
@@ -41,9 +40,8 @@ class TraceWriter:
         StoreError: the file can't be created.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.header = header
         self.failure: str | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,10 +49,9 @@ class TraceWriter:
                 str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
         except OSError as e:
-            raise StoreError(f"{path}: cannot be created: {e.strerror}; no trace here") from e
+            raise StoreError(f"{path}: cannot be created: {e.strerror}") from e
         self._write = partial(Host.write, self._fd)
         self._encode = msgspec.json.Encoder().encode
-        self.write(header)
         # A forked child inherits the handle; what it does is not this process's doing.
         this = weakref.ref(self)
 
@@ -65,13 +62,8 @@ class TraceWriter:
 
         os.register_at_fork(after_in_child=forked)
 
-    def write(self, record: TraceRecord) -> None:
-        """Append a record. Never raises, for callers are callbacks: see ``failure``.
-
-        A trace that lost a line gets no end either, and so doesn't count as complete.
-        """
-        if self.failure is not None and isinstance(record, EndRecord):
-            return
+    def write(self, record: msgspec.Struct) -> None:
+        """Append a record. Never raises, for callers are callbacks: see ``failure``."""
         line = self._encode(record) + b"\n"
         try:
             written = self._write(line)
@@ -90,6 +82,27 @@ class TraceWriter:
         self._write = partial(Host.write, -1)
 
     close = abandon
+
+
+class TraceWriter(LineWriter):
+    """Writes the trace file of a process.
+
+    Raises:
+        StoreError: the file can't be created.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        super().__init__(path)
+        self.header = header
+        self.write(header)
+
+    def write(self, record: msgspec.Struct) -> None:
+        """Append a record; never raises.
+
+        A trace that lost a line gets no end either, and so doesn't count as complete.
+        """
+        if self.failure is None or not isinstance(record, EndRecord):
+            super().write(record)
 
 
 def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:

@@ -101,6 +101,7 @@ CASES = [
     ),
     Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
     Case("keep.relocatable", ("keep",), "keep", "drop", "drop", "keep", "keep", "auto"),
+    Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("tests.markers", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case("tests.keywords", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case(
@@ -121,6 +122,11 @@ CASES = [
         None,
     ),
     Case("trace.accept_failed", (), True, "1", True, "true", True, False),
+    Case("verify.fill", ("0xCC",), "0xCC", "0x00", "0x00", "0xCC", "0xCC", "0x01"),
+    Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 0),
+    Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
+    Case("verify.heal_runs", ("0",), 0, "10", 10, "20", 20, 200),
+    Case("verify.heal_minutes", ("0",), 0, "5", 5, "6", 6, 60),
     Case(
         "reports.formats",
         ("json:j.json", "markdown"),
@@ -356,7 +362,7 @@ def test_strongest_source_wins_for_each_option_alone(data: st.DataObject) -> Non
     ],
 )
 def test_enabled(flags: tuple[str, ...], environ: dict[str, str], enabled: bool) -> None:
-    assert is_enabled(parse(*flags), environ) is enabled
+    assert is_enabled("enabled", parse(*flags), environ) is enabled
     assert run(parse(*flags), environ, None).enabled is enabled
 
 
@@ -448,7 +454,7 @@ def test_a_text_must_not_be_empty(flag: str) -> None:
 
 def test_a_bad_switch_in_the_environment() -> None:
     with pytest.raises(OptionError, match=r"^NEGATIVA: found 'maybe', expected true or false$"):
-        is_enabled({}, {"NEGATIVA": "maybe"})
+        is_enabled("enabled", {}, {"NEGATIVA": "maybe"})
 
 
 def test_an_empty_flag_empties_a_list(file_of: Any) -> None:
@@ -605,7 +611,7 @@ def test_import_is_cheap() -> None:
         "class G:\n"
         "    def addoption(self, *a, **k): pass\n"
         "add_pytest_options(G())\n"
-        "assert not is_enabled({}, {'NEGATIVA': '0'})\n"
+        "assert not is_enabled('enabled', {}, {'NEGATIVA': '0'})\n"
         "heavy = {'msgspec', 'yaml', 'click', 'pytest', '_pytest', 'cupti', 'elftools',"
         " 'zstandard', 'lz4', 'rich', 'tabulate', 'difflib', 'decimal'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))\n"

@@ -1,0 +1,87 @@
+"""Parts of a plan that are given back: a test failed without them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.library import Cubin, LibraryMap
+from pytest_negativa.models.plan import (
+    CodeRange,
+    Decision,
+    KeepReason,
+    LibraryPlan,
+    TrimmedCubin,
+)
+
+
+class Part(NamedTuple):
+    """What can be given back on its own.
+
+    Attributes:
+        library: real path.
+        region: file offset of the region that holds it; that of a frame itself.
+        start: file offset of the element's payload or of the frame.
+        code: for code inside a kept cubin its offset in the unpacked cubin; None for all of it.
+    """
+
+    library: str
+    region: int
+    start: int
+    code: int | None
+
+
+def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
+    """All that a plan calls unused, part by part."""
+    path = plan.library.path
+    regions = {
+        element.payload.start: region.span.start
+        for region in library_map.iter_regions()
+        for element in region.elements
+    }
+    for decision in plan.decisions:
+        if not decision.kept and decision.size:
+            yield Part(path, regions.get(decision.start, decision.start), decision.start, None)
+    for cubin in plan.trimmed:
+        region = regions.get(cubin.start, cubin.start)
+        yield from (Part(path, region, cubin.start, code.start) for code in cubin.unused)
+
+
+def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPlan:
+    """The plan with ``parts`` kept; those of other libraries are passed over."""
+    own = [part for part in parts if part.library == plan.library.path]
+    whole = {part.start for part in own if part.code is None}
+    codes = {(part.start, part.code) for part in own if part.code is not None}
+    return replace(
+        plan,
+        decisions=tuple(_kept(d, why) if d.start in whole else d for d in plan.decisions),
+        trimmed=tuple(
+            trimmed for cubin in plan.trimmed if (trimmed := _trim_less(cubin, codes)).unused
+        ),
+    )
+
+
+def _kept(decision: Decision, why: str) -> Decision:
+    return replace(decision, kept=True, reason=KeepReason.HEALED.value, why=why)
+
+
+def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -> TrimmedCubin:
+    return replace(
+        cubin, unused=tuple(c for c in cubin.unused if (cubin.start, c.start) not in codes)
+    )
+
+
+def functions_of(library_map: LibraryMap, start: int, code: CodeRange) -> tuple[str, ...]:
+    """Mangled names of the functions of a cubin that lie in ``code``."""
+    contents = {e.payload.start: e.content for e in library_map.iter_elements()}
+    contents.update((f.span.start, f.content) for f in library_map.iter_frames())
+    content = contents.get(start)
+    if not isinstance(content, Cubin):
+        return ()
+    return tuple(
+        library_map.names[f.name]
+        for f in (*content.kernels, *content.device_functions)
+        if code.start <= f.offset_in_cubin < code.end
+    )

@@ -1,0 +1,70 @@
+"""Whether this process's CUDA context still works, asked of the driver after a failed test.
+
+Some errors (an illegal address, an illegal instruction) leave a context that answers every
+later call with the same error: what the remaining tests of the process say then means
+nothing. CUDA Driver API, CUresult: "This leaves the process in an inconsistent state and any
+further CUDA work will return the same error. To continue using CUDA, the process must be
+terminated and relaunched."
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+# CUresult values documented with the sentence above: 700 to 720 but for those that are not.
+_STICKY = {
+    220: "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    214: "CUDA_ERROR_ECC_UNCORRECTABLE",
+    700: "CUDA_ERROR_ILLEGAL_ADDRESS",
+    702: "CUDA_ERROR_LAUNCH_TIMEOUT",
+    710: "CUDA_ERROR_ASSERT",
+    714: "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    715: "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    716: "CUDA_ERROR_MISALIGNED_ADDRESS",
+    717: "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    718: "CUDA_ERROR_INVALID_PC",
+    719: "CUDA_ERROR_LAUNCH_FAILED",
+    721: "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+}
+
+
+def lost_context() -> str | None:
+    """The error that a CUDA context of this process is left with, or None.
+
+    Looks at the calling thread's context and the primary ones; a process that has not loaded
+    the driver has none.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+    context = ctypes.c_void_p()
+    if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
+        found = _STICKY.get(driver.cuCtxSynchronize())
+        if found is not None:
+            return found
+    count = ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return None
+    found = (_lost_primary(driver, index) for index in range(count.value))
+    return next(filter(None, found), None)
+
+
+def _lost_primary(driver: ctypes.CDLL, device: int) -> str | None:
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    status = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+    if status != 0 or not active.value:
+        return _STICKY.get(status)
+    context = ctypes.c_void_p()
+    status = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status != 0:
+        return _STICKY.get(status)
+    try:
+        status = driver.cuCtxPushCurrent_v2(context)
+        if status == 0:
+            status = driver.cuCtxSynchronize()
+            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        return _STICKY.get(status)
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)

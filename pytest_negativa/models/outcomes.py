@@ -1,0 +1,143 @@
+"""How the tests of a session ended: the lines of ``tests.jsonl``, and what they add up to.
+
+One record a line, written as things happen by the process that reports (not the workers of
+pytest-xdist), so that the test during which a session died is known. Times are nanoseconds
+since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from pytest_negativa.models.base import Record
+
+OUTCOMES_VERSION = 1
+"""Of the file. History: 1 is the first."""
+
+
+class Outcome(str, enum.Enum):
+    """How a test ended. ``ERROR`` is a failure outside the test itself, in a fixture."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    ERROR = "error"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+
+
+class OutcomeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
+    """Base of the lines."""
+
+
+class SessionStarted(OutcomeRecord, frozen=True, kw_only=True, tag="session"):
+    """The first line. ``command`` are the words that started the session."""
+
+    format_version: int
+    command: tuple[str, ...]
+    time_ns: int
+
+
+class TestStarted(OutcomeRecord, frozen=True, kw_only=True, tag="start"):
+    """A test begins; if nothing more comes of it, the session died in it."""
+
+    __test__ = False
+
+    nodeid: str
+    time_ns: int
+
+
+class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
+    """A phase of a test is over.
+
+    Attributes:
+        when: ``setup``, ``call`` or ``teardown``; ``???`` for a worker that crashed in it.
+        outcome: pytest's ``passed``, ``failed`` or ``skipped``; plugins have more, as ``rerun``.
+        expected_failure: whether the test is marked as one that fails.
+        worker: pytest-xdist's name of the worker.
+        text: the error or the reason, shortened.
+        gpu_error: the error that the CUDA context is left with, if it is lost for good.
+    """
+
+    nodeid: str
+    when: str
+    outcome: str
+    duration: float
+    time_ns: int
+    expected_failure: bool = False
+    worker: str | None = None
+    text: str | None = None
+    gpu_error: str | None = None
+
+
+class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection-error"):
+    """A module could not be collected."""
+
+    nodeid: str
+    text: str
+
+
+class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
+    """The last line of a session that came to its end.
+
+    ``context_lost`` says that it stopped by itself because the CUDA context was lost.
+    """
+
+    exit_status: int
+    time_ns: int
+    context_lost: bool = False
+
+
+AnyOutcomeRecord = SessionStarted | TestStarted | PhaseReported | CollectionFailed | SessionFinished
+
+
+class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How one test ended.
+
+    Attributes:
+        duration: seconds of all its phases.
+        text: the error, or why it was skipped, shortened.
+        worker: where it ran.
+        gpu_error: see ``PhaseReported``.
+        doubtful: it says nothing: it ran in a process whose CUDA context an earlier test had
+            lost, or the session was stopped in the middle of it.
+    """
+
+    __test__ = False
+
+    nodeid: str
+    outcome: Outcome
+    duration: float
+    text: str | None = None
+    worker: str | None = None
+    gpu_error: str | None = None
+    doubtful: bool = False
+
+
+class SessionResult(Record, frozen=True, kw_only=True):
+    """How a session ended.
+
+    Attributes:
+        tests: in the order in which they began.
+        collection_errors: modules that could not be collected, and why.
+        command: the words that started it.
+        duration: wall time in seconds, up to the last thing known.
+        longest_silence: the longest time in seconds between two lines.
+        exit_status: None where the session died.
+        context_lost: it stopped because the CUDA context was lost.
+        complete: the last line is there.
+    """
+
+    tests: tuple[TestResult, ...]
+    collection_errors: tuple[str, ...]
+    command: tuple[str, ...]
+    duration: float
+    longest_silence: float
+    exit_status: int | None
+    context_lost: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.exit_status is not None

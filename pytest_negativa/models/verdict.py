@@ -1,0 +1,184 @@
+"""The verdict on a plan: what was proved by running the tests on copies, and what wasn't."""
+
+from __future__ import annotations
+
+import enum
+
+from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.trace import Device
+
+VERDICT_VERSION = 1
+"""Of ``verdict.json``. History: 1 is the first."""
+
+
+TESTS_DIFFER = "the tests don't agree with the traced run"
+"""Why no library is proved where the fault is none of its own."""
+
+
+class LibraryStatus(str, enum.Enum):
+    """What is known of a library's unused spans."""
+
+    PROVED = "proved"
+    NOT_PROVED = "not proved"
+    NOT_SUBSTITUTED = "not substituted"
+    NOTHING_UNUSED = "nothing unused"
+
+
+class ProvedLibrary(Record, frozen=True, kw_only=True):
+    """One library with a plan. Sizes in bytes.
+
+    Attributes:
+        path: real path of the original.
+        sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
+            None where there is none.
+        spans: file offsets of what was overwritten.
+        why: the reason where it isn't proved.
+        processes: how many processes had the copy mapped.
+    """
+
+    path: str
+    soname: str | None
+    build_id: str | None
+    size: Offset
+    sha256: str | None
+    copy_sha256: str | None
+    status: LibraryStatus
+    why: str | None
+    code_bytes: Offset
+    unused_bytes: Offset
+    elements: Offset
+    unused_elements: Offset
+    processes: Offset
+    spans: tuple[Span, ...]
+
+
+class TestVerdict(Record, frozen=True, kw_only=True):
+    """A test of either run.
+
+    Attributes:
+        before, after: how it ended in the traced run and on the copies; None: it did not run.
+        flaky: the originals give it different outcomes too.
+        text: its error on the copies, shortened.
+        gpu_error: the error that it left the CUDA context with.
+        libraries: real paths of the libraries that it used first in the traced run.
+    """
+
+    __test__ = False
+
+    nodeid: str
+    before: Outcome | None
+    after: Outcome | None
+    flaky: bool = False
+    text: str | None = None
+    gpu_error: str | None = None
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        return self.before is not self.after
+
+
+class RoundFacts(Record, frozen=True, kw_only=True):
+    """One start of the program. ``status`` is its exit status, negative for a signal."""
+
+    name: str
+    kind: str
+    tests: Offset
+    status: int
+    silent: bool
+    seconds: float
+
+
+class Versions(Record, frozen=True, kw_only=True):
+    """What the verdict was reached with."""
+
+    pytest_negativa: str
+    python: str
+    platform: str
+    libc: str
+    cuda_driver: str | None
+
+
+class NeededSpan(Record, frozen=True, kw_only=True):
+    """What healing gave back: an element, frame or function without which a test fails.
+
+    Attributes:
+        library: real path.
+        region: file offset of the region that holds it.
+        start, end: file offsets, as in the plan.
+        test: the node id of a test that needs it.
+        code: where only code inside a cubin was given back, its offset in the unpacked cubin.
+        function: the mangled name of that code's first function.
+    """
+
+    library: str
+    region: Offset
+    start: Offset
+    end: Offset
+    test: str
+    code: Offset | None = None
+    function: str | None = None
+
+
+class Healing(Record, frozen=True, kw_only=True):
+    """How healing went.
+
+    Attributes:
+        needed: what was given back.
+        runs: how often the failing tests were started.
+        seconds: how long that took.
+        complete: False where a limit was reached: then ``needed`` holds more than is needed.
+        why: what kept it from being complete, or from giving anything back.
+    """
+
+    needed: tuple[NeededSpan, ...]
+    runs: int
+    seconds: float
+    complete: bool
+    why: str | None = None
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """What a verification showed. The record can be kept as evidence.
+
+    Attributes:
+        run_id: the traced run whose plan was verified.
+        proved: nothing of what was overwritten is needed by the tests.
+        reasons: why it is not proved; empty if it is.
+        command: the words that started the tests.
+        exit_status: that of the first round on the copies, negative for a signal.
+        fill: the byte that unused spans were filled with.
+        granularity: ``element`` or ``kernel``.
+        gpu_tests: how many tests were seen to load GPU code on the copies.
+        created_ns: when, nanoseconds since the epoch.
+        devices: the GPUs of the verification.
+        tests: of both runs.
+        rounds: every start of the program.
+    """
+
+    format_version: int
+    run_id: str
+    proved: bool
+    reasons: tuple[str, ...]
+    command: tuple[str, ...]
+    exit_status: int | None
+    fill: int
+    granularity: str
+    gpu_tests: int
+    created_ns: int
+    devices: tuple[Device, ...]
+    versions: Versions
+    libraries: tuple[ProvedLibrary, ...]
+    tests: tuple[TestVerdict, ...]
+    rounds: tuple[RoundFacts, ...]
+    healing: Healing | None = None
+
+    @property
+    def differences(self) -> tuple[TestVerdict, ...]:
+        """Tests that speak against the plan."""
+        return tuple(t for t in self.tests if t.differs and not t.flaky)
+
+    @property
+    def unused_bytes(self) -> int:
+        return sum(row.unused_bytes for row in self.libraries)

@@ -1,0 +1,185 @@
+"""Evidence to a verdict. A proof must be able to fail: what isn't shown isn't proved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.verdict import (
+    TESTS_DIFFER,
+    LibraryStatus,
+    ProvedLibrary,
+    TestVerdict,
+)
+from pytest_negativa.proving.outcomes import iter_differences
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was seen of the processes of all rounds on the copies.
+
+    Attributes:
+        copies: by real path of the original: the processes that had its copy mapped.
+        originals: by real path of the original: who had the original itself, in words.
+        unsupported: why libraries can't be substituted on this machine, or None.
+        incomplete: why processes may have been missed, or None.
+    """
+
+    copies: Mapping[str, Collection[int]] = field(default_factory=dict)
+    originals: Mapping[str, str] = field(default_factory=dict)
+    unsupported: str | None = None
+    incomplete: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TestEvidence:
+    """How the tests ended.
+
+    Attributes:
+        before, after: by node id, in the traced run and on the copies.
+        flaky: tests whose outcome differs between runs on the originals, too.
+        used: by node id: libraries that the test was the first to use, when traced.
+        gpu_tests: how many tests were seen to load GPU code on the copies.
+        traced_on, verified_on: compute capabilities.
+        problems: what else speaks against the run: collection errors, a session that died.
+    """
+
+    __test__ = False
+
+    before: Mapping[str, TestResult]
+    after: Mapping[str, TestResult]
+    flaky: Collection[str]
+    used: Mapping[str, Collection[str]]
+    gpu_tests: int
+    traced_on: Collection[str]
+    verified_on: Collection[str]
+    problems: tuple[str, ...] = ()
+
+
+def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
+    """All tests of both runs, those that differ first."""
+    different = {d.nodeid: d for d in iter_differences(tests.before, tests.after)}
+    verdicts = []
+    for nodeid in (*different, *(n for n in tests.before if n not in different)):
+        before, after = tests.before.get(nodeid), tests.after.get(nodeid)
+        verdicts.append(
+            TestVerdict(
+                nodeid=nodeid,
+                before=None if before is None else before.outcome,
+                after=None if after is None else after.outcome,
+                flaky=nodeid in tests.flaky,
+                text=after.text if after is not None and nodeid in different else None,
+                gpu_error=after.gpu_error if after is not None else None,
+                libraries=tuple(sorted(tests.used.get(nodeid, ()))),
+            )
+        )
+    return tuple(verdicts)
+
+
+def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
+    """Why the tests don't prove anything; nothing if they do."""
+    yield from tests.problems
+    against = [v for v in verdicts if v.differs and not v.flaky]
+    missing = [v for v in against if v.after is None]
+    new = [v for v in against if v.before is None]
+    different = [v for v in against if v.after is not None and v.before is not None]
+    if different:
+        yield f"{_count(different, 'test')} ended otherwise than in the traced run"
+    if missing:
+        yield f"{_count(missing, 'test')} of the traced run did not run"
+    if new:
+        yield f"{_count(new, 'test')} ran that the traced run doesn't have"
+    if not tests.gpu_tests:
+        yield "no test was seen to use the GPU"
+    elif set(tests.traced_on) != set(tests.verified_on):
+        yield (
+            f"it ran on compute capability {_list(tests.verified_on)}, "
+            f"the plan is for {_list(tests.traced_on)}"
+        )
+
+
+def judge_libraries(
+    plans: Collection[LibraryPlan],
+    reconstruction: Reconstruction,
+    evidence: Evidence,
+    loaded_when_traced: Collection[str],
+    *,
+    tests_agree: bool,
+) -> Iterator[ProvedLibrary]:
+    """Each library with a plan, the most unused bytes first."""
+    copies = {c.library.path: c for c in reconstruction.libraries}
+    refused = {r.path: r.why for r in reconstruction.refused}
+    for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
+        path = plan.library.path
+        copy = copies.get(path)
+        processes = evidence.copies.get(path, ())
+        why: str | None = None
+        status = LibraryStatus.NOT_PROVED
+        if path in refused:
+            why = refused[path]
+        elif not plan.unused_bytes or copy is None:
+            status = LibraryStatus.NOTHING_UNUSED
+        elif evidence.unsupported is not None:
+            status, why = LibraryStatus.NOT_SUBSTITUTED, evidence.unsupported
+        elif path in evidence.originals:
+            why = evidence.originals[path]
+        elif not processes and path in loaded_when_traced:
+            status, why = LibraryStatus.NOT_SUBSTITUTED, "no process loaded its copy"
+        elif not processes:
+            status, why = LibraryStatus.NOT_SUBSTITUTED, "the tests don't load it"
+        elif evidence.incomplete is not None:
+            why = evidence.incomplete
+        elif not tests_agree:
+            why = TESTS_DIFFER
+        else:
+            status = LibraryStatus.PROVED
+        yield ProvedLibrary(
+            path=path,
+            soname=plan.library.soname,
+            build_id=plan.library.build_id,
+            size=plan.library.size,
+            sha256=plan.library.sha256,
+            copy_sha256=None if copy is None else copy.copy_sha256,
+            status=status,
+            why=why,
+            code_bytes=plan.code_bytes,
+            unused_bytes=plan.unused_bytes,
+            elements=len(plan.decisions),
+            unused_elements=sum(not d.kept for d in plan.decisions),
+            processes=len(processes),
+            spans=copy.unused if copy is not None else (),
+        )
+
+
+def reasons_of_libraries(
+    libraries: Collection[ProvedLibrary], loaded_when_traced: Collection[str]
+) -> Iterator[str]:
+    """Why the libraries don't let anything be proved; nothing if they do.
+
+    A library that no test loads in either run, as one that a plugin added, takes no proof away.
+    """
+    wanted = [
+        row
+        for row in libraries
+        if row.status is LibraryStatus.NOT_SUBSTITUTED and row.path in loaded_when_traced
+    ]
+    wanted += [
+        row
+        for row in libraries
+        if row.status is LibraryStatus.NOT_PROVED and row.why != TESTS_DIFFER
+    ]
+    if wanted:
+        yield f"{_count(wanted, 'library', 'libraries')} could not be proved: see there"
+    if not any(row.processes for row in libraries):
+        yield "no copy was loaded by any process"
+
+
+def _count(things: Collection[object], one: str, many: str | None = None) -> str:
+    return f"{len(things):,} {one if len(things) == 1 else many or one + 's'}"
+
+
+def _list(values: Collection[str]) -> str:
+    return ", ".join(sorted(values)) or "unknown"

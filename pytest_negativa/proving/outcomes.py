@@ -1,0 +1,227 @@
+"""``tests.jsonl`` back to how the tests of a session ended, and how two sessions differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.outcomes import (
+    OUTCOMES_VERSION,
+    AnyOutcomeRecord,
+    CollectionFailed,
+    Outcome,
+    OutcomeRecord,
+    PhaseReported,
+    SessionFinished,
+    SessionResult,
+    SessionStarted,
+    TestResult,
+    TestStarted,
+)
+
+FILE_NAME = "tests.jsonl"
+
+_decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
+
+# What pytest-xdist writes as the phase of a test whose worker crashed.
+_CRASHED_PHASE = "???"
+# Where phases of a test disagree the earlier of these tells how it ended.
+_GRAVEST = (
+    Outcome.CRASHED,
+    Outcome.TIMED_OUT,
+    Outcome.FAILED,
+    Outcome.ERROR,
+    Outcome.XPASSED,
+    Outcome.XFAILED,
+    Outcome.SKIPPED,
+    Outcome.PASSED,
+)
+
+
+def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> SessionResult:
+    """How the session that wrote ``path`` ended.
+
+    Args:
+        cut_short: the outcome of a test that began and didn't end: the session died in it, or
+            was killed because it hung.
+
+    Raises:
+        StoreError: the file can't be read, or is of another version.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            records.append(_decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            if number == len(lines):
+                break  # Cut off in the middle: the process was killed in its write.
+            raise StoreError(f"{path}:{number}: not a record of test outcomes: {e}") from e
+    first = next(iter(records), None)
+    if isinstance(first, SessionStarted) and first.format_version != OUTCOMES_VERSION:
+        raise StoreError(
+            f"{path}: format_version {first.format_version}, this release reads "
+            f"{OUTCOMES_VERSION}; trace again"
+        )
+    return fold(records, cut_short)
+
+
+def fold(records: Iterable[OutcomeRecord], cut_short: Outcome) -> SessionResult:
+    """Records of one session to its result; see ``read_outcomes``."""
+    session = _Session()
+    for record in records:
+        session.add(record)
+    return session.result(cut_short)
+
+
+@dataclass(slots=True)
+class _Test:
+    worker: str | None = None
+    phases: list[Outcome] = field(default_factory=list)
+    duration: float = 0.0
+    text: str | None = None
+    gpu_error: str | None = None
+    doubtful: bool = False
+    ended: bool = False
+
+
+class _Session:
+    def __init__(self) -> None:
+        self._tests: dict[str, _Test] = {}
+        # By worker: the test that lost its CUDA context.
+        self._lost: dict[str | None, str] = {}
+        self._collection_errors: list[str] = []
+        self._command: tuple[str, ...] = ()
+        self._times: list[int] = []
+        self._end: SessionFinished | None = None
+
+    def add(self, record: OutcomeRecord) -> None:
+        if isinstance(record, CollectionFailed):
+            self._collection_errors.append(f"{record.nodeid}: {record.text}")
+        elif isinstance(record, TestStarted):
+            self._times.append(record.time_ns)
+            self._tests.setdefault(record.nodeid, _Test()).ended = False
+        elif isinstance(record, PhaseReported):
+            self._times.append(record.time_ns)
+            self._add_phase(record)
+        elif isinstance(record, SessionStarted):
+            self._times.append(record.time_ns)
+            self._command = record.command
+        elif isinstance(record, SessionFinished):
+            self._times.append(record.time_ns)
+            self._end = record
+
+    def _add_phase(self, record: PhaseReported) -> None:
+        test = self._tests.setdefault(record.nodeid, _Test())
+        test.worker = record.worker
+        test.duration += record.duration
+        test.ended = record.when in ("teardown", _CRASHED_PHASE)
+        test.doubtful = self._lost.get(record.worker, record.nodeid) != record.nodeid
+        outcome = _outcome(record)
+        if outcome is None:
+            return
+        test.phases.append(outcome)
+        if outcome is not Outcome.PASSED:
+            test.text = test.text or record.text
+        if record.gpu_error is not None:
+            test.gpu_error = test.gpu_error or record.gpu_error
+            self._lost.setdefault(record.worker, record.nodeid)
+
+    def result(self, cut_short: Outcome) -> SessionResult:
+        tests = []
+        for nodeid, test in self._tests.items():
+            phases = test.phases if test.ended else [*test.phases, cut_short]
+            tests.append(
+                TestResult(
+                    nodeid=nodeid,
+                    outcome=min(phases, key=_GRAVEST.index, default=Outcome.PASSED),
+                    duration=test.duration,
+                    text=test.text,
+                    worker=test.worker,
+                    gpu_error=test.gpu_error,
+                    # A session that ended by itself before the test did was stopped: no crash.
+                    doubtful=test.doubtful or (self._end is not None and not test.ended),
+                )
+            )
+        times = self._times or [0]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return SessionResult(
+            tests=tuple(tests),
+            collection_errors=tuple(self._collection_errors),
+            command=self._command,
+            duration=(times[-1] - times[0]) / 1e9,
+            longest_silence=max(gaps, default=0) / 1e9,
+            exit_status=None if self._end is None else self._end.exit_status,
+            context_lost=self._end is not None and self._end.context_lost,
+        )
+
+
+def _outcome(record: PhaseReported) -> Outcome | None:
+    """What one phase says; None for what plugins add, such as an attempt that is repeated."""
+    if record.when == _CRASHED_PHASE:
+        return Outcome.CRASHED
+    if record.outcome == "passed":
+        return Outcome.XPASSED if record.expected_failure else Outcome.PASSED
+    if record.outcome == "skipped":
+        return Outcome.XFAILED if record.expected_failure else Outcome.SKIPPED
+    if record.outcome == "failed":
+        return Outcome.FAILED if record.when == "call" else Outcome.ERROR
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A test that ended in another way than in the traced run; None: it did not run there."""
+
+    nodeid: str
+    before: Outcome | None
+    after: Outcome | None
+    text: str | None = None
+    gpu_error: str | None = None
+
+
+def iter_differences(
+    before: Mapping[str, TestResult], after: Mapping[str, TestResult]
+) -> Iterator[Difference]:
+    """The tests whose outcomes differ, those of ``after`` in its order, then what is missing."""
+    for nodeid, result in after.items():
+        known = before.get(nodeid)
+        if known is None or known.outcome is not result.outcome:
+            yield Difference(
+                nodeid,
+                None if known is None else known.outcome,
+                result.outcome,
+                result.text,
+                result.gpu_error,
+            )
+    for nodeid, result in before.items():
+        if nodeid not in after:
+            yield Difference(nodeid, result.outcome, None)
+
+
+def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
+    """Results by node id; of several with one id the last."""
+    return {result.nodeid: result for result in results}
+
+
+def outcomes_file(folder: Path) -> Path:
+    """Where a run's folder holds its outcomes."""
+    return folder / FILE_NAME
+
+
+def is_silent_since(path: Path, seconds: float, now: float) -> bool:
+    """Whether nothing was written to ``path`` for so long; ``now`` as of ``time.time``."""
+    try:
+        return now - path.stat().st_mtime > seconds
+    except OSError:
+        return False

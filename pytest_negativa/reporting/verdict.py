@@ -1,0 +1,127 @@
+"""A verdict as text for the terminal: one line per library, what speaks against it, the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pytest_negativa.config_models import Reports
+from pytest_negativa.demangle import demangle
+from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.verdict import (
+    TESTS_DIFFER,
+    Healing,
+    LibraryStatus,
+    ProvedLibrary,
+    TestVerdict,
+    Verdict,
+)
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+
+_MAX_TESTS = 20
+_MAX_TEXT = 160
+_MAX_LIBRARIES = 3
+
+
+def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
+    """The verdict, a paragraph at a time; ``path`` is that of its record."""
+    yield f"\n{' Verification (pytest-negativa) ':=^80}"
+    shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
+    if shown:
+        yield _libraries(shown)
+    for row in shown:
+        # That tests differ is said below, once.
+        if row.why is not None and row.why != TESTS_DIFFER:
+            yield f"{printable(Path(row.path).name)}: {printable(row.why)}"
+    if verdict.differences:
+        yield _tests("Tests that end otherwise on the copies:", verdict.differences)
+    if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
+        yield _tests("Flaky: these end otherwise on the originals, too:", flaky)
+    if verdict.healing is not None:
+        yield _healing(verdict.healing, options)
+    yield _conclusion(verdict)
+    yield f"Record: {_for_people(path)}"
+
+
+def _libraries(rows: Sequence[ProvedLibrary]) -> str:
+    return format_table(
+        "lrrrrl",
+        ("library", "GPU code", "unused", "", "processes", "verdict"),
+        [
+            (
+                Path(row.path).name,
+                format_bytes(row.code_bytes),
+                format_bytes(row.unused_bytes),
+                format_share(row.unused_bytes, row.code_bytes),
+                f"{row.processes:,}",
+                row.status.value,
+            )
+            for row in rows
+        ],
+    )
+
+
+def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
+    lines = [title]
+    for test in tests[:_MAX_TESTS]:
+        before, after = _outcome(test.before), _outcome(test.after)
+        lines.append(f"  {printable(test.nodeid)}: {before} -> {after}")
+        if test.text is not None:
+            lines.append(f"    {printable(test.text)[:_MAX_TEXT]}")
+        if test.gpu_error is not None:
+            lines.append(f"    left the CUDA context with {test.gpu_error}")
+        if test.libraries and test.after is not None:
+            names = [printable(Path(p).name) for p in test.libraries[:_MAX_LIBRARIES]]
+            more = len(test.libraries) - len(names)
+            lines.append(
+                f"    was the first to use kernels of {', '.join(names)}"
+                + (f" and {more} more" if more else "")
+            )
+    if len(tests) > _MAX_TESTS:
+        lines.append(f"  and {len(tests) - _MAX_TESTS:,} more")
+    return "\n".join(lines)
+
+
+def _outcome(outcome: Outcome | None) -> str:
+    return "did not run" if outcome is None else outcome.value
+
+
+def _healing(healing: Healing, options: Reports) -> str:
+    spell = demangle if options.demangle else str
+    lines = [
+        f"Healing: {format_items(healing.runs, 'run', 'runs')} of the failing tests in "
+        f"{healing.seconds:.0f} s."
+    ]
+    if healing.why is not None:
+        lines.append(f"  {printable(healing.why)}")
+    if healing.needed:
+        lines.append("Kept from now on, because a test fails without it:")
+    for span in healing.needed:
+        what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
+        lines.append(
+            f"  {printable(Path(span.library).name)} {printable(what)}: needed by "
+            f"{printable(span.test)}, found by bisection"
+        )
+    return "\n".join(lines)
+
+
+def _conclusion(verdict: Verdict) -> str:
+    tests = len(verdict.tests)
+    if verdict.proved:
+        where = ", ".join(sorted({d.name for d in verdict.devices}))
+        rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
+        unused = sum(r.unused_bytes for r in rows)
+        return (
+            f"PROVED: {format_bytes(unused)} of GPU code in "
+            f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
+            f"{format_items(tests, 'test', 'tests')} on {where}: all outcomes as in the traced run."
+        )
+    reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
+    return f"NOT PROVED:\n{reasons}"
+
+
+def _for_people(path: Path) -> str:
+    return os.path.relpath(path)

@@ -1,0 +1,461 @@
+"""Verification: the plan of a traced run, put to the test. Composes the stages, as pipeline does.
+
+A supervisor, which loads neither the project's code nor CUDA, writes the copies, starts the
+program on them, outlives its crashes and judges. See ``supervise`` for how pytest becomes one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.config_models import Settings
+from pytest_negativa.errors import StoreError
+from pytest_negativa.merge import merge_traces
+from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.trace import Phase, Usage
+from pytest_negativa.models.verdict import (
+    VERDICT_VERSION,
+    RoundFacts,
+    Verdict,
+    Versions,
+)
+from pytest_negativa.pipeline import AnalyzedLibrary
+from pytest_negativa.proving.judge import (
+    Evidence,
+    TestEvidence,
+    judge_libraries,
+    judge_tests,
+    reasons_of_libraries,
+    reasons_of_tests,
+)
+from pytest_negativa.proving.outcomes import (
+    by_nodeid,
+    iter_differences,
+    outcomes_file,
+    read_outcomes,
+)
+from pytest_negativa.proving.redirect import (
+    make_table,
+    read_logs,
+    redirect_environment,
+    why_unsupported,
+    write_table,
+)
+from pytest_negativa.proving.rerun import Program, RoundResult, run_all, run_round, settled_tests
+from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.rundir import is_failed, load_planned, write_record
+from pytest_negativa.tracing.files import SUFFIX
+from pytest_negativa.tracing.roles import new_run_id
+
+RECONSTRUCTED = "reconstructed"
+"""The folder with the copies, beside those of the runs."""
+
+_VERIFY = "verify"
+_REDIRECT_LOGS = "redirect"
+_LEAST_SILENCE = 60.0
+_TIMES_SILENCE = 5.0
+
+# What begins in these is no test's doing.
+_OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
+
+Prepare = Callable[[Mapping[str, str], Path], Mapping[str, str]]
+"""Environment and round folder to the environment of a program that doesn't trace itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A traced run with all that verifying it takes.
+
+    Attributes:
+        folder: its folder.
+        planned: maps and plans of its libraries.
+        usage: what it used.
+        session: how its tests ended.
+    """
+
+    folder: Path
+    planned: tuple[AnalyzedLibrary, ...]
+    usage: Usage
+    session: SessionResult
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def plans(self) -> tuple[LibraryPlan, ...]:
+        return tuple(p.plan for p in self.planned)
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """Real paths of the libraries that any of its processes had mapped."""
+        return frozenset(u.library.path for u in self.usage.libraries if u.processes)
+
+
+def load_traced_run(folder: Path, settings: Settings) -> TracedRun:
+    """Read what a traced run has left.
+
+    Raises:
+        NegativaError: it can't be verified, and why.
+    """
+    folder = folder.resolve()
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no traced run here; make one with pytest --negativa")
+    if is_failed(folder) and not settings.trace.accept_failed:
+        raise StoreError(f"{folder}: this run failed, so nothing is planned from it; trace again")
+    try:
+        usage = msgspec.json.decode((folder / "usage.json").read_bytes(), type=Usage)
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{folder}: not a traced run of this release: {e}") from e
+    if usage.replay is not None:
+        raise StoreError(
+            f"{folder}: replays a trace of another machine, and nothing is proved by that; trace "
+            "on a machine with a GPU"
+        )
+    outcomes = outcomes_file(folder)
+    if not outcomes.exists():
+        raise StoreError(f"{outcomes}: not there, so outcomes can't be compared; trace again")
+    return TracedRun(
+        folder=folder,
+        planned=load_planned(folder),
+        usage=usage,
+        session=read_outcomes(outcomes),
+    )
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Starts the rounds of one verification, each in a folder of its own."""
+
+    traced: TracedRun
+    program: Program
+    settings: Settings
+    root: Path
+    environ: Mapping[str, str]
+    prepare: Prepare
+    folder: Path
+    done: list[RoundResult] = field(default_factory=list)
+
+    def run(
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        table: Path | None,
+    ) -> tuple[RoundResult, ...]:
+        """Rounds of a kind until all tests have an outcome; see ``run_all``.
+
+        Args:
+            table: what to redirect; None: nothing.
+        """
+        expected = [test.nodeid for test in self.traced.session.tests]
+        return tuple(run_all(lambda t: self.run_once(kind, t, table), tests, expected))
+
+    def run_once(
+        self, kind: RoundKind, tests: Sequence[str] | None, table: Path | None
+    ) -> RoundResult:
+        """A single round; see ``run``."""
+        settled = Round(
+            kind=kind,
+            supervisor=os.getpid(),
+            base=str(self.folder),
+            run_id=f"{len(self.done) + 1:03}-{kind.value}",
+            root=str(self.root),
+            tests=None if tests is None else tuple(tests),
+            expected=str(outcomes_file(self.traced.folder)),
+            stop_at_failure=kind is RoundKind.PROBE,
+        )
+        result = run_round(
+            self.program,
+            settled,
+            lambda folder: self._environment(folder, table),
+            self._silence_limit(),
+        )
+        self.done.append(result)
+        return result
+
+    def _environment(self, folder: Path, table: Path | None) -> Mapping[str, str]:
+        environ = dict(self.environ)
+        if table is not None:
+            logs = folder / _REDIRECT_LOGS
+            logs.mkdir(parents=True, exist_ok=True)
+            environ.update(redirect_environment(environ, table, logs))
+        return self.prepare(environ, folder)
+
+    def _silence_limit(self) -> float | None:
+        given = self.settings.verify.timeout
+        if given is not None:
+            return float(given) or None
+        return max(_LEAST_SILENCE, _TIMES_SILENCE * self.traced.session.longest_silence)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The tests once on all copies."""
+
+    reconstruction: Reconstruction
+    rounds: tuple[RoundResult, ...]
+
+    @property
+    def tests(self) -> dict[str, TestResult]:
+        return by_nodeid(test for r in self.rounds for test in settled_tests(r))
+
+
+Say = Callable[[str], None]
+
+
+class Verification:
+    """One verification of a traced run.
+
+    Args:
+        root: the folder against which paths of the project can be understood.
+        environ: the program's environment, without any of ours.
+        prepare: adds what a program needs that doesn't trace itself.
+        say: shows a line of progress.
+    """
+
+    def __init__(
+        self,
+        traced: TracedRun,
+        program: Program,
+        settings: Settings,
+        *,
+        root: Path,
+        environ: Mapping[str, str],
+        prepare: Prepare,
+        say: Say,
+    ) -> None:
+        self.traced = traced
+        self.folder = traced.folder / _VERIFY / new_run_id()
+        self.settings = settings
+        self.say = say
+        self._copies = Path(settings.directory) / RECONSTRUCTED
+        self.rounds = Rounds(
+            traced=traced,
+            program=program,
+            settings=settings,
+            root=root,
+            environ=environ,
+            prepare=prepare,
+            folder=self.folder,
+        )
+
+    def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
+        """Write the copies and run all tests on them."""
+        reconstruction, table = self.write_copies(planned)
+        self.say(_written_line(reconstruction, planned))
+        rounds = self.rounds.run(RoundKind.VERIFY, None, table)
+        return Attempt(reconstruction=reconstruction, rounds=rounds)
+
+    def write_copies(self, planned: Sequence[AnalyzedLibrary]) -> tuple[Reconstruction, Path]:
+        """Make the copies, and the table that redirects to them."""
+        root = self._copies
+        reconstruction = reconstruct(planned, root, fill=self.settings.verify.fill_byte)
+        path = self.folder / "redirect.table"
+        write_table(make_table(root, [c.library.path for c in reconstruction.libraries]), path)
+        return reconstruction, path
+
+    def judge(self, attempt: Attempt, plans: Sequence[LibraryPlan]) -> Verdict:
+        """The verdict on an attempt; runs what differs on the originals, where asked to."""
+        after = attempt.tests
+        before = by_nodeid(self.traced.session.tests)
+        flaky = self._find_flaky(before, after)
+        usage = merge_traces(_trace_files(attempt.rounds))
+        tests = TestEvidence(
+            before=before,
+            after=after,
+            flaky=flaky,
+            used=_first_uses(self.traced.usage),
+            gpu_tests=_count_gpu_tests(usage),
+            traced_on={d for plan in plans for d in plan.devices},
+            verified_on={d.compute_capability for d in usage.devices},
+            problems=tuple(_problems(attempt.rounds)),
+        )
+        verdicts = judge_tests(tests)
+        reasons = list(reasons_of_tests(tests, verdicts))
+        evidence = _gather(attempt, usage)
+        libraries = tuple(
+            judge_libraries(
+                plans,
+                attempt.reconstruction,
+                evidence,
+                self.traced.loaded,
+                tests_agree=not reasons,
+            )
+        )
+        reasons += reasons_of_libraries(libraries, self.traced.loaded)
+        return Verdict(
+            format_version=VERDICT_VERSION,
+            run_id=self.traced.run_id,
+            proved=not reasons,
+            reasons=tuple(reasons),
+            command=self.rounds.program.command,
+            exit_status=attempt.rounds[0].status,
+            fill=self.settings.verify.fill_byte,
+            granularity=self.settings.granularity.value,
+            gpu_tests=tests.gpu_tests,
+            created_ns=time.time_ns(),
+            devices=usage.devices,
+            versions=_versions(usage),
+            libraries=libraries,
+            tests=verdicts,
+            rounds=tuple(map(_facts, self.rounds.done)),
+        )
+
+    def _find_flaky(
+        self, before: Mapping[str, TestResult], after: Mapping[str, TestResult]
+    ) -> frozenset[str]:
+        different = [
+            d.nodeid
+            for d in iter_differences(before, after)
+            if d.before is not None and d.after is not None
+        ]
+        flaky: set[str] = set()
+        for _ in range(self.settings.verify.rerun):
+            left = [nodeid for nodeid in different if nodeid not in flaky]
+            if not left:
+                break
+            self.say(f"negativa: {len(left)} tests differ; running them on the originals")
+            for result in self.rounds.run(RoundKind.ORIGINAL, left, None):
+                flaky.update(
+                    t.nodeid
+                    for t in settled_tests(result)
+                    if t.nodeid in before and t.outcome is not before[t.nodeid].outcome
+                )
+        return frozenset(flaky)
+
+    def write(self, verdict: Verdict) -> Path:
+        """Write ``verdict.json`` into the verification's folder and the run's."""
+        write_record(self.folder / "verdict.json", verdict, indent=1)
+        path = self.traced.folder / "verdict.json"
+        write_record(path, verdict, indent=1)
+        return path
+
+
+def exit_code(verdict: Verdict) -> int:
+    """The program's own where the plan is proved, else 1."""
+    return (verdict.exit_status or 0) if verdict.proved else 1
+
+
+def _written_line(reconstruction: Reconstruction, planned: Sequence[AnalyzedLibrary]) -> str:
+    from pytest_negativa.reporting.units import format_bytes, format_items
+
+    copies = reconstruction.libraries
+    reused = sum(c.reused for c in copies)
+    unused = sum(c.unused_bytes for c in copies)
+    text = (
+        f"negativa: {format_items(len(copies), 'library', 'libraries')} copied with "
+        f"{format_bytes(unused)} of GPU code overwritten"
+    )
+    return f"{text} ({reused} unchanged since last time)" if reused else text
+
+
+def _trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
+    return [path for r in rounds for path in sorted((r.folder / "trace").glob(f"*{SUFFIX}"))]
+
+
+def _first_uses(usage: Usage) -> dict[str, set[str]]:
+    """By node id: the libraries of which the test was the first to use something."""
+    used: dict[str, set[str]] = defaultdict(set)
+    for library in usage.libraries:
+        for image in library.images:
+            firsts = [image.use.first, *(k.first for k in image.use.kernels)]
+            for first in firsts:
+                nodeid = usage.contexts[first.context].nodeid
+                if nodeid is not None:
+                    used[nodeid].add(library.library.path)
+    return used
+
+
+def _count_gpu_tests(usage: Usage) -> int:
+    """How many contexts of tests were the first to load an image or to look up a kernel.
+
+    Fixtures, and children that no test is known to have started, count too.
+    """
+    if usage.replay is not None:
+        return 0
+    contexts = set()
+    for use in usage.iter_images():
+        contexts.add(use.first.context)
+        contexts.update(k.first.context for k in use.kernels)
+    found = [usage.contexts[i] for i in contexts]
+    return len({(c.nodeid, c.detail) for c in found if c.phase not in _OUTSIDE_TESTS})
+
+
+def _problems(rounds: Sequence[RoundResult]) -> Iterator[str]:
+    for result in rounds:
+        for error in result.session.collection_errors:
+            yield f"not collected: {error}"
+        if not result.session.tests and result.died:
+            how = f"signal {-result.status}" if result.status < 0 else f"status {result.status}"
+            yield f"the session ended before its first test ({how})"
+
+
+def _gather(attempt: Attempt, usage: Usage) -> Evidence:
+    """What logs and traces of the rounds say of copies and originals."""
+    copied = {c.library.path: c for c in attempt.reconstruction.libraries}
+    copies: dict[str, set[int]] = defaultdict(set)
+    originals: dict[str, str] = {}
+    incomplete: str | None = None
+    for result in attempt.rounds:
+        for process in read_logs(result.folder / _REDIRECT_LOGS):
+            who = f"process {process.pid} ({process.executable})"
+            for load in process.loads:
+                for path in load.copies:
+                    copies[path].add(load.pid)
+            for path, opened in sorted(process.originals):
+                originals.setdefault(path, f"{who} opened the original, as {opened}")
+            problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
+            if problems and incomplete is None:
+                incomplete = f"{who}: {problems[0]}"
+    _add_traced(usage, copied, originals)
+    return Evidence(
+        copies=copies,
+        originals=originals,
+        unsupported=why_unsupported(),
+        incomplete=incomplete,
+    )
+
+
+def _add_traced(usage: Usage, copied: Mapping[str, object], originals: dict[str, str]) -> None:
+    """Originals that traced processes had mapped, whatever the redirect knows of them."""
+    for library in usage.libraries:
+        path = library.library.path
+        if path in copied and library.processes:
+            process = usage.processes[library.processes[0]].header
+            originals.setdefault(
+                path, f"process {process.pid} ({process.executable}) had the original mapped"
+            )
+
+
+def _versions(usage: Usage) -> Versions:
+    drivers = {d.driver_version for d in usage.devices if d.driver_version}
+    return Versions(
+        pytest_negativa=version("pytest-negativa"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        libc=" ".join(platform.libc_ver()),
+        cuda_driver=", ".join(sorted(drivers)) or None,
+    )
+
+
+def _facts(result: RoundResult) -> RoundFacts:
+    return RoundFacts(
+        name=result.name,
+        kind=result.kind.value,
+        tests=len(result.session.tests),
+        status=result.status,
+        silent=result.silent,
+        seconds=round(result.seconds, 3),
+    )
