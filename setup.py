@@ -18,10 +18,18 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 # Name of the shared object, as a module path -> its source.
-LIBRARIES = {"pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c"}
+LIBRARIES = {
+    "pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c",
+    "pytest_negativa.proving._redirect": "pytest_negativa/proving/redirect.c",
+}
+# What is missing where one of them is.
+MISSING = {
+    "pytest_negativa.tracing._injection": "child processes of tests will not be traced",
+    "pytest_negativa.proving._redirect": "--negativa-verify will not work",
+}
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
-LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-ldl", "-lpthread"]
+LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
 class BuildLibraries(build_ext):
@@ -47,8 +55,8 @@ class BuildLibraries(build_ext):
         except (OSError, subprocess.CalledProcessError) as e:
             target.unlink(missing_ok=True)
             sys.stderr.write(
-                f"warning: {ext.sources[0]} was not compiled ({e}); child processes of tests "
-                "will not be traced. Install a C compiler and reinstall to get it.\n"
+                f"warning: {ext.sources[0]} was not compiled ({e}); {MISSING[ext.name]}. "
+                "Install a C compiler and reinstall to get it.\n"
             )
 
     # setuptools lists what build_extension was to make; a file that isn't there is an error

@@ -30,12 +30,21 @@ STATE_FILE = "healing.jsonl"
 # A test that was hidden behind a failing one may show up when that one passes.
 _MAX_TURNS = 5
 
-_LEVELS = (
-    lambda part: part.library,
-    lambda part: (part.library, part.region),
-    lambda part: (part.library, part.start),
-    lambda part: part,
-)
+
+def _library(part: Part) -> object:
+    return part.library
+
+
+def _region(part: Part) -> object:
+    return part.library, part.region
+
+
+def _element(part: Part) -> object:
+    return part.library, part.start
+
+
+# What is given back together as long as that rules much out.
+_GROUPS = (_library, _region, _element)
 
 
 def verify_and_heal(verification: Verification) -> Verdict:
@@ -89,9 +98,9 @@ class _Healer:
             why = "the tests fail on the originals too: nothing that was removed is the cause"
             return self._result((), complete=True, why=why), tuple(self._planned)
         self._answers.begin(parts, self._failing)
-        found = find_needed(parts, self._probe, _LEVELS, self._failing[0])
-        needed = [(n.part, n.test or self._failing[0]) for n in found.needed]
-        kept = needed or [(part, self._failing[0]) for part in found.others]
+        found = find_needed(parts, self._probe, _GROUPS, self._failing[0])
+        needed = [(n.part, n.test) for n in found.needed]
+        kept = needed or [(part, self._failing[0]) for part in found.enough]
         self._planned = self._given_back([part for part, _ in kept], dict(kept))
         spans = tuple(self._span(part, test) for part, test in kept)
         self._save(spans)
@@ -209,7 +218,7 @@ class _Healer:
         if found.complete:
             return None
         return (
-            f"a limit was reached (verify.heal_runs, verify.heal_minutes): {len(found.others):,} "
+            f"a limit was reached (verify.heal_runs, verify.heal_minutes): {len(found.enough):,} "
             "parts are kept, more than is needed; heal again to go on"
         )
 

@@ -50,6 +50,7 @@ from pytest_negativa.proving.redirect import (
     make_table,
     read_logs,
     redirect_environment,
+    why_not_replaceable,
     why_unsupported,
     write_table,
 )
@@ -241,6 +242,7 @@ class Verification:
         self.settings = settings
         self.say = say
         self._copies = Path(settings.directory) / RECONSTRUCTED
+        self._unsubstituted = _why_not_substituted(traced.plans, self._copies)
         self.rounds = Rounds(
             traced=traced,
             program=program,
@@ -258,10 +260,15 @@ class Verification:
         rounds = self.rounds.run(RoundKind.VERIFY, None, table)
         return Attempt(reconstruction=reconstruction, rounds=rounds)
 
-    def write_copies(self, planned: Sequence[AnalyzedLibrary]) -> tuple[Reconstruction, Path]:
-        """Make the copies, and the table that redirects to them."""
+    def write_copies(
+        self, planned: Sequence[AnalyzedLibrary]
+    ) -> tuple[Reconstruction, Path | None]:
+        """Make the copies, and the table that redirects to them; None where there are none."""
         root = self._copies
-        reconstruction = reconstruct(planned, root, fill=self.settings.verify.fill_byte)
+        usable = [p for p in planned if p.plan.library.path not in self._unsubstituted]
+        reconstruction = reconstruct(usable, root, fill=self.settings.verify.fill_byte)
+        if not reconstruction.libraries:
+            return reconstruction, None
         path = self.folder / "redirect.table"
         write_table(make_table(root, [c.library.path for c in reconstruction.libraries]), path)
         return reconstruction, path
@@ -284,7 +291,7 @@ class Verification:
         )
         verdicts = judge_tests(tests)
         reasons = list(reasons_of_tests(tests, verdicts))
-        evidence = _gather(attempt, usage)
+        evidence = _gather(attempt, usage, self._unsubstituted)
         libraries = tuple(
             judge_libraries(
                 plans,
@@ -402,7 +409,15 @@ def _problems(rounds: Sequence[RoundResult]) -> Iterator[str]:
             yield f"the session ended before its first test ({how})"
 
 
-def _gather(attempt: Attempt, usage: Usage) -> Evidence:
+def _why_not_substituted(plans: Sequence[LibraryPlan], root: Path) -> dict[str, str]:
+    """By real path: why a library can't be replaced by its copy on this machine."""
+    paths = [plan.library.path for plan in plans]
+    if (everywhere := why_unsupported()) is not None:
+        return dict.fromkeys(paths, everywhere)
+    return {path: why for path in paths if (why := why_not_replaceable(root, path)) is not None}
+
+
+def _gather(attempt: Attempt, usage: Usage, unsubstituted: Mapping[str, str]) -> Evidence:
     """What logs and traces of the rounds say of copies and originals."""
     copied = {c.library.path: c for c in attempt.reconstruction.libraries}
     copies: dict[str, set[int]] = defaultdict(set)
@@ -423,7 +438,7 @@ def _gather(attempt: Attempt, usage: Usage) -> Evidence:
     return Evidence(
         copies=copies,
         originals=originals,
-        unsupported=why_unsupported(),
+        unsubstituted=unsubstituted,
         incomplete=incomplete,
     )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import io
 import itertools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from elftools.elf.constants import SH_FLAGS
+from elftools.elf.constants import P_FLAGS, SH_FLAGS
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
+from elftools.elf.segments import InterpSegment
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
@@ -34,6 +36,8 @@ _MAX_SECTIONS = 0xFF00
 _READ_BUDGET = 128 << 20
 _READ_COST = 64
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class HostSection:
@@ -43,6 +47,20 @@ class HostSection:
     offset: int
     size: int
     vaddr: int
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostSegment:
+    """A program header; ``kind`` is its type's name, such as ``PT_LOAD``."""
+
+    kind: str
+    offset: int
+    vaddr: int
+    file_size: int
+    memory_size: int
+    alignment: int
+    writable: bool
     executable: bool
 
 
@@ -64,8 +82,23 @@ def read_host_elf(source: ByteSource) -> HostElf:
             section headers, or with tables that leave the file.
     """
     _check_header(source)
+    return _guarded(source, _read)
+
+
+def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
+    """The program headers of a host ELF file, which need not have section headers.
+
+    Raises:
+        FormatError: not an ELF file, not one for a 64-bit little-endian host, or with tables that
+            leave the file.
+    """
+    _check_magic(source)
+    return _guarded(source, _read_segments)
+
+
+def _guarded(source: ByteSource, read: Callable[[ByteSource], _T]) -> _T:
     try:
-        return _read(source)
+        return read(source)
     except FormatError:
         raise
     # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
@@ -80,7 +113,7 @@ def read_host_elf(source: ByteSource) -> HostElf:
         raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
 
 
-def _check_header(source: ByteSource) -> None:
+def _check_magic(source: ByteSource) -> None:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")
     magic = source.read(0, min(len(ELF_MAGIC), source.size))
@@ -96,8 +129,7 @@ def _check_header(source: ByteSource) -> None:
             f"truncated ELF header: {source.size} bytes, expected {ELF_HEADER.size} or more",
         )
     header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-    ident, machine, shoff = header[0], header[2], header[6]
-    shentsize, shnum, shstrndx = header[11], header[12], header[13]
+    ident, machine = header[0], header[2]
     if ident[4] != 2:
         raise FormatError(
             source.path, 4, f"ELF class {ident[4]}, expected 2 (64 bit); CUDA libraries are 64 bit"
@@ -110,6 +142,29 @@ def _check_header(source: ByteSource) -> None:
         raise FormatError(
             source.path, 18, "is a bare cubin (machine EM_CUDA), expected a host library around it"
         )
+
+
+def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
+    """The dynamic loader that an executable asks for (PT_INTERP), or None; and 32 or 64 bits.
+
+    Raises:
+        FormatError: not an ELF file, or a damaged one.
+    """
+    if source.size < len(ELF_MAGIC) or source.read(0, len(ELF_MAGIC)) != ELF_MAGIC:
+        raise FormatError(source.path, 0, "not an ELF file: it doesn't start with 7f454c46")
+    try:
+        elf = ELFFile(_BudgetedReader(source))
+        names = [s.get_interp_name() for s in elf.iter_segments() if isinstance(s, InterpSegment)]
+        return (names[0] if names else None), elf.elfclass
+    # See read_host_elf.
+    except Exception as e:
+        raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
+
+
+def _check_header(source: ByteSource) -> None:
+    _check_magic(source)
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    shoff, shentsize, shnum, shstrndx = header[6], header[11], header[12], header[13]
     if shoff == 0 or shnum == 0:
         raise FormatError(
             source.path,
@@ -168,6 +223,23 @@ def _read(source: ByteSource) -> HostElf:
         )
     _check_overlap(source, sections)
     return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections))
+
+
+def _read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
+    elf = ELFFile(_BudgetedReader(source))
+    return tuple(
+        HostSegment(
+            kind=str(header["p_type"]),
+            offset=header["p_offset"],
+            vaddr=header["p_vaddr"],
+            file_size=header["p_filesz"],
+            memory_size=header["p_memsz"],
+            alignment=header["p_align"],
+            writable=bool(header["p_flags"] & P_FLAGS.PF_W),
+            executable=bool(header["p_flags"] & P_FLAGS.PF_X),
+        )
+        for header in (segment.header for segment in elf.iter_segments())
+    )
 
 
 def _check_overlap(source: ByteSource, sections: list[HostSection]) -> None:

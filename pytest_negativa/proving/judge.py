@@ -24,13 +24,13 @@ class Evidence:
     Attributes:
         copies: by real path of the original: the processes that had its copy mapped.
         originals: by real path of the original: who had the original itself, in words.
-        unsupported: why libraries can't be substituted on this machine, or None.
+        unsubstituted: by real path of the original: why it can't be substituted here.
         incomplete: why processes may have been missed, or None.
     """
 
     copies: Mapping[str, Collection[int]] = field(default_factory=dict)
     originals: Mapping[str, str] = field(default_factory=dict)
-    unsupported: str | None = None
+    unsubstituted: Mapping[str, str] = field(default_factory=dict)
     incomplete: str | None = None
 
 
@@ -120,10 +120,10 @@ def judge_libraries(
         status = LibraryStatus.NOT_PROVED
         if path in refused:
             why = refused[path]
-        elif not plan.unused_bytes or copy is None:
+        elif not plan.unused_bytes and not plan.trimmed:
             status = LibraryStatus.NOTHING_UNUSED
-        elif evidence.unsupported is not None:
-            status, why = LibraryStatus.NOT_SUBSTITUTED, evidence.unsupported
+        elif path in evidence.unsubstituted:
+            status, why = LibraryStatus.NOT_SUBSTITUTED, evidence.unsubstituted[path]
         elif path in evidence.originals:
             why = evidence.originals[path]
         elif not processes and path in loaded_when_traced:

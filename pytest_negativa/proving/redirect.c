@@ -1,0 +1,639 @@
+/* Makes the dynamic loader open reconstructed copies in place of the originals, and writes
+ * down which of the two was mapped. glibc loads it into every process whose LD_AUDIT names it
+ * (rtld-audit(7)).
+ *
+ * Environment: NEGATIVA_REDIRECT_TABLE, the table that redirect.py writes (format: there), and
+ * NEGATIVA_REDIRECT_LOGS, the folder in which each process makes a log file of its own.
+ *
+ * What glibc does, from its elf/dl-load.c (2.31 to 2.41):
+ * - A name with a slash is shown once, as LA_SER_ORIG, and what is returned becomes l_name, with
+ *   it $ORIGIN and what dladdr says: the path of the copy. dlmopen of such a name into
+ *   another namespace is not shown at all.
+ * - A name without a slash is shown as LA_SER_ORIG, and then each path that is tried. There,
+ *   what is returned is opened, but l_name stays the path that was tried: of the original. So
+ *   l_name can't tell which file was mapped; /proc/self/maps can.
+ * - A folder of a search path in which a first look-up failed, and which isn't there, is
+ *   never searched again. The mirror lacks most folders, so such a folder is made when one of
+ *   the same name exists outside.
+ *
+ * Rules: never fail the process; on any doubt the name is returned unchanged and the log
+ * says what was mapped. No malloc (it isn't the process's own one, and not safe after a
+ * fork), no descriptor kept open (tests close what they did not open), one write() for each
+ * line. The loader calls la_objsearch and la_objopen under its lock: static buffers will do.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+static const char TABLE_HEAD[] = "negativa-redirect 1";
+static const char LOG_HEAD[] = "negativa-redirect-log 1";
+enum { MAX_TABLE = 16 << 20 };
+
+/* ---- System calls ---- */
+
+/* open, read, write and close of libc are cancellation points: in a thread that is to be
+ * cancelled they would not return, with the loader's lock held. The loader avoids them too. */
+
+static int open_file(const char *path, int flags, int mode) {
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
+}
+
+static ssize_t read_file(int fd, void *data, size_t size) {
+    ssize_t count;
+    do count = syscall(SYS_read, fd, data, size);
+    while (count < 0 && errno == EINTR);
+    return count;
+}
+
+static void close_file(int fd) { syscall(SYS_close, fd); }
+
+typedef struct {
+    uint32_t major, minor;
+    uint64_t inode;
+} FileId;
+
+static bool same_file(FileId a, FileId b) {
+    return a.inode == b.inode && a.major == b.major && a.minor == b.minor;
+}
+
+/* statx and not stat: a library built with glibc 2.33 or newer could not use stat on an older. */
+static bool identify_at(int fd, const char *path, int flags, FileId *id) {
+    struct statx status;
+    if (statx(fd, path, flags, STATX_INO, &status) != 0) return false;
+    *id = (FileId){status.stx_dev_major, status.stx_dev_minor, status.stx_ino};
+    return true;
+}
+
+static bool identify(const char *path, FileId *id) { return identify_at(AT_FDCWD, path, 0, id); }
+
+static bool identify_open(int fd, FileId *id) { return identify_at(fd, "", AT_EMPTY_PATH, id); }
+
+static bool is_folder(const char *path) {
+    struct statx status;
+    return statx(AT_FDCWD, path, 0, STATX_TYPE, &status) == 0 && S_ISDIR(status.stx_mode);
+}
+
+/* Digits up to `end`, which is stepped over; strtoul would bind to the newest glibc's. */
+static bool parse_number(const char **text, unsigned base, char end, uint64_t *number) {
+    const char *p = *text;
+    uint64_t value = 0;
+    for (; *p != end; p++) {
+        unsigned digit = *p >= '0' && *p <= '9'   ? (unsigned)(*p - '0')
+                         : *p >= 'a' && *p <= 'f' ? (unsigned)(*p - 'a') + 10
+                                                  : UINT_MAX;
+        if (digit >= base || value > (UINT64_MAX - digit) / base) return false;
+        value = value * base + digit;
+    }
+    if (p == *text) return false;
+    *text = p + 1;
+    *number = value;
+    return true;
+}
+
+/* ---- The table ---- */
+
+typedef struct {
+    FileId original_id, copy_id;
+    const char *original, *copy; /* real paths; the copy is the root and then the original */
+} Row;
+
+static struct {
+    const char *root;
+    size_t root_length;
+    Row *rows;
+    char **links; /* for each row: see note_link */
+    size_t count;
+} table;
+
+static bool parse_id(const char **text, FileId *id) {
+    uint64_t major, minor;
+    if (!parse_number(text, 10, '\t', &major) || !parse_number(text, 10, '\t', &minor) ||
+        !parse_number(text, 10, '\t', &id->inode) || major > UINT32_MAX || minor > UINT32_MAX)
+        return false;
+    id->major = (uint32_t)major;
+    id->minor = (uint32_t)minor;
+    return true;
+}
+
+static bool parse_row(const char *text, Row *row) {
+    if (!parse_id(&text, &row->original_id) || !parse_id(&text, &row->copy_id)) return false;
+    row->original = text;
+    char *tab = strchr(text, '\t');
+    if (tab == NULL) return false;
+    *tab = 0;
+    row->copy = tab + 1;
+    return row->original[0] == '/' && strncmp(row->copy, table.root, table.root_length) == 0 &&
+           strcmp(row->copy + table.root_length, row->original) == 0;
+}
+
+/* Lines: TABLE_HEAD; "root" and the root; "library", two identities and two paths; "end" and
+ * the number of libraries, without which the table is not whole. */
+static const char *parse_table(char *text, size_t size) {
+    enum { HEAD, ROOT, ROWS, END } expected = HEAD;
+    for (char *line = text, *next; line < text + size; line = next) {
+        char *newline = memchr(line, '\n', (size_t)(text + size - line));
+        if (newline == NULL) return "the table's last line has no end";
+        *newline = 0;
+        next = newline + 1;
+        if (expected == HEAD && strcmp(line, TABLE_HEAD) == 0) {
+            expected = ROOT;
+        } else if (expected == ROOT && strncmp(line, "root\t/", 6) == 0) {
+            table.root = line + 5;
+            table.root_length = strlen(table.root);
+            expected = ROWS;
+        } else if (expected == ROWS && strncmp(line, "library\t", 8) == 0) {
+            if (!parse_row(line + 8, &table.rows[table.count]))
+                return "the table has a bad line for a library";
+            table.count++;
+        } else if (expected == ROWS && strncmp(line, "end\t", 4) == 0) {
+            const char *number = line + 4;
+            uint64_t count;
+            if (!parse_number(&number, 10, 0, &count) || count != table.count)
+                return "the table's end names another number of libraries";
+            expected = END;
+        } else {
+            return "the table has a line that was not expected";
+        }
+    }
+    return expected == END ? NULL : "the table is not whole";
+}
+
+/* NULL, or what is wrong. The table is read, not mapped: a file that somebody truncates
+ * would be a SIGBUS. */
+static const char *read_table(const char *path) {
+    int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0) return "the table can't be opened";
+    const char *problem = "the table can't be read";
+    struct statx status;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
+        S_ISREG(status.stx_mode) && status.stx_size <= MAX_TABLE) {
+        size_t size = status.stx_size, length = 0, lines = 0;
+        int memory = MAP_PRIVATE | MAP_ANONYMOUS;
+        char *text = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, memory, -1, 0);
+        ssize_t count = 1;
+        while (text != MAP_FAILED && length < size && count > 0) {
+            count = read_file(fd, text + length, size - length);
+            if (count > 0) length += (size_t)count;
+        }
+        for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
+        size_t room = (lines + 1) * sizeof *table.rows;
+        table.rows = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
+        table.links = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
+        if (text != MAP_FAILED && length == size && table.rows != MAP_FAILED &&
+            table.links != MAP_FAILED) {
+            problem = parse_table(text, size);
+            /* From here on nothing changes it, not even a stray write of the program's. */
+            mprotect(text, size + 1, PROT_READ);
+            mprotect(table.rows, room, PROT_READ);
+        }
+    }
+    close_file(fd);
+    return problem;
+}
+
+static const Row *row_of_original(const char *path) {
+    for (size_t i = 0; i < table.count; i++)
+        if (strcmp(table.rows[i].original, path) == 0) return &table.rows[i];
+    return NULL;
+}
+
+static const Row *row_of_copy(const char *path) {
+    for (size_t i = 0; i < table.count; i++)
+        if (strcmp(table.rows[i].copy, path) == 0) return &table.rows[i];
+    return NULL;
+}
+
+/* ---- The log ---- */
+
+static char log_path[PATH_MAX];
+static unsigned long lost_lines;
+static struct {
+    char data[2 * 4 * PATH_MAX + 512]; /* two paths, each byte escaped, and the rest */
+    size_t length;
+} line;
+
+static void put_char(char c) {
+    /* Room for the end of the line is kept. */
+    if (line.length < sizeof line.data - 1) line.data[line.length++] = c;
+}
+
+static void put_string(const char *string) {
+    while (*string) put_char(*string++);
+}
+
+static void put_number(uint64_t number) {
+    char digits[24];
+    size_t start = sizeof digits - 1;
+    digits[start] = 0;
+    do digits[--start] = (char)('0' + number % 10);
+    while ((number /= 10) != 0);
+    put_string(digits + start);
+}
+
+/* A field of any bytes: control characters and the backslash as \xNN. */
+static void put_path(const char *path) {
+    static const char HEX[] = "0123456789abcdef";
+    put_char('\t');
+    for (size_t left = PATH_MAX; *path && left > 0; path++, left--) {
+        unsigned char c = (unsigned char)*path;
+        if (c >= 0x20 && c != 0x7f && c != '\\') {
+            put_char((char)c);
+        } else {
+            put_string("\\x");
+            put_char(HEX[c >> 4]);
+            put_char(HEX[c & 15]);
+        }
+    }
+}
+
+/* Appends the line, as a whole or not: O_APPEND, one write. */
+static void write_line(int create) {
+    line.data[line.length++] = '\n';
+    bool written = false;
+    int fd = log_path[0] ? open_file(log_path, O_WRONLY | O_APPEND | create, 0644) : -1;
+    if (fd >= 0) {
+        /* Writing past RLIMIT_FSIZE would be a signal that ends the process. */
+        struct rlimit limit;
+        struct statx status;
+        bool fits = getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+                    (limit.rlim_cur == RLIM_INFINITY ||
+                     (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+                      status.stx_size + line.length <= limit.rlim_cur));
+        written = fits && syscall(SYS_write, fd, line.data, line.length) == (ssize_t)line.length;
+        close_file(fd);
+    }
+    if (!written) lost_lines++;
+    line.length = 0;
+}
+
+static void start_line(const char *kind) {
+    line.length = 0;
+    put_number((uint64_t)getpid());
+    put_char('\t');
+    put_string(kind);
+}
+
+static void log_event(const char *kind, const char *first, const char *second) {
+    if (lost_lines > 0) {
+        unsigned long lost = lost_lines;
+        start_line("lost\t");
+        put_number(lost);
+        write_line(0);
+        if (lost_lines == lost) lost_lines = 0;
+    }
+    start_line(kind);
+    put_path(first);
+    if (second != NULL) put_path(second);
+    write_line(0);
+}
+
+/* A file of its own for each process that was exec'd; its first line says whose it is. */
+static void start_log(const char *folder) {
+    struct timespec now = {0};
+    uint64_t salt = 0;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t started = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uintptr_t)&now;
+
+    line.length = 0;
+    put_string(folder);
+    put_char('/');
+    put_number((uint64_t)getpid());
+    put_char('.');
+    put_number(started);
+    put_char('.');
+    put_number(salt);
+    put_string(".log");
+    if (folder[0] != '/' || line.length >= sizeof log_path) return;
+    memcpy(log_path, line.data, line.length);
+    log_path[line.length] = 0;
+
+    static char executable[PATH_MAX];
+    if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) {
+        const char *name = (const char *)getauxval(AT_EXECFN);
+        if (name != NULL) strncpy(executable, name, sizeof executable - 1);
+    }
+    line.length = 0;
+    put_string(LOG_HEAD);
+    put_char('\t');
+    put_number((uint64_t)getpid());
+    put_char('\t');
+    put_number(started);
+    put_path(executable);
+    write_line(O_CREAT | O_EXCL);
+}
+
+/* ---- Looking for a library ---- */
+
+/* The part below the root, "/usr/lib/libfoo.so"; NULL for a name that is, or leads, elsewhere. */
+static const char *below_root(const char *name) {
+    if (strncmp(name, table.root, table.root_length) != 0 || name[table.root_length] != '/')
+        return NULL;
+    const char *inner = name + table.root_length;
+    long depth = 0;
+    for (const char *p = inner; *p;) {
+        while (*p == '/') p++;
+        size_t length = strcspn(p, "/");
+        if (length == 2 && p[0] == '.' && p[1] == '.')
+            depth--;
+        else if (length > 0 && !(length == 1 && p[0] == '.'))
+            depth++;
+        if (depth < 0) return NULL;
+        p += length;
+    }
+    return inner;
+}
+
+/* Folder of a path, without resolving its last part; false if there is none. */
+static bool folder_of(const char *path, char folder[PATH_MAX]) {
+    size_t length = (size_t)(strrchr(path, '/') - path);
+    if (length >= PATH_MAX) return false;
+    memcpy(folder, path, length);
+    folder[length] = 0;
+    return true;
+}
+
+/* An original may be loaded by a link that lies elsewhere, and its neighbours beside the link:
+ * the folder of the first such link counts, as in the loader. */
+static void note_link(const Row *row, const char *name) {
+    static char folder[PATH_MAX], resolved[PATH_MAX];
+    char **link = &table.links[row - table.rows];
+    if (*link != NULL || strchr(name, '/') == NULL || !folder_of(name, folder) ||
+        realpath(folder[0] ? folder : "/", resolved) == NULL)
+        return;
+    size_t length = strlen(resolved);
+    if (strncmp(resolved, row->original, length) == 0 &&
+        strrchr(row->original, '/') == row->original + length)
+        return;
+    char *memory =
+        mmap(NULL, length + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return;
+    memcpy(memory, resolved, length + 1);
+    *link = memory;
+}
+
+/* The same name, from the folder of a link instead of its original's; NULL if there is none. */
+static const char *beside_link(const char *inner) {
+    static char path[PATH_MAX];
+    for (size_t i = 0; i < table.count; i++) {
+        const char *original = table.rows[i].original, *link = table.links[i];
+        size_t length = (size_t)(strrchr(original, '/') - original);
+        if (link == NULL || strncmp(inner, original, length + 1) != 0 ||
+            strlen(link) + strlen(inner + length) >= sizeof path)
+            continue;
+        strcpy(path, link);
+        strcat(path, inner + length);
+        return path;
+    }
+    return NULL;
+}
+
+/* Makes the folder of a name below the root if there is one outside: else the loader would
+ * never look into it again. */
+static void make_folder(const char *name, const char *outside) {
+    static char path[PATH_MAX], folder[PATH_MAX];
+    if (!folder_of(outside, folder) || !is_folder(folder) || !folder_of(name, path) ||
+        is_folder(path))
+        return;
+    for (char *end = path + table.root_length; *end; end++) {
+        if (*end != '/') continue;
+        *end = 0;
+        mkdir(path, 0777);
+        *end = '/';
+    }
+    mkdir(path, 0777);
+}
+
+/* Whether this process can open the copy, and it is the file of the table. If not, the process
+ * goes on with the original, and the log says so. */
+static bool copy_is_there(const Row *row) {
+    int fd = open_file(row->copy, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0) return false;
+    FileId id;
+    bool there = identify_open(fd, &id) && same_file(id, row->copy_id);
+    close_file(fd);
+    return there;
+}
+
+/* The row of the original that a path leads to. `resolved`: its real path, empty if there is
+ * no such file. */
+static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
+    FileId id;
+    resolved[0] = 0;
+    if (!identify(name, &id)) return NULL;
+    if (realpath(name, resolved) == NULL) {
+        resolved[0] = 0;
+        return NULL;
+    }
+    const Row *row = row_of_original(resolved);
+    /* A file that was replaced since is not the one that the copy was made of. */
+    return row != NULL && same_file(id, row->original_id) && copy_is_there(row) ? row : NULL;
+}
+
+/* What to open for a path. */
+static const char *redirect(const char *name, bool searching) {
+    static char resolved[PATH_MAX], unused[PATH_MAX];
+    const Row *row = find_row(name, resolved);
+    if (row != NULL) {
+        note_link(row, name);
+        return row->copy;
+    }
+    /* Below the root only the copies count; there may be more, from an earlier run. */
+    const char *outside = below_root(resolved[0] ? resolved : name);
+    if (outside == NULL) return name;
+    if (!resolved[0]) {
+        /* A neighbour, looked for where the copy lies. */
+        const char *beside = beside_link(outside);
+        if (searching) {
+            make_folder(name, outside);
+            if (beside != NULL) make_folder(name, beside);
+        }
+        FileId id;
+        if (beside != NULL && identify(beside, &id)) outside = beside;
+    }
+    row = find_row(outside, unused);
+    return row != NULL ? row->copy : outside;
+}
+
+/* "$ORIGIN/name" in the words of the object that looks for it; NULL if that is not possible.
+ * The loader itself replaces such tokens after la_objsearch. */
+static const char *expand_origin(const char *name, const uintptr_t *cookie) {
+    static char path[PATH_MAX];
+    size_t token = strncmp(name, "$ORIGIN/", 8) == 0     ? 7
+                   : strncmp(name, "${ORIGIN}/", 10) == 0 ? 9
+                                                          : 0;
+    const struct link_map *loader = (const struct link_map *)*cookie;
+    if (token == 0 || loader == NULL || loader->l_name == NULL) return NULL;
+    if (loader->l_name[0] == '/') {
+        if (strlen(loader->l_name) >= sizeof path) return NULL;
+        strcpy(path, loader->l_name);
+    } else if (loader->l_name[0] == 0) { /* the program itself */
+        ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+        if (length <= 0 || path[0] != '/') return NULL;
+        path[length] = 0;
+    } else {
+        return NULL;
+    }
+    char *end = strrchr(path, '/');
+    if ((size_t)(end - path) + strlen(name + token) >= sizeof path) return NULL;
+    strcpy(end, name + token);
+    return path;
+}
+
+static const char *search(const char *name, const uintptr_t *cookie, unsigned int flag) {
+    /* Without a slash: the name of a search to come, or a file in the current folder, when
+     * a search path has an empty part. */
+    if (flag != LA_SER_ORIG) return redirect(name, true);
+    if (strchr(name, '/') == NULL) return name;
+    if (name[0] != '$') return redirect(name, false);
+    const char *path = expand_origin(name, cookie);
+    const char *found = path == NULL ? NULL : redirect(path, false);
+    return found == path ? name : found;
+}
+
+/* ---- Looking at what was mapped ---- */
+
+typedef struct {
+    FileId id; /* as the kernel's mapping has it: of a layer of an overlay file system, say */
+    const char *path;
+} Mapping;
+
+static bool parse_mapping(const char *text, uintptr_t address, Mapping *mapping) {
+    uint64_t start, end, offset, major, minor;
+    if (!parse_number(&text, 16, '-', &start) || !parse_number(&text, 16, ' ', &end) ||
+        address < start || address >= end)
+        return false;
+    text = strchr(text, ' '); /* permissions */
+    if (text == NULL) return false;
+    text++;
+    if (!parse_number(&text, 16, ' ', &offset) || !parse_number(&text, 16, ':', &major) ||
+        !parse_number(&text, 16, ' ', &minor) || !parse_number(&text, 10, ' ', &mapping->id.inode))
+        return false;
+    mapping->id.major = (uint32_t)major;
+    mapping->id.minor = (uint32_t)minor;
+    mapping->path = text + strspn(text, " ");
+    return true;
+}
+
+/* The mapping at an address. The list is in order of addresses and is read as far as needed;
+ * what was mapped last comes first among the libraries. */
+static bool find_mapping(uintptr_t address, Mapping *mapping) {
+    static char data[5 * PATH_MAX];
+    /* /proc/self is empty once the first thread has ended. */
+    int fd = open_file("/proc/thread-self/maps", O_RDONLY, 0);
+    if (fd < 0) return false;
+    bool found = false;
+    size_t length = 0;
+    ssize_t count;
+    while (!found && length < sizeof data - 1 &&
+           (count = read_file(fd, data + length, sizeof data - 1 - length)) > 0) {
+        length += (size_t)count;
+        data[length] = 0;
+        char *text = data, *newline;
+        while (!found && (newline = strchr(text, '\n')) != NULL) {
+            *newline = 0;
+            found = parse_mapping(text, address, mapping);
+            text = newline + 1;
+        }
+        if (!found) {
+            length -= (size_t)(text - data);
+            memmove(data, text, length);
+        }
+    }
+    close_file(fd);
+    return found;
+}
+
+static bool log_if_known(FileId id, const char *name) {
+    for (size_t i = 0; i < table.count; i++) {
+        if (same_file(id, table.rows[i].copy_id)) {
+            log_event("copy", table.rows[i].original, NULL);
+            return true;
+        }
+    }
+    for (size_t i = 0; i < table.count; i++) {
+        if (same_file(id, table.rows[i].original_id)) {
+            log_event("original", table.rows[i].original, name);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void look(const struct link_map *map) {
+    const char *name = map->l_name;
+    Mapping mapping;
+    FileId id;
+    if (!find_mapping((uintptr_t)map->l_ld, &mapping)) {
+        /* Without /proc: the name of an original may stand for its copy, see above. */
+        bool known = identify(name, &id), other = known;
+        for (size_t i = 0; i < table.count && other; i++)
+            other = !same_file(id, table.rows[i].copy_id) &&
+                    !same_file(id, table.rows[i].original_id);
+        if (!other) log_event("unknown", name, NULL);
+    } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
+        const Row *row;
+        if (log_if_known(id, name)) return;
+        /* Another file at a path of the table: replaced since the table was written. */
+        if ((row = row_of_original(mapping.path)) != NULL)
+            log_event("original", row->original, name);
+        else if (row_of_copy(mapping.path) != NULL)
+            log_event("unknown", name, NULL);
+    } else if (!log_if_known(mapping.id, name)) {
+        /* Mapped from a path that is gone, or that this process can't see. */
+        if (!identify(name, &id))
+            log_event("unknown", name, NULL);
+        else
+            log_if_known(id, name);
+    }
+}
+
+/* ---- What the loader calls ---- */
+
+EXPORT unsigned int la_version(unsigned int version) {
+    const char *path = getenv("NEGATIVA_REDIRECT_TABLE");
+    const char *folder = getenv("NEGATIVA_REDIRECT_LOGS");
+    if (path == NULL || folder == NULL) return 0;
+    start_log(folder);
+    const char *problem = read_table(path);
+    if (problem != NULL) {
+        log_event("disabled", problem, path);
+        return 0;
+    }
+    return version < LAV_CURRENT ? version : LAV_CURRENT;
+}
+
+EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {
+    int saved = errno;
+    const char *found = search(name, cookie, flag);
+    errno = saved;
+    return (char *)found;
+}
+
+EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
+    (void)namespace;
+    (void)cookie;
+    int saved = errno;
+    /* The program itself has no name, and the kernel's vdso no file. */
+    if (map->l_name != NULL && map->l_name[0] != 0 && map->l_addr != getauxval(AT_SYSINFO_EHDR))
+        look(map);
+    errno = saved;
+    return 0; /* no symbol binding is audited: calls stay as fast as they are */
+}

@@ -1,0 +1,377 @@
+"""Plans put to the test on a GPU: what must be proved is, and every planted fault shows."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+
+LIBRARIES = 5
+KERNELS = 5  # of each library, every one in a region of its own
+
+# Tests that behave otherwise on the copies find out by the variable that names the round.
+PROJECT = f"""
+import ctypes, os, shutil, signal
+from pathlib import Path
+import pytest
+
+HERE = Path(__file__).parent
+ON_COPIES = "verify" in os.environ.get("NEGATIVA_ROUND", "")
+
+
+def run(library, kernel, bad=0, path=None):
+    name = f"libmany{{library}}.so"
+    return ctypes.CDLL(str(path or HERE / name))[f"run_{{library}}_{{kernel}}"](bad)
+
+
+@pytest.mark.parametrize("kernel", range({KERNELS}))
+@pytest.mark.parametrize("library", range({LIBRARIES}))
+def test_kernel(library, kernel):
+    assert run(library, kernel) == 100 * library + kernel
+
+
+def test_cpu():
+    assert 1 + 1 == 2
+"""
+
+SKIPPED = """
+
+@pytest.mark.skipif(ON_COPIES, reason="not now")
+def test_skipped_on_copies():
+    assert run(0, 0) == 0
+"""
+
+KILLED = """
+
+def test_killed_on_copies():
+    assert run(0, 0) == 0
+    if ON_COPIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+LOSES_CONTEXT = """
+
+def test_a_loses_its_context_on_copies():
+    assert run(1, 1, bad=ON_COPIES) == 101
+
+
+def test_b_after():
+    assert run(2, 2) == 202
+"""
+
+BEHIND_ITS_BACK = """
+
+def test_original_by_another_name(tmp_path):
+    other = HERE / "other.so"
+    if not other.exists():
+        os.link(HERE / "libmany0.so", other)
+    assert run(0, 1, path=other) == 1
+"""
+
+HANGS = """
+
+def test_hangs_on_copies():
+    assert run(3, 3) == 303
+    while ON_COPIES:
+        signal.pause()
+"""
+
+FLAKY = """
+
+def test_flaky():
+    count = HERE / "count"
+    runs = len(count.read_text()) if count.exists() else 0
+    count.write_text("x" * (runs + 1))
+    assert run(4, 4) == 404
+    assert runs % 2 == 0
+"""
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Libraries with a region for each kernel, for two archs and as PTX."""
+    if shutil.which("nvcc") is None:
+        pytest.fail("nvcc is not on PATH: the libraries to verify can't be built")
+    folder = tmp_path_factory.mktemp("many")
+    archs = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
+    archs += ["-gencode=arch=compute_90,code=compute_90", "-Xcompiler=-fPIC"]
+
+    def compile_one(library: int, kernel: int) -> str:
+        target = folder / f"{library}_{kernel}.o"
+        defines = [f"-DNAME={library}_{kernel}", f"-DVALUE={100 * library + kernel}"]
+        command = ["nvcc", "-c", *archs, *defines, str(HERE / "many.cu"), "-o", str(target)]
+        subprocess.run(command, check=True, capture_output=True)
+        return str(target)
+
+    def link_one(library: int) -> None:
+        objects = [compile_one(library, kernel) for kernel in range(KERNELS)]
+        target = folder / f"libmany{library}.so"
+        subprocess.run(["nvcc", "-shared", *objects, "-o", str(target)], check=True)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(link_one, range(LIBRARIES)))
+    return folder
+
+
+class Project:
+    """A project with the libraries and tests, and what its sessions leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pytest(self, *arguments: str, status: int = 0, eager: bool = False) -> str:
+        environ = {"CUDA_MODULE_LOADING": "EAGER"} if eager else {}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            cwd=self.folder,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    @property
+    def run(self) -> Path:
+        return self.folder / ".negativa" / "latest"
+
+    @property
+    def verdict(self) -> Any:
+        return json.loads((self.run / "verdict.json").read_text())
+
+    def differences(self) -> dict[str, tuple[str | None, str | None]]:
+        return {
+            test["nodeid"].partition("::")[2]: (test["before"], test["after"])
+            for test in self.verdict["tests"]
+            if test["before"] != test["after"]
+        }
+
+    def plant(self, count: int) -> set[tuple[str, int]]:
+        """Call used elements unused, in as many libraries as possible: (library, offset)."""
+        files = sorted((self.run / "plan").glob("libmany*.json"))
+        plans = {path: json.loads(path.read_text()) for path in files}
+        used = [(path, _loaded(plans[path])[number]) for number in range(KERNELS) for path in files]
+        planted = set()
+        for path, decision in used[:count]:
+            decision[2:] = [False, "no-used-kernel", None]
+            planted.add((plans[path]["library"]["path"], decision[0]))
+        for path, plan in plans.items():
+            path.write_text(json.dumps(plan))
+        return planted
+
+
+def _loaded(plan: Any) -> list[list[Any]]:
+    return [row for row in plan["decisions"] if row[2] and row[3] == "loaded"]
+
+
+@pytest.fixture
+def project(built: Path, tmp_path: Path) -> Project:
+    for library in built.glob("*.so"):
+        shutil.copy2(library, tmp_path)
+    (tmp_path / "test_many.py").write_text(PROJECT)
+    (tmp_path / "negativa.yaml").write_text('libraries:\n  include: ["libmany*.so"]\n')
+    return Project(tmp_path)
+
+
+def add_test(project: Project, text: str) -> None:
+    with (project.folder / "test_many.py").open("a") as file:
+        file.write(text)
+
+
+def traced(project: Project, text: str = "", *arguments: str) -> Project:
+    add_test(project, text)
+    project.pytest("--negativa", *arguments)
+    return project
+
+
+def test_proved_lazy_eager_and_distributed(project: Project) -> None:
+    out = project.pytest("--negativa", "--negativa-verify")
+    assert "PROVED: " in out and "NOT PROVED" not in out
+    verdict = project.verdict
+    assert verdict["proved"] and verdict["reasons"] == []
+    assert {row["status"] for row in verdict["libraries"]} == {"proved"}
+    assert len(verdict["libraries"]) == LIBRARIES
+    assert verdict["gpu_tests"] == LIBRARIES * KERNELS
+    project.pytest("--negativa-verify", eager=True)
+    assert project.verdict["proved"]
+    project.pytest("--negativa-verify", "-n4")
+    assert project.verdict["proved"]
+
+
+@pytest.mark.parametrize("fill", ["0x00", "0xCC"])
+def test_proved_with_other_fillings(project: Project, fill: str) -> None:
+    traced(project)
+    project.pytest("--negativa-verify", f"--negativa-fill={fill}")
+    assert project.verdict["fill"] == int(fill, 16)
+
+
+def test_kernel_granularity(project: Project) -> None:
+    project.pytest("--negativa", "--negativa-verify", "--negativa-granularity=kernel")
+    assert project.verdict["granularity"] == "kernel"
+
+
+def test_a_used_element_is_missed(project: Project) -> None:
+    traced(project)
+    ((library, _offset),) = project.plant(1)
+    out = project.pytest("--negativa-verify", status=1)
+    assert project.differences() == {"test_kernel[0-0]": ("passed", "failed")}
+    assert "test_kernel[0-0]: passed -> failed" in out
+    assert f"first to use kernels of {Path(library).name}" in out
+    assert not project.verdict["proved"]
+
+
+def test_an_original_behind_the_redirects_back(project: Project) -> None:
+    traced(project, BEHIND_ITS_BACK)
+    out = project.pytest("--negativa-verify", status=1)
+    rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
+    assert rows["libmany0.so"]["status"] == "not proved"
+    assert "opened the original" in rows["libmany0.so"]["why"]
+    assert rows["libmany1.so"]["status"] == "proved"
+    assert "NOT PROVED" in out
+
+
+def test_no_gpu_test_is_selected(project: Project) -> None:
+    traced(project)
+    out = project.pytest("--negativa-verify", "-k", "cpu", status=1)
+    assert "no test was seen to use the GPU" in out
+    assert f"{LIBRARIES * KERNELS} tests of the traced run did not run" in out
+
+
+def test_a_test_is_skipped_now(project: Project) -> None:
+    traced(project, SKIPPED)
+    project.pytest("--negativa-verify", status=1)
+    assert project.differences() == {"test_skipped_on_copies": ("passed", "skipped")}
+
+
+def test_a_library_changed(project: Project) -> None:
+    traced(project)
+    with (project.folder / "libmany3.so").open("ab") as file:
+        file.write(b"\0")
+    out = project.pytest("--negativa-verify", status=1)
+    rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
+    assert rows["libmany3.so"]["status"] == "not proved"
+    assert "sha256" in rows["libmany3.so"]["why"] and "sha256" in out
+
+
+def test_a_worker_is_killed(project: Project) -> None:
+    traced(project, KILLED, "-n2")
+    project.pytest("--negativa-verify", "-n2", status=1)
+    assert project.differences() == {"test_killed_on_copies": ("passed", "crashed")}
+
+
+def test_the_session_is_killed(project: Project) -> None:
+    traced(project, KILLED + LOSES_CONTEXT.replace("ON_COPIES", "False"))
+    project.pytest("--negativa-verify", status=1)
+    # The tests behind it ran in a process of their own.
+    assert project.differences() == {"test_killed_on_copies": ("passed", "crashed")}
+    assert len([r for r in project.verdict["rounds"] if r["kind"] == "verify"]) == 2
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["solo", "n2"])
+def test_a_lost_context_is_no_other_tests_fault(project: Project, workers: tuple[str]) -> None:
+    traced(project, LOSES_CONTEXT, *workers)
+    out = project.pytest("--negativa-verify", *workers, status=1)
+    assert project.differences() == {"test_a_loses_its_context_on_copies": ("passed", "failed")}
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in out
+
+
+def test_a_test_hangs(project: Project) -> None:
+    traced(project, HANGS + LOSES_CONTEXT.replace("ON_COPIES", "False"))
+    project.pytest("--negativa-verify", "--negativa-verify-timeout=8", status=1)
+    assert project.differences() == {"test_hangs_on_copies": ("passed", "timed out")}
+
+
+def test_flaky_tests_are_named_not_blamed(project: Project) -> None:
+    traced(project, FLAKY)
+    project.pytest("--negativa-verify", status=1)
+    assert project.differences() == {"test_flaky": ("passed", "failed")}
+    (project.folder / "count").write_text("x")
+    out = project.pytest("--negativa-verify", "--negativa-rerun=2")
+    assert project.verdict["proved"]
+    assert "Flaky" in out and "test_flaky" in out
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
+    traced(project)
+    planted = project.plant(count)
+    assert len({library for library, _ in planted}) == min(count, LIBRARIES)
+    out = project.pytest("--negativa-heal")
+    verdict = project.verdict
+    healing = verdict["healing"]
+    print(f"healed {count}: {healing['runs']} runs, {healing['seconds']:.0f} s")
+    assert verdict["proved"] and healing["complete"]
+    assert {(span["library"], span["start"]) for span in healing["needed"]} == planted
+    assert "needed by test_many.py::test_kernel" in out
+    reasons = [
+        row
+        for path in (project.run / "plan").glob("*.json")
+        for row in json.loads(path.read_text())["decisions"]
+        if row[3] == "healed"
+    ]
+    assert len(reasons) == count
+    assert all("found by bisection" in row[4] for row in reasons)
+    # What was found stays found.
+    project.pytest("--negativa-verify")
+    assert project.verdict["proved"]
+
+
+@pytest.fixture(scope="module", params=["quickstart", "pytorch"])
+def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """An example, traced once; what its sessions write lies outside of it."""
+    if request.param == "pytorch":
+        pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("examples") / request.param
+    shutil.copytree(EXAMPLES / request.param, folder, ignore=shutil.ignore_patterns(".negativa"))
+    example = Project(folder)
+    example.pytest("--negativa", "-W", "ignore")
+    return example
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
+@pytest.mark.parametrize("workers", [(), ("-n4",)], ids=["solo", "n4"])
+def test_examples_are_proved(example: Project, workers: tuple[str, ...], eager: bool) -> None:
+    example.pytest("--negativa-verify", "-W", "ignore", *workers, eager=eager)
+    verdict = example.verdict
+    assert verdict["proved"]
+    unused = sum(row["unused_bytes"] for row in verdict["libraries"])
+    code = sum(row["code_bytes"] for row in verdict["libraries"])
+    assert unused > 0.85 * code
+
+
+def test_demo_is_proved(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(EXAMPLES / "demo", folder, ignore=shutil.ignore_patterns(".negativa", "build"))
+    subprocess.run(
+        ["bash", "build.sh"], cwd=folder, check=True, env={**os.environ, "ARCHS": "80 90"}
+    )
+
+    def negativa(*arguments: str, status: int = 0, **environ: str) -> str:
+        done = subprocess.run(
+            ["negativa", *arguments],
+            cwd=folder,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    negativa("debloat", "--", "./build/main", "matmul")
+    assert "PROVED" in negativa("verify")
+    assert "PROVED" in negativa("verify", CUDA_MODULE_LOADING="EAGER")
+    # What the other kernel needs is unused, and overwritten.
+    assert "NOT PROVED" in negativa("verify", "--", "./build/main", "set_scalar_items", status=1)

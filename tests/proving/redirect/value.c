@@ -1,0 +1,1 @@
+int SYMBOL(void) { return VALUE; }
