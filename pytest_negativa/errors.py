@@ -37,5 +37,13 @@ class FormatError(NegativaError):
         return f"{self.path}:{where} {self.problem}"
 
 
+class ReconstructError(NegativaError):
+    """A copy of a library can't be made: its plan doesn't fit, or it can't be written."""
+
+
+class StaleLibraryError(ReconstructError):
+    """A library is not, or no longer, the file that was analyzed."""
+
+
 class StoreError(NegativaError):
     """A file of our own cannot be read or written."""

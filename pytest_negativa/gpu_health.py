@@ -47,8 +47,8 @@ def lost_context() -> str | None:
     count = ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return None
-    found = (_lost_primary(driver, index) for index in range(count.value))
-    return next(filter(None, found), None)
+    errors = (_lost_primary(driver, index) for index in range(count.value))
+    return next(filter(None, errors), None)
 
 
 def _lost_primary(driver: ctypes.CDLL, device: int) -> str | None:

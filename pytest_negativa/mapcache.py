@@ -36,7 +36,7 @@ DEFAULT_LIMIT = 1 << 30
 
 _MAGIC = "negativa-map"
 # Raised when reading finds more or other things than before: old entries are then not found.
-_READER_VERSION = 2
+_READER_VERSION = 3
 _SUFFIX = ".map"
 # No write takes this long: its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
@@ -104,7 +104,7 @@ class MapCache:
             source.mtime_ns,
             source.ctime_ns,
             source.inode,
-            f"build-id {build_id}" if build_id else f"sha256 {_sha256(source)}",
+            f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
 
@@ -225,11 +225,3 @@ class _Entry:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _sha256(source: ByteSource) -> str:
-    digest = hashlib.sha256()
-    step = 4 << 20
-    for offset in range(0, source.size, step):
-        digest.update(source.read(offset, min(step, source.size - offset)))
-    return digest.hexdigest()

@@ -41,12 +41,14 @@ class MapRequest:
         device: for the ``loaded`` figures of the summaries.
         with_map: whether the maps are wanted.
         with_summary: whether the summaries are.
+        with_digest: whether the maps of libraries with GPU code hold the digest of the file.
     """
 
     scope: Scope
     device: ComputeCapability | None = None
     with_map: bool = False
     with_summary: bool = True
+    with_digest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,9 @@ def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedL
     library_map = None
     if summary is None:
         library_map = cache.load_map(key, request.scope)
-        if library_map is None:
+        if library_map is None or _lacks_digest(library_map, request):
             return None
-        library_map = _at_path(library_map, real_path)
+        library_map = _as_wanted(_at_path(library_map, real_path), request)
         if request.with_summary:
             summary = summarize(library_map, request.device)
     return MappedLibrary(
@@ -181,10 +183,38 @@ def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
     return replace_fields(library_map, library=replace_fields(library_map.library, path=path))
 
 
+def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
+    missing = library_map.library.sha256 is None and bool(library_map.sections)
+    return request.with_digest and missing
+
+
+def _as_wanted(library_map: LibraryMap, request: MapRequest) -> LibraryMap:
+    """Without a digest that somebody else had asked for."""
+    if request.with_digest or library_map.library.sha256 is None:
+        return library_map
+    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=None))
+
+
+def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
+    """With the digest of the file; as it was if the file changed since ``source`` was opened."""
+    sha256 = source.sha256()
+    if not source.is_unchanged():
+        return library_map
+    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
+
+
 def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
     try:
         key = _cache_key(path, cache)
-        library_map = read_library(path, request.scope)
+        with ByteSource(path) as source:
+            library_map = None
+            if request.with_digest and cache is not None and key is not None:
+                # Somebody may have asked for the same without the digest.
+                library_map = cache.load_map(key, request.scope)
+            if library_map is None:
+                library_map = read_library(path, request.scope)
+            if _lacks_digest(library_map, request):
+                library_map = _with_digest(library_map, source)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
     summary = summarize(library_map, request.device)

@@ -161,7 +161,7 @@ class _Analyzer:
         unreadable.extend(f"{p}: not found" for p in paths if p not in set(existing))
         sizes = {p: Path(p).stat().st_size for p in existing}
         done = 0
-        request = MapRequest(scope=scope, with_map=True, with_summary=False)
+        request = MapRequest(scope=scope, with_map=True, with_summary=False, with_digest=True)
         for mapped in map_libraries([Path(p) for p in existing], request, cache, jobs):
             done += sizes[str(mapped.path)]
             if on_done is not None:
@@ -185,6 +185,7 @@ class _Analyzer:
             relocatable=self._settings.keep.relocatable.value,
             demangle=demangle,
             vetoes=self._hooks.vetoes,
+            granularity=self._settings.granularity.value,
         )
         located = locate_library(library_map, library_usage, self._usage)
         return plan_library(located, self._devices, policy, self._incomplete(library_usage))

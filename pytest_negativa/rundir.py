@@ -11,21 +11,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.pipeline import Analysis, AnalyzedLibrary
 from pytest_negativa.plan import spans_of
-from pytest_negativa.store import encode_hook, save_map, write_atomically
+from pytest_negativa.store import encode_hook, load_map, save_map, write_atomically
 
 LATEST = "latest"
 _FAILED = "failed"
+_HEALED = "healed.json"
 
 
 def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
@@ -142,13 +144,81 @@ def load_plans(folder: Path) -> tuple[LibraryPlan, ...]:
     Raises:
         StoreError: there are none, or one can't be read.
     """
+    return tuple(_load_plan(path) for path in _plan_files(folder))
+
+
+def load_planned(folder: Path) -> tuple[AnalyzedLibrary, ...]:
+    """The maps and plans of a run, by library.
+
+    Raises:
+        StoreError: there are none, one can't be read, or a plan's map is not there.
+    """
+    found = []
+    for path in _plan_files(folder):
+        plan = _load_plan(path)
+        library_map = load_map(folder / "map" / path.name)
+        if library_map.library != plan.library:
+            raise StoreError(
+                f"{path}: of {plan.library.path}, and the map of that name is of another state or "
+                "file; plan again (negativa locate)"
+            )
+        found.append(AnalyzedLibrary(library_map, plan))
+    return tuple(found)
+
+
+def save_plans(folder: Path, plans: Iterable[LibraryPlan]) -> None:
+    """Write plans of a run anew, and the spans that follow from them.
+
+    Raises:
+        StoreError: a file can't be read or written.
+    """
+    changed = {plan.library.path: plan for plan in plans}
+    for path in _plan_files(folder):
+        plan = changed.get((before := _load_plan(path)).library.path)
+        if plan is not None and plan != before:
+            write_record(path, plan)
+            write_record(folder / "spans" / path.name, spans_of(plan), indent=1)
+
+
+def load_healed(folder: Path) -> tuple[NeededSpan, ...]:
+    """What healing gave back in a run's plans, all in all.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / _HEALED
+    if not path.exists():
+        return ()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[NeededSpan, ...])
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{path}: not a list of healed spans: {e}") from e
+
+
+def save_healed(folder: Path, spans: Iterable[NeededSpan]) -> None:
+    """Add to what healing gave back, so that planning the run again keeps it.
+
+    Raises:
+        StoreError: the file can't be read or written.
+    """
+    write_record(folder / _HEALED, tuple(dict.fromkeys((*load_healed(folder), *spans))), indent=1)
+
+
+def _plan_files(folder: Path) -> list[Path]:
     paths = sorted((folder / "plan").glob("*.json"))
     if not paths:
         raise StoreError(f"{folder}: no plans here; a run that failed has none")
-    plans = []
-    for path in paths:
-        try:
-            plans.append(msgspec.json.decode(path.read_bytes(), type=LibraryPlan))
-        except (OSError, msgspec.DecodeError) as e:
-            raise StoreError(f"{path}: not a plan of this release: {e}") from e
-    return tuple(plans)
+    return paths
+
+
+def _load_plan(path: Path) -> LibraryPlan:
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=LibraryPlan)
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{path}: not a plan of this release: {e}") from e
+    if plan.format_version != PLAN_VERSION:
+        raise StoreError(
+            f"{path}: format_version {plan.format_version}, this release reads {PLAN_VERSION}; "
+            "make the plan again"
+        )
+    return plan

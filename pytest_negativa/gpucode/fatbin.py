@@ -37,6 +37,24 @@ MAGIC = (0xBA55ED50).to_bytes(4, "little")
 REGION_HEADER = struct.Struct("<IHHQ")
 ELEMENT_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
 
+KIND_OFFSET, ARCH_OFFSET = 0x00, 0x1C
+"""Of fields in an element header."""
+
+OVERWRITTEN_KIND = 0
+"""The kind of elements that were overwritten: none of NVIDIA's.
+
+``cuobjdump`` 13.0 unpacks whatever is of a kind it knows and gives up on the library when that
+fails. It passes over 0; 0x40 it takes for PTX.
+"""
+
+OVERWRITTEN_ARCH = 999
+"""The arch of elements that were overwritten: sm_999, which no device has.
+
+Too high for PTX and LTO-IR to be compiled from (their arch must not exceed the device's), and
+of a major (99) that no cubin shares with a device; the flags for ``a`` and ``f`` only narrow
+that. Small enough to be positive in 16 bits, should a reader store it so.
+"""
+
 _REGION_VERSION = 1
 _ELEMENT_VERSION = 0x0101
 # 128 is the largest seen; names and options make it variable.
@@ -178,7 +196,9 @@ def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
     suffix = "a" if flags & _FLAG_ARCH_SPECIFIC else "f" if flags & _FLAG_FAMILY_SPECIFIC else ""
     packed = compression is not Compression.NONE
     unreadable = None
-    if unknown_flags:
+    if arch_number == OVERWRITTEN_ARCH:
+        unreadable = f"overwritten: it is marked for sm_{OVERWRITTEN_ARCH}, which no device has"
+    elif unknown_flags:
         unreadable = f"flags {unknown_flags:#x} are not known"
     elif kind is ElementKind.UNKNOWN:
         unreadable = f"element kind {kind_number} is not known"

@@ -7,8 +7,10 @@ of an error.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from pathlib import Path
 from types import TracebackType
 
 from pytest_negativa.errors import FormatError
@@ -20,6 +22,10 @@ _FILE_TYPES = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
+
+
+# What fits a processor's cache is hashed fastest.
+_HASH_STEP = 256 << 10
 
 
 class ByteSource:
@@ -45,6 +51,10 @@ class ByteSource:
         self.mtime_ns = status.st_mtime_ns
         self.ctime_ns = status.st_ctime_ns
         self.inode = status.st_ino
+
+    def fileno(self) -> int:
+        """The open file, for reading only."""
+        return self._fd
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``.
@@ -74,6 +84,30 @@ class ByteSource:
                 f"{length:#x} bytes wanted, {len(data):#x} left: it was truncated",
             )
         return data
+
+    def sha256(self) -> str:
+        """Hex digest of the whole file.
+
+        Raises:
+            FormatError: it can't be read, or got shorter meanwhile.
+        """
+        digest = hashlib.sha256()
+        for offset in range(0, self.size, _HASH_STEP):
+            digest.update(self.read(offset, min(_HASH_STEP, self.size - offset)))
+        return digest.hexdigest()
+
+    def is_unchanged(self) -> bool:
+        """Whether nobody wrote to the file, or replaced it under its path, since it was opened."""
+        try:
+            status = Path(self.path).stat()
+        except OSError:
+            return False
+        return (self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+        )
 
     def close(self) -> None:
         os.close(self._fd)

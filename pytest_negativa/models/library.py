@@ -200,6 +200,8 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
         machine: ELF machine of the host, e.g. ``EM_X86_64``.
+        sha256: hex digest of the whole file, where it was asked for and there is GPU code. Plans
+            are made for exactly this content. None also if the file changed while it was read.
     """
 
     path: str
@@ -208,6 +210,7 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
     build_id: str | None
     soname: str | None
     machine: str
+    sha256: str | None = None
 
 
 class Scope(Record, frozen=True, kw_only=True):

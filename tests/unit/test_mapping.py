@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
 from tests.unit.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS, make_large
 
 ALL = MapRequest(scope=Scope(), with_map=True)
+DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
 
 
 def test_processes_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,67 @@ def test_library_that_changes_while_it_is_read(
     (mapped,) = map_libraries([library], ALL, MapCache(tmp_path / "cache", 1 << 30))
     assert mapped.error is None
     assert not (tmp_path / "cache").exists()
+
+
+def digest_of(path: Path, request: MapRequest, cache: MapCache | None = None) -> str | None:
+    (mapped,) = map_libraries([path], request, cache)
+    assert mapped.library_map is not None
+    return mapped.library_map.library.sha256
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_digests(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    """Of libraries with GPU code, where they are asked for."""
+    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+    paths = [MULTIARCH, PLAIN]
+    found = {
+        m.path: m.library_map.library.sha256
+        for m in map_libraries(paths, DIGEST, jobs=jobs)
+        if m.library_map is not None
+    }
+    assert found == {MULTIARCH: hashlib.sha256(MULTIARCH.read_bytes()).hexdigest(), PLAIN: None}
+    assert digest_of(MULTIARCH, ALL) is None
+
+
+def test_digest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a map that was there before; who doesn't ask for it doesn't get it."""
+    library = make_large(MULTIARCH, tmp_path / "lib.so")
+    expected = hashlib.sha256(library.read_bytes()).hexdigest()
+    cache = MapCache(tmp_path / "cache", 1 << 30)
+    assert digest_of(library, ALL, cache) is None
+    monkeypatch.setattr(mapping, "read_library", None)
+    assert digest_of(library, DIGEST, cache) == expected
+    monkeypatch.setattr(mapping, "_with_digest", None)
+    assert digest_of(library, DIGEST, cache) == expected
+    assert digest_of(library, ALL, cache) is None
+
+
+@pytest.mark.parametrize("how", ["written to", "replaced", "gone"])
+def test_no_digest_of_a_library_that_changes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Map and digest could be of two files."""
+    library = make_large(MULTIARCH, tmp_path / "lib.so")
+
+    def read_and_change(path: Path, scope: Scope) -> LibraryMap:
+        library_map = read_library(path, scope)
+        if how == "written to":
+            with library.open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"!")
+            os.utime(library, ns=(0, library_map.library.mtime_ns))
+        else:
+            library.rename(tmp_path / "earlier.so")
+            if how == "replaced":
+                make_large(MULTIARCH, library)
+        return library_map
+
+    monkeypatch.setattr(mapping, "read_library", read_and_change)
+    assert digest_of(library, DIGEST, MapCache(tmp_path / "cache", 1 << 30)) is None
+    monkeypatch.undo()
+    if how != "gone":
+        now = hashlib.sha256(library.read_bytes()).hexdigest()
+        assert digest_of(library, DIGEST, MapCache(tmp_path / "cache", 1 << 30)) == now
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may read anything")

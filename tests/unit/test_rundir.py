@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +13,13 @@ import pytest
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.pipeline import Analysis, analyze
-from pytest_negativa.rundir import is_failed, mark_failed, point_latest, write_run
+from pytest_negativa.rundir import (
+    is_failed,
+    load_planned,
+    mark_failed,
+    point_latest,
+    write_run,
+)
 from tests.unit.libraries import BIN
 from tests.unit.test_pipeline import settings, used
 
@@ -139,3 +146,38 @@ def test_what_cannot_be_written(tmp_path: Path, run: Path) -> None:
     (run / "plan").write_text("a file")
     with pytest.raises(StoreError, match=r"plan/liba.so.json: cannot be written"):
         write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
+
+
+def test_what_was_written_is_loaded(tmp_path: Path, run: Path) -> None:
+    found = analysis(tmp_path, "a/libx.so", "b/libx.so", "liby.so")
+    write_run(run, found, with_plans=True)
+    loaded = load_planned(run)
+    assert sorted(loaded, key=lambda one: one.plan.library.path) == list(found.libraries)
+    digest = hashlib.sha256((BIN / "libmultiarch.so").read_bytes()).hexdigest()
+    for one in loaded:
+        assert one.plan.library.sha256 == one.library_map.library.sha256 == digest
+    for path in (run / "spans").iterdir():
+        assert json.loads(path.read_text())["sha256"] == digest
+
+
+def test_what_cannot_be_loaded(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(StoreError, match="no plans here"):
+        load_planned(run)
+    write_run(run, analysis(tmp_path, "liba.so", "libb.so"), with_plans=True)
+    map_path, plan_path = (run / folder / "liba.so.json" for folder in ("map", "plan"))
+    sound = {path: path.read_bytes() for path in (map_path, plan_path)}
+    other = (run / "map" / "libb.so.json").read_bytes()
+    old = sound[plan_path].replace(b'"format_version":1', b'"format_version":99', 1)
+    for path, data, why in (
+        (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
+        (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 1"),
+        (map_path, b"{", "map/liba.so.json: not a library map"),
+        (map_path, other, "plan/liba.so.json: of .*/liba.so, and the map of that name is of"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(StoreError, match=why):
+            load_planned(run)
+        path.write_bytes(sound[path])
+    map_path.unlink()
+    with pytest.raises(StoreError, match=r"map/liba.so.json: cannot be read: No such file"):
+        load_planned(run)

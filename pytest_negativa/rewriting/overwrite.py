@@ -1,0 +1,86 @@
+"""A map and its plan to edits that overwrite what is unused. Reads no library bytes.
+
+An unused element keeps its header, so the chain of its region stays sound. Its payload is
+filled, and its kind and arch become ones that nothing looks for: with
+``CUDA_MODULE_LOADING=EAGER`` the driver picks from every region the element that fits the
+device, and would trip over a damaged one. An unused frame has no header of ours to keep and is
+filled as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.gpucode.fatbin import (
+    ARCH_OFFSET,
+    KIND_OFFSET,
+    OVERWRITTEN_ARCH,
+    OVERWRITTEN_KIND,
+)
+from pytest_negativa.models.library import Element, Frame, LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+
+_NO_KIND = OVERWRITTEN_KIND.to_bytes(2, "little")
+_NO_DEVICE = OVERWRITTEN_ARCH.to_bytes(4, "little")
+
+
+def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
+    """The edits that make every byte of unused code ``fill`` (0 to 255).
+
+    Raises:
+        ReconstructError: the plan is not one for this map, or the map is of no sound file.
+    """
+    path = plan.library.path
+    if library_map.library != plan.library:
+        raise ReconstructError(
+            f"{path}: its map and its plan are not of the same file; trace it again"
+        )
+    try:
+        return Edits.of(plan.library.size, _edits(library_map, plan, fill))
+    except ValueError as e:
+        raise ReconstructError(f"{path}: its map contradicts itself: {e}; trace it again") from e
+
+
+def _edits(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Fill | Patch]:
+    parts = dict(_parts(library_map))
+    decided = Counter((d.start, d.end) for d in plan.decisions)
+    if decided != Counter(dict.fromkeys(parts, 1)):
+        raise ReconstructError(f"{plan.library.path}: {_mismatch(parts, decided)}; trace it again")
+    for decision in plan.decisions:
+        if decision.kept or not decision.size:
+            continue
+        part = parts[decision.start, decision.end]
+        if part.unreadable is not None:
+            raise ReconstructError(
+                f"{plan.library.path}: the plan gives up [{decision.start:#x}, "
+                f"{decision.end:#x}), which is not understood ({part.unreadable}); trace it again"
+            )
+        yield Fill(decision.start, decision.end, fill)
+        if isinstance(part, Element):
+            yield Patch(part.header_offset + KIND_OFFSET, _NO_KIND)
+            yield Patch(part.header_offset + ARCH_OFFSET, _NO_DEVICE)
+
+
+def _parts(library_map: LibraryMap) -> Iterator[tuple[tuple[int, int], Element | Frame]]:
+    for element in library_map.iter_elements():
+        yield (element.payload.start, element.payload.end), element
+    for frame in library_map.iter_frames():
+        yield (frame.span.start, frame.span.end), frame
+
+
+def _mismatch(
+    parts: dict[tuple[int, int], Element | Frame], decided: Counter[tuple[int, int]]
+) -> str:
+    """The first place at which plan and map differ, for people."""
+    found = "the plan is not one for its map:"
+    for start, end in sorted(parts.keys() | decided.keys()):
+        if (start, end) not in decided:
+            return f"{found} nothing is decided about [{start:#x}, {end:#x})"
+        if (start, end) not in parts:
+            return f"{found} it decides about [{start:#x}, {end:#x}), where no code lies"
+        if decided[start, end] != 1:
+            return f"{found} it decides more than once about [{start:#x}, {end:#x})"
+    raise AssertionError("plan and map agree")

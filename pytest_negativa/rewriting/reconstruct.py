@@ -1,0 +1,358 @@
+"""Maps and plans of a run to a folder of copies in which unused code is overwritten.
+
+The copy of ``/a/b.so`` is ``ROOT/a/b.so``. Beside them lie two files of ours: a manifest, which
+says what was written, and a lock, which one process holds at a time; a second one waits, and
+then finds done what it was to do. A copy is renamed to its name when it has been checked, so
+who reads the folder without the lock sees whole copies, too.
+
+A copy is used again if it was made from the same bytes by the same edits, and neither file has
+been written to since: size, times, inode and device are those of the manifest, and the system
+hasn't been restarted. If only that can't be told, both are hashed. The change time is part
+of it, and no program can set that.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import (
+    MANIFEST_VERSION,
+    RECONSTRUCTION_VERSION,
+    CopyRecord,
+    FileState,
+    Manifest,
+    ReconstructedLibrary,
+    Reconstruction,
+    RefusedLibrary,
+    RepackedCubin,
+)
+from pytest_negativa.rewriting.copies import (
+    StoppedError,
+    check_digest,
+    remove_abandoned,
+    state_of,
+    write_copy,
+)
+from pytest_negativa.rewriting.edits import Edits, merge_edits
+from pytest_negativa.rewriting.kernels import KernelEdits, RewrittenCubin, trim_kernels
+from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.store import write_atomically
+
+MANIFEST_NAME = ".negativa-manifest.json"
+_LOCK_NAME = ".negativa-lock"
+# Raised when copies are written in another way: those of before are then written anew.
+_WRITER_VERSION = 1
+
+
+_Made = tuple[ReconstructedLibrary, CopyRecord]
+
+
+class Planned(Protocol):
+    """A library's map and what was decided about it."""
+
+    @property
+    def library_map(self) -> LibraryMap: ...
+    @property
+    def plan(self) -> LibraryPlan: ...
+
+
+def reconstruct(
+    planned: Sequence[Planned],
+    root: Path,
+    *,
+    fill: int = 1,
+    jobs: int | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> Reconstruction:
+    """Make ``root`` hold a copy of every library that has unused code, and no other.
+
+    Args:
+        planned: the libraries of a run, each once.
+        root: the folder, made if it isn't there. Other files in it are left alone.
+        fill: the byte that unused code becomes.
+        jobs: how many libraries at a time; the default is one for each processor this process
+            may use.
+        on_done: told the bytes of originals that are done, and of all, after each library.
+
+    Returns:
+        What was made. A library that can't be copied is named there and stops no other one;
+        no copy of it is left.
+
+    Raises:
+        ReconstructError: the folder can't be made or locked.
+        StoreError: the manifest can't be written.
+    """
+    if not 0 <= fill <= 255:
+        raise ValueError(f"fill {fill}, expected a byte")
+    if len({p.plan.library.path for p in planned}) != len(planned):
+        raise ValueError("a library is planned twice")
+    wanted = [p for p in planned if p.plan.unused_bytes or p.plan.trimmed]
+    # The largest first, so that none is left to run alone at the end.
+    wanted.sort(key=lambda p: (-p.plan.library.size, p.plan.library.path))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        root = root.resolve()
+        lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as e:
+        raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as e:
+            raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
+        return _Reconstructor(root, fill).run(wanted, jobs or _processors(), on_done)
+    finally:
+        os.close(lock)
+
+
+def copy_path(root: Path, path: str) -> Path:
+    """Where the copy of the library ``path`` (a real path) lies below ``root``."""
+    return root / path.lstrip("/")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class _Reconstructor:
+    """Works on a folder whose lock is held."""
+
+    def __init__(self, root: Path, fill: int) -> None:
+        self._root = root
+        self._fill = fill
+        self._boot = _boot()
+        self._stop = threading.Event()
+        self._known: dict[str, CopyRecord | None] = {}
+
+    def run(
+        self,
+        wanted: Sequence[Planned],
+        jobs: int,
+        on_done: Callable[[int, int], None] | None,
+    ) -> Reconstruction:
+        self._known = self._load()
+        # Named before they are written: whoever is killed now leaves nothing that a later
+        # reconstruction would not know and remove.
+        self._save({**dict.fromkeys((p.plan.library.path for p in wanted), None), **self._known})
+        total = sum(p.plan.library.size for p in wanted)
+        done = 0
+        libraries: list[ReconstructedLibrary] = []
+        refused: list[RefusedLibrary] = []
+        # Closed at once when interrupted, and not when the garbage is collected.
+        with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
+            for library, outcome in outcomes:
+                if isinstance(outcome, NegativaError):
+                    refused.append(RefusedLibrary(path=library.path, why=str(outcome)))
+                else:
+                    made, record = outcome
+                    if record != self._known[library.path]:
+                        self._save({**self._known, library.path: record})
+                    libraries.append(made)
+                done += library.size
+                if on_done is not None:
+                    on_done(done, total)
+        self._remove_others({library.library.path for library in libraries})
+        return Reconstruction(
+            format_version=RECONSTRUCTION_VERSION,
+            root=os.fspath(self._root),
+            fill=self._fill,
+            libraries=tuple(sorted(libraries, key=lambda made: made.library.path)),
+            refused=tuple(sorted(refused, key=lambda left: left.path)),
+        )
+
+    def _make_all(
+        self, wanted: Sequence[Planned], jobs: int
+    ) -> Generator[tuple[LibraryIdentity, _Made | NegativaError], None, None]:
+        """Threads do: reading, writing and hashing all release the GIL."""
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
+            pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
+            try:
+                for future in concurrent.futures.as_completed(pending):
+                    try:
+                        yield pending[future], future.result()
+                    except NegativaError as e:
+                        yield pending[future], e
+            finally:
+                # Interrupted: those at work stop at their next step and leave nothing.
+                self._stop.set()
+                for future in pending:
+                    future.cancel()
+
+    def _make(self, planned: Planned) -> _Made:
+        if self._stop.is_set():
+            raise StoppedError
+        plan = planned.plan
+        library = plan.library
+        edits = overwrite(planned.library_map, plan, self._fill)
+        recipe = _recipe(library, edits, plan, self._fill)
+        target = self._target(library.path)
+        record = self._reusable(library, target, recipe)
+        reused = record is not None
+        if record is None:
+            remove_abandoned(target)
+            trimmed = _trim(planned, self._fill)
+            every = edits if trimmed is None else merge_edits(edits, trimmed.edits)
+            facts = write_copy(library, target, every, self._stop.is_set)
+            record = CopyRecord(
+                recipe=recipe,
+                sha256=facts.sha256,
+                copy=facts.copy,
+                original=facts.original,
+                boot=self._boot,
+                repacked=() if trimmed is None else tuple(map(_repacked, trimmed.cubins)),
+            )
+        unused = edits.filled
+        made = ReconstructedLibrary(
+            library=library,
+            copy=os.fspath(target),
+            copy_sha256=record.sha256,
+            unused=unused,
+            unused_bytes=sum(span.size for span in unused),
+            elements=len(edits.fills),
+            reused=reused,
+            repacked=record.repacked,
+        )
+        return made, record
+
+    def _target(self, path: str) -> Path:
+        """Where the copy goes; its folder is there.
+
+        A link inside the folder could lead out of it, to the original at worst.
+        """
+        target = copy_path(self._root, path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            real = target.parent.resolve()
+        except OSError as e:
+            raise ReconstructError(f"{target.parent}: cannot be made: {e.strerror}") from e
+        if real != target.parent or not target.is_relative_to(self._root):
+            raise ReconstructError(f"{target}: leads to {real}; remove the link, or use {path}")
+        return target
+
+    def _reusable(self, library: LibraryIdentity, target: Path, recipe: str) -> CopyRecord | None:
+        """What is known of the copy at ``target`` if it is still what would be written."""
+        known = self._known.get(library.path)
+        if known is None or known.recipe != recipe:
+            return None
+        same_boot = known.boot == self._boot
+        copy = _state(target)
+        if copy is None or copy.size != known.copy.size:
+            return None
+        unproved = not same_boot or copy != known.copy
+        if unproved and _sha256(target) != known.sha256:
+            return None
+        original = _state(Path(library.path))
+        if not same_boot or original != known.original:
+            original = check_digest(library)
+        return msgspec.structs.replace(known, copy=copy, original=original, boot=self._boot)
+
+    def _remove_others(self, wanted: set[str]) -> None:
+        """Remove the copies that the manifest names and this reconstruction doesn't."""
+        kept = {path: record for path, record in self._known.items() if path in wanted}
+        for path in self._known.keys() - kept.keys():
+            target = copy_path(self._root, path)
+            if target.parent.resolve() != target.parent:
+                continue
+            remove_abandoned(target)
+            try:
+                # A folder is none of ours.
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    target.unlink()
+            except OSError as e:
+                raise ReconstructError(f"{target}: cannot be removed: {e.strerror}") from e
+            self._prune(target.parent)
+        self._save(kept)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove folders in which nothing is left."""
+        with contextlib.suppress(OSError):
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _load(self) -> dict[str, CopyRecord | None]:
+        path = self._root / MANIFEST_NAME
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as e:
+            raise ReconstructError(
+                f"{path}: not a manifest of this release ({e}); remove {self._root}"
+            ) from e
+        if manifest.format_version != MANIFEST_VERSION:
+            raise ReconstructError(
+                f"{path}: format_version {manifest.format_version}, this release reads "
+                f"{MANIFEST_VERSION}; remove {self._root}"
+            )
+        return dict(manifest.copies)
+
+    def _save(self, copies: Mapping[str, CopyRecord | None]) -> None:
+        self._known = dict(copies)
+        manifest = Manifest(format_version=MANIFEST_VERSION, copies=self._known)
+        data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+        write_atomically(self._root / MANIFEST_NAME, data)
+
+
+def _trim(planned: Planned, fill: int) -> KernelEdits | None:
+    """What is to be done inside of cubins that stay."""
+    if not planned.plan.trimmed:
+        return None
+    with ByteSource(planned.plan.library.path) as source:
+        return trim_kernels(source, planned.library_map, planned.plan, fill)
+
+
+def _repacked(cubin: RewrittenCubin) -> RepackedCubin:
+    return RepackedCubin(
+        start=cubin.start,
+        code_bytes=sum(code.size for code in cubin.filled),
+        stored_before=cubin.stored_before,
+        stored_after=cubin.stored_after,
+        left_alone=cubin.left_alone,
+    )
+
+
+def _recipe(library: LibraryIdentity, edits: Edits, plan: LibraryPlan, fill: int) -> str:
+    # What is done inside cubins follows from the plan, and finding it out means unpacking them.
+    trimmed = msgspec.json.encode(plan.trimmed).decode()
+    text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _state(path: Path) -> FileState | None:
+    try:
+        # A link in place of the copy is none.
+        return None if path.is_symlink() else state_of(path)
+    except OSError:
+        return None
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with ByteSource(path) as source:
+            return source.sha256()
+    except FormatError:
+        return None
+
+
+def _boot() -> str:
+    """An identifier of this start of the system; random(4)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        # Never equal to one that was noted.
+        return f"unknown {os.urandom(8).hex()}"
