@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.giveback import Part, functions_of, give_back, iter_parts
-from pytest_negativa.models.plan import CodeRange, LibraryPlan
+from pytest_negativa.models.plan import CodeRange, LibraryPlan, UnusedReason
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
 from pytest_negativa.pipeline import AnalyzedLibrary
@@ -107,7 +107,11 @@ class _Healer:
         return self._result(spans, found.complete, self._why(found)), tuple(self._planned)
 
     def _parts(self, failing: Sequence[str]) -> list[Part]:
-        """All removed parts, the likely ones first: what failing tests and the run had loaded."""
+        """All removed parts, the likely ones first.
+
+        Likely is what the driver would choose, in regions that the run had loaded and libraries
+        that the failing tests were the first to use.
+        """
         usage = self._verification.traced.usage
         wanted = set(failing)
         used: set[str] = set()
@@ -119,10 +123,17 @@ class _Healer:
                 if any(usage.contexts[f.context].nodeid in wanted for f in firsts):
                     used.add(library.library.path)
         parts = [part for p in self._planned for part in iter_parts(p.library_map, p.plan)]
+        never_chosen = {
+            (p.plan.library.path, d.start)
+            for p in self._planned
+            for d in p.plan.decisions
+            if d.reason == UnusedReason.WRONG_ARCH.value
+        }
         return sorted(
             parts,
             key=lambda p: (
                 (p.library, p.region) not in loaded,
+                (p.library, p.start) in never_chosen,
                 p.library not in used,
                 p.library,
                 p.start,

@@ -60,7 +60,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
     command = _command(config)
     program = Program(
         command=command,
-        again=_command_again(command, Path(settings.directory)),
+        again=_command_again(config, command, Path(settings.directory)),
         cwd=config.invocation_params.dir,
         is_pytest=True,
         interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
@@ -90,9 +90,13 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
 
 
-def _command_again(command: Sequence[str], directory: Path) -> tuple[str, ...]:
+def _command_again(
+    config: pytest.Config, command: Sequence[str], directory: Path
+) -> tuple[str, ...]:
     """The command for rounds that run some tests again: what the first has written stays."""
-    added = [*_AGAIN, "-o", f"cache_dir={directory / 'cache'}"]
+    added = [*_AGAIN]
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        added += ["-o", f"cache_dir={directory / 'cache'}"]
     if any(word.startswith(("--junit-xml", "--junitxml")) for word in command):
         added.append(f"--junit-xml={directory / 'junit-again.xml'}")
     if any(word == "--cov" or word.startswith("--cov=") for word in command):

@@ -55,6 +55,7 @@ from pytest_negativa.proving.redirect import (
     write_table,
 )
 from pytest_negativa.proving.rerun import Program, RoundResult, run_all, run_round, settled_tests
+from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.rundir import is_failed, load_planned, write_record
 from pytest_negativa.tracing.files import SUFFIX
@@ -333,7 +334,8 @@ class Verification:
             left = [nodeid for nodeid in different if nodeid not in flaky]
             if not left:
                 break
-            self.say(f"negativa: {len(left)} tests differ; running them on the originals")
+            tests = format_items(len(left), "test differs", "tests differ")
+            self.say(f"negativa: {tests}; running what differs on the originals")
             for result in self.rounds.run(RoundKind.ORIGINAL, left, None):
                 flaky.update(
                     t.nodeid
@@ -356,8 +358,6 @@ def exit_code(verdict: Verdict) -> int:
 
 
 def _written_line(reconstruction: Reconstruction, planned: Sequence[AnalyzedLibrary]) -> str:
-    from pytest_negativa.reporting.units import format_bytes, format_items
-
     copies = reconstruction.libraries
     reused = sum(c.reused for c in copies)
     unused = sum(c.unused_bytes for c in copies)
