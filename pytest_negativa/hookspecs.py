@@ -58,10 +58,11 @@ def pytest_negativa_libraries(
 def pytest_negativa_keep_element(
     settings: Settings, library: LibraryMap, element: Element | Frame
 ) -> str | None:
-    """Veto: keep an element that would be planned as unused.
+    """Veto: keep an element that would be planned as unused, as a whole or in part.
 
-    Called only for elements that nothing else keeps. There is no opposite: what a test uses
-    can't be given up.
+    Called only for elements that nothing else keeps and, at granularity ``kernel``, for those
+    that would lose some of their kernels. There is no opposite: what a test uses can't be given
+    up.
 
     :param settings: all options as they are in force.
     :param library: the map of the library; ``library.kernels_of(element.content)`` are the

@@ -17,6 +17,7 @@ from pytest_negativa.models.located import (
     UseMark,
 )
 from pytest_negativa.models.trace import (
+    DataKind,
     ImageUse,
     LibraryUsage,
     MemoryImage,
@@ -69,6 +70,7 @@ def _take(marks: dict[int, UseMark], region: Region) -> UseMark | None:
         whole=any(u.whole for u in uses),
         first_use=uses[0].first_use,
         prelinked=tuple(sorted({offset for u in uses for offset in u.prelinked})),
+        functions=frozenset().union(*(u.functions for u in uses)),
     )
 
 
@@ -78,6 +80,7 @@ def _mark(use: ImageUse, usage: Usage, prelinked: tuple[int, ...] = ()) -> UseMa
         whole=use.whole,
         first_use=describe_context(usage, use.first.context),
         prelinked=prelinked,
+        functions=frozenset(d.name for d in use.data if d.kind is DataKind.UNIFIED_FUNCTION),
     )
 
 

@@ -5,6 +5,7 @@ Missing data means keep: what is not known to be unused is never planned as unus
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,12 @@ from pytest_negativa.arch import (
 )
 from pytest_negativa.config_globs import GlobSet
 from pytest_negativa.models.library import Content, Cubin, Element, Frame, LibraryMap, Ptx
-from pytest_negativa.models.located import LocatedFrame, LocatedLibrary, LocatedRegion
+from pytest_negativa.models.located import (
+    LocatedFrame,
+    LocatedLibrary,
+    LocatedRegion,
+    UseMark,
+)
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
     SPANS_VERSION,
@@ -24,8 +30,15 @@ from pytest_negativa.models.plan import (
     KeepReason,
     LibraryPlan,
     LibrarySpans,
+    TrimmedCubin,
     UnusedReason,
     UnusedSpan,
+)
+from pytest_negativa.reachable import Reach, reach
+
+# Kept for what the run used of it; all other reasons keep every kernel.
+_TRIMMED = frozenset(
+    reason.value for reason in (KeepReason.LOADED, KeepReason.MEMORY_IMAGE, KeepReason.ARCH_POLICY)
 )
 
 KeepElement = Callable[[LibraryMap, Element | Frame], str | None]
@@ -43,7 +56,9 @@ class KeepPolicy:
         ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
         relocatable: ``keep``, ``drop``, or ``auto``: drop where a linked cubin fits.
         demangle: turns a mangled name into that which people write.
-        vetoes: asked for each element that would be unused.
+        vetoes: asked for each element that would be unused, or lose a part of its code.
+        granularity: ``element``, or ``kernel``: in cubins that the run loaded, too, the code of
+            kernels that it never looked up is unused.
     """
 
     whole_library: str | None = None
@@ -53,6 +68,7 @@ class KeepPolicy:
     relocatable: str = "auto"
     demangle: Callable[[str], str] = str
     vetoes: tuple[KeepElement, ...] = ()
+    granularity: str = "element"
 
 
 def plan_library(
@@ -71,14 +87,18 @@ def plan_library(
     """
     planner = _Planner(located, devices, policy, incomplete)
     kernels, used = planner.loadable_kernels(), planner.used_kernels()
+    decisions = tuple(sorted(planner.decisions(), key=lambda d: d.start))
+    trimmed = tuple(planner.trimmed(decisions)) if policy.granularity == "kernel" else ()
     return LibraryPlan(
         format_version=PLAN_VERSION,
         library=located.library_map.library,
         devices=tuple(map(str, devices)),
-        decisions=tuple(sorted(planner.decisions(), key=lambda d: d.start)),
+        decisions=decisions,
         used_kernels=tuple(sorted(kernels & used)),
         unused_kernels=tuple(sorted(kernels - used)),
         notes=tuple(planner.notes()),
+        trimmed=tuple(sorted(trimmed, key=lambda t: t.start)),
+        granularity=policy.granularity,
     )
 
 
@@ -90,6 +110,7 @@ def spans_of(plan: LibraryPlan) -> LibrarySpans:
         size=plan.library.size,
         mtime_ns=plan.library.mtime_ns,
         build_id=plan.library.build_id,
+        sha256=plan.library.sha256,
         spans=tuple(
             UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
             for d in plan.decisions
@@ -114,6 +135,7 @@ class _Planner:
         self._policy = policy
         self._whole = self._reason_for_all(incomplete)
         self._relocatable = self._needed_relocatable_regions()
+        self._left_whole: Counter[str] = Counter()
         # By offset of the region; choosing is half of the work for 30,000 regions.
         self._chosen = {
             r.region.span.start: _choose(r.region.elements, devices) for r in located.regions
@@ -125,6 +147,56 @@ class _Planner:
         for frame in self._located.frames:
             span = frame.frame.span
             yield Decision(span.start, span.end, *self._decide_frame(frame))
+
+    def trimmed(self, decisions: Sequence[Decision]) -> Iterator[TrimmedCubin]:
+        """The unused code inside cubins that are kept because the run loaded them."""
+        kept = {d.start: d.reason for d in decisions if d.kept}
+        for region in self._located.regions:
+            if region.use is None or region.region.span.start in self._relocatable:
+                continue
+            for element in region.region.elements:
+                if kept.get(element.payload.start) in _TRIMMED:
+                    yield from self._trim(element, element.payload.start, region.use)
+        for frame in self._located.frames:
+            start = frame.frame.span.start
+            if frame.use is not None and kept.get(start) in _TRIMMED:
+                yield from self._trim(frame.frame, start, frame.use)
+
+    def _trim(self, holder: Element | Frame, start: int, use: UseMark) -> Iterator[TrimmedCubin]:
+        """What is unused of a cubin, if anything is; a note where that can't be told."""
+        content = holder.content
+        # Of a single kernel nothing can go.
+        if not isinstance(content, Cubin) or len(content.kernels) < 2:
+            return
+        wanted = self._roots(holder, content, use)
+        found = wanted if isinstance(wanted, str) else reach(content, wanted)
+        if isinstance(found, Reach) and found.unused:
+            found = self._veto(holder) or found
+        if isinstance(found, str):
+            self._left_whole[found] += 1
+        elif found.unused:
+            yield TrimmedCubin(
+                start=start,
+                kept=tuple(sorted(self._map.names[index] for index in found.kept)),
+                code_size=found.code_size,
+                unused=found.unused,
+            )
+
+    def _roots(self, holder: Element | Frame, cubin: Cubin, use: UseMark) -> set[int] | str:
+        """The functions of a cubin that are used or wanted, by name; or why all of it stays."""
+        if use.whole:
+            return "it can't be told which of their kernels were used"
+        if isinstance(holder, Element) and holder.header_offset in self._located.suspects:
+            return "the library may have unpacked and loaded them in another way, too"
+        names = self._map.names
+        kernels = {names[kernel.name]: kernel.name for kernel in cubin.kernels}
+        functions = {names[f.name]: f.name for f in cubin.device_functions}
+        # In the cubin for another arch, or in one of several that the driver takes together, a
+        # kernel may be made up of others.
+        if not use.kernels <= kernels.keys() or not use.functions <= functions.keys():
+            return "a kernel that was used is not in them"
+        wanted = {index for name, index in kernels.items() if self._kernel_glob(name)}
+        return wanted | {kernels[n] for n in use.kernels} | {functions[n] for n in use.functions}
 
     def loadable_kernels(self) -> frozenset[str]:
         """Names of all kernels that a traced device could load."""
@@ -158,6 +230,9 @@ class _Planner:
                 f"{len(self._map.problems):,} places are not understood and kept, the first at "
                 f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
             )
+        for why, count in self._left_whole.items():
+            elements = "1 loaded element stays" if count == 1 else f"{count:,} loaded elements stay"
+            yield f"{elements} whole, unused kernels too: {why}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
         if incomplete is not None:
@@ -283,12 +358,16 @@ class _Planner:
 
     def _wanted_kernel(self, content: Content | None) -> str | None:
         """The first kernel of ``content`` that a glob of the policy names."""
-        if not self._policy.kernels.globs:
-            return None
-        for name in self._kernels(content):
-            if glob := self._policy.kernels.match(name, self._policy.demangle(name)):
+        for name in self._kernels(content) if self._policy.kernels.globs else ():
+            if glob := self._kernel_glob(name):
                 return f"{glob} matches {name}"
         return None
+
+    def _kernel_glob(self, name: str) -> str | None:
+        """The glob of the policy that names a kernel."""
+        if not self._policy.kernels.globs:
+            return None
+        return self._policy.kernels.match(name, self._policy.demangle(name))
 
     def _veto(self, element: Element | Frame) -> str | None:
         for veto in self._policy.vetoes:

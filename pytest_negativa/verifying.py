@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.config_models import Settings
+from pytest_negativa.config_models import Granularity, Settings
 from pytest_negativa.errors import StoreError
 from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.outcomes import SessionResult, TestResult
@@ -54,7 +54,14 @@ from pytest_negativa.proving.redirect import (
     why_unsupported,
     write_table,
 )
-from pytest_negativa.proving.rerun import Program, RoundResult, run_all, run_round, settled_tests
+from pytest_negativa.proving.rerun import (
+    MAX_ROUNDS,
+    Program,
+    RoundResult,
+    run_all,
+    run_round,
+    settled_tests,
+)
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.rundir import is_failed, load_planned, write_record
@@ -129,9 +136,17 @@ def load_traced_run(folder: Path, settings: Settings) -> TracedRun:
     outcomes = outcomes_file(folder)
     if not outcomes.exists():
         raise StoreError(f"{outcomes}: not there, so outcomes can't be compared; trace again")
+    planned = load_planned(folder)
+    if settings.granularity is Granularity.KERNEL and any(
+        p.plan.granularity != Granularity.KERNEL.value for p in planned
+    ):
+        raise StoreError(
+            f"{folder}: planned at element granularity; trace with --negativa-granularity=kernel, "
+            "or plan this run again (negativa locate --granularity kernel)"
+        )
     return TracedRun(
         folder=folder,
-        planned=load_planned(folder),
+        planned=planned,
         usage=usage,
         session=read_outcomes(outcomes),
     )
@@ -288,7 +303,7 @@ class Verification:
             gpu_tests=_count_gpu_tests(usage),
             traced_on={d for plan in plans for d in plan.devices},
             verified_on={d.compute_capability for d in usage.devices},
-            problems=tuple(_problems(attempt.rounds)),
+            problems=tuple(dict.fromkeys(_problems(attempt.rounds))),
         )
         verdicts = judge_tests(tests)
         reasons = list(reasons_of_tests(tests, verdicts))
@@ -311,7 +326,7 @@ class Verification:
             command=self.rounds.program.command,
             exit_status=attempt.rounds[0].status,
             fill=self.settings.verify.fill_byte,
-            granularity=self.settings.granularity.value,
+            granularity=next((plan.granularity for plan in plans), Granularity.ELEMENT.value),
             gpu_tests=tests.gpu_tests,
             created_ns=time.time_ns(),
             devices=usage.devices,
@@ -406,7 +421,10 @@ def _problems(rounds: Sequence[RoundResult]) -> Iterator[str]:
             yield f"not collected: {error}"
         if not result.session.tests and result.died:
             how = f"signal {-result.status}" if result.status < 0 else f"status {result.status}"
+            how = "no test began in time" if result.silent else how
             yield f"the session ended before its first test ({how})"
+    if len(rounds) == MAX_ROUNDS and rounds[-1].goes_on:
+        yield f"{MAX_ROUNDS} sessions in a row died or lost their CUDA context; no more were run"
 
 
 def _why_not_substituted(plans: Sequence[LibraryPlan], root: Path) -> dict[str, str]:
@@ -420,7 +438,7 @@ def _why_not_substituted(plans: Sequence[LibraryPlan], root: Path) -> dict[str, 
 def _gather(attempt: Attempt, usage: Usage, unsubstituted: Mapping[str, str]) -> Evidence:
     """What logs and traces of the rounds say of copies and originals."""
     copied = {c.library.path: c for c in attempt.reconstruction.libraries}
-    copies: dict[str, set[int]] = defaultdict(set)
+    copies: dict[str, set[object]] = defaultdict(set)
     originals: dict[str, str] = {}
     incomplete: str | None = None
     for result in attempt.rounds:
@@ -428,7 +446,7 @@ def _gather(attempt: Attempt, usage: Usage, unsubstituted: Mapping[str, str]) ->
             who = f"process {process.pid} ({process.executable})"
             for load in process.loads:
                 for path in load.copies:
-                    copies[path].add(load.pid)
+                    copies[path].add((process.log, load.pid))
             for path, opened in sorted(process.originals):
                 originals.setdefault(path, f"{who} opened the original, as {opened}")
             problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]

@@ -20,9 +20,9 @@ from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Si
 
 # gABI: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info,
 # sh_addralign, sh_entsize.
-_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 # gABI: st_name, st_info, st_other, st_shndx, st_value, st_size.
-_SYMBOL = struct.Struct("<IBBHQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
 _CALL = struct.Struct("<II")
 
 # Of the ABI in e_ident[8]: 7 up to ptxas 12, and 8. In another one e_flags and the tables may say
@@ -50,7 +50,8 @@ _PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
 _PART_REFERENCES = 0xFFFFFFFC  # (function, function whose address it takes, or that it launches)
 _PARTS = range(_PART_REFERENCES, _PART_CALLS + 1)
 
-_Sections = list[tuple[int, int, int, int, int, int, int, int, int, int]]
+Sections = list[tuple[int, int, int, int, int, int, int, int, int, int]]
+"""Section headers of a cubin, each with the fields of the gABI, in their order."""
 
 
 def is_cubin_header(data: bytes) -> bool:
@@ -97,12 +98,12 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     if problem := abi_problem(data):
         raise PayloadError(problem)
     header = ELF_HEADER.unpack_from(data)
-    sections = _section_headers(data, header[6], header[11], header[12])
+    sections = section_headers(data, header[6], header[11], header[12])
     tables = _Tables(names)
     tables.read_symbols(data, sections, header[13])
     for section in sections:
         if section[1] == _SHT_CUDA_CALLGRAPH:
-            tables.read_call_graph(_section_bytes(data, section, "call graph"))
+            tables.read_call_graph(section_bytes(data, section, "call graph"))
     return Cubin(
         arch=cubin_arch(data),
         relocatable=header[1] == _ET_REL,
@@ -119,16 +120,26 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     )
 
 
-def _section_headers(data: bytes, offset: int, entry_size: int, count: int) -> _Sections:
-    if entry_size != _SECTION_HEADER.size:
-        raise PayloadError(f"cubin: e_shentsize {entry_size}, expected {_SECTION_HEADER.size}")
+def section_headers(data: bytes, offset: int, entry_size: int, count: int) -> Sections:
+    """The section headers of a cubin; ``offset`` and so on as in its ELF header.
+
+    Raises:
+        PayloadError: they leave the cubin.
+    """
+    if entry_size != SECTION_HEADER.size:
+        raise PayloadError(f"cubin: e_shentsize {entry_size}, expected {SECTION_HEADER.size}")
     end = offset + entry_size * count
     if end > len(data):
         raise PayloadError(f"cubin: section headers end at {end:#x}, the cubin at {len(data):#x}")
-    return list(_SECTION_HEADER.iter_unpack(data[offset:end]))
+    return list(SECTION_HEADER.iter_unpack(data[offset:end]))
 
 
-def _section_bytes(data: bytes, section: tuple[int, ...], what: str) -> bytes:
+def section_bytes(data: bytes, section: tuple[int, ...], what: str) -> bytes:
+    """The content of a section; ``what`` is the word for it in messages.
+
+    Raises:
+        PayloadError: it has none, or leaves the cubin.
+    """
     kind, offset, size = section[1], section[4], section[5]
     if kind == _SHT_NOBITS or offset + size > len(data):
         raise PayloadError(
@@ -156,10 +167,10 @@ class _Tables:
         # A million symbols may share one name of a megabyte: it is looked at once.
         self._index_at: dict[int, int] = {}
 
-    def read_symbols(self, data: bytes, sections: _Sections, shstrndx: int) -> None:
+    def read_symbols(self, data: bytes, sections: Sections, shstrndx: int) -> None:
         if shstrndx >= len(sections):
             raise PayloadError(f"cubin: no section {shstrndx} for section names")
-        section_names = _section_bytes(data, sections[shstrndx], "section names")
+        section_names = section_bytes(data, sections[shstrndx], "section names")
         # From sm_100 on there is a second table, .nv.merc.symtab, with the same names.
         symtab = next(
             (
@@ -173,13 +184,13 @@ class _Tables:
             raise PayloadError("cubin: has no symbol table, so what it holds is not known")
         if symtab[6] >= len(sections):
             raise PayloadError(f"cubin: no section {symtab[6]} for symbol names")
-        self._strings = _section_bytes(data, sections[symtab[6]], "symbol names")
-        table = _section_bytes(data, symtab, "symbol table")
-        if len(table) % _SYMBOL.size:
+        self._strings = section_bytes(data, sections[symtab[6]], "symbol names")
+        table = section_bytes(data, symtab, "symbol table")
+        if len(table) % SYMBOL.size:
             raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
-        self._names.reserve_rows(len(table) // _SYMBOL.size)
+        self._names.reserve_rows(len(table) // SYMBOL.size)
         symbol_names = self._symbol_names
-        for st_name, st_info, st_other, st_shndx, st_value, st_size in _SYMBOL.iter_unpack(table):
+        for st_name, st_info, st_other, st_shndx, st_value, st_size in SYMBOL.iter_unpack(table):
             kind = st_info & 0xF
             if kind not in _NAMED_SYMBOLS:
                 symbol_names.append(None)

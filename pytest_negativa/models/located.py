@@ -14,12 +14,14 @@ class UseMark(Record, frozen=True, kw_only=True):
         whole: all its kernels count as used, see ``ImageUse.whole``.
         first_use: where that was first seen, for people: a test's node id and phase.
         prelinked: file offsets of the relocatable regions that the driver could link this one from.
+        functions: mangled names of device functions whose address the program looked up.
     """
 
     kernels: frozenset[str]
     whole: bool
     first_use: str
     prelinked: tuple[int, ...] = ()
+    functions: frozenset[str] = frozenset()
 
 
 class LocatedRegion(Record, frozen=True, kw_only=True):

@@ -29,13 +29,15 @@ class KeepReason(str, enum.Enum):
     PTX_POLICY = "ptx-policy"  # keep.ptx
     KERNEL_POLICY = "kernel-policy"  # keep.kernels
     HOOK = "hook"  # a plugin asked for it
+    HEALED = "healed"  # verification failed without it
 
 
 class UnusedReason(str, enum.Enum):
-    """Why bytes are dead weight: the paper's reasons I and II."""
+    """Why bytes are dead weight: the paper's reasons I and II, and one inside kept cubins."""
 
     WRONG_ARCH = "wrong-arch"  # no traced device loads it
     NO_USED_KERNEL = "no-used-kernel"  # a traced device would, but nothing asked for it
+    UNREACHABLE_KERNEL = "unreachable-kernel"  # its cubin is loaded, it is never run
 
 
 class Decision(Row, frozen=True):
@@ -59,6 +61,39 @@ class Decision(Row, frozen=True):
         return self.end - self.start
 
 
+class CodeRange(Row, frozen=True, order=True):
+    """Half-open range of offsets in an unpacked cubin: ``start <= offset < end``."""
+
+    start: Offset
+    end: Offset
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class TrimmedCubin(Record, frozen=True, kw_only=True):
+    """A cubin that is kept, and the code in it that is unused.
+
+    Attributes:
+        start: file offset of the payload or frame, that of its ``Decision``.
+        kept: mangled names of the functions that stay, sorted.
+        code_size: bytes of all its functions, unpacked.
+        unused: code of the others, unpacked; sorted and disjoint, a function or more each.
+        reason: why it is unused.
+    """
+
+    start: Offset
+    kept: tuple[str, ...]
+    code_size: Offset
+    unused: tuple[CodeRange, ...]
+    reason: UnusedReason = UnusedReason.UNREACHABLE_KERNEL
+
+    @property
+    def unused_size(self) -> int:
+        return sum(code.size for code in self.unused)
+
+
 class LibraryPlan(Record, frozen=True, kw_only=True):
     """The decisions for one library, one for each element and frame, by offset.
 
@@ -67,6 +102,8 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
         used_kernels, unused_kernels: mangled names of the kernels that those devices could
             load from the library, by whether the run used them; sorted.
         notes: what a reader of the report should know of this library.
+        trimmed: kept cubins with unused code in them, by offset; empty at element granularity.
+        granularity: ``element`` or ``kernel``.
     """
 
     format_version: int
@@ -76,6 +113,8 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     used_kernels: tuple[str, ...]
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    trimmed: tuple[TrimmedCubin, ...] = ()
+    granularity: str = "element"
 
     @property
     def code_bytes(self) -> int:
@@ -106,3 +145,4 @@ class LibrarySpans(Record, frozen=True, kw_only=True):
     mtime_ns: int
     build_id: str | None
     spans: tuple[UnusedSpan, ...]
+    sha256: str | None = None

@@ -16,6 +16,14 @@ class ReasonRow(Record, frozen=True, kw_only=True):
     bytes: int
 
 
+class TrimmedRow(Record, frozen=True, kw_only=True):
+    """Unused code inside cubins that are kept. Sizes in bytes, unpacked: not of the file."""
+
+    cubins: int
+    code_bytes: int
+    unused_bytes: int
+
+
 class LibraryRow(Record, frozen=True, kw_only=True):
     """One library with GPU code. Sizes in bytes.
 
@@ -27,6 +35,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         used_kernels: how many of them the run used.
         unused_kernels: mangled names of the others, where they are few; else empty.
         notes: what a reader should know.
+        trimmed: what is unused inside kept cubins; None where nothing is, or nobody asked.
     """
 
     path: str
@@ -39,6 +48,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     used_kernels: int
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...]
+    trimmed: TrimmedRow | None = None
 
     @property
     def unused_bytes(self) -> int:
@@ -93,3 +103,15 @@ class RunReport(Record, frozen=True, kw_only=True):
     @property
     def unused_bytes(self) -> int:
         return sum(row.unused_bytes for row in self.libraries)
+
+    @property
+    def trimmed(self) -> TrimmedRow | None:
+        """The rows of all libraries as one."""
+        rows = [row.trimmed for row in self.libraries if row.trimmed is not None]
+        if not rows:
+            return None
+        return TrimmedRow(
+            cubins=sum(row.cubins for row in rows),
+            code_bytes=sum(row.code_bytes for row in rows),
+            unused_bytes=sum(row.unused_bytes for row in rows),
+        )

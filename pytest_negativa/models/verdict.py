@@ -32,7 +32,9 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         path: real path of the original.
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
             None where there is none.
-        spans: file offsets of what was overwritten.
+        spans: file offsets of what was overwritten as a whole.
+        trimmed_code_bytes: code that was overwritten inside kept cubins, unpacked.
+        left_bytes: GPU code that stays: what is not overwritten, packed as it is in the copy.
         why: the reason where it isn't proved.
         processes: how many processes had the copy mapped.
     """
@@ -49,6 +51,8 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     unused_bytes: Offset
     elements: Offset
     unused_elements: Offset
+    trimmed_code_bytes: Offset
+    left_bytes: Offset
     processes: Offset
     spans: tuple[Span, ...]
 

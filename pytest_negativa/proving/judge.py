@@ -28,7 +28,7 @@ class Evidence:
         incomplete: why processes may have been missed, or None.
     """
 
-    copies: Mapping[str, Collection[int]] = field(default_factory=dict)
+    copies: Mapping[str, Collection[object]] = field(default_factory=dict)
     originals: Mapping[str, str] = field(default_factory=dict)
     unsubstituted: Mapping[str, str] = field(default_factory=dict)
     incomplete: str | None = None
@@ -115,6 +115,7 @@ def judge_libraries(
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
+        repacked = copy.repacked if copy is not None else ()
         processes = evidence.copies.get(path, ())
         why: str | None = None
         status = LibraryStatus.NOT_PROVED
@@ -149,6 +150,10 @@ def judge_libraries(
             unused_bytes=plan.unused_bytes,
             elements=len(plan.decisions),
             unused_elements=sum(not d.kept for d in plan.decisions),
+            trimmed_code_bytes=sum(c.code_bytes for c in repacked),
+            left_bytes=plan.code_bytes
+            - plan.unused_bytes
+            - sum(c.stored_before - c.stored_after for c in repacked),
             processes=len(processes),
             spans=copy.unused if copy is not None else (),
         )

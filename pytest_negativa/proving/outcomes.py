@@ -217,11 +217,3 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 def outcomes_file(folder: Path) -> Path:
     """Where a run's folder holds its outcomes."""
     return folder / FILE_NAME
-
-
-def is_silent_since(path: Path, seconds: float, now: float) -> bool:
-    """Whether nothing was written to ``path`` for so long; ``now`` as of ``time.time``."""
-    try:
-        return now - path.stat().st_mtime > seconds
-    except OSError:
-        return False

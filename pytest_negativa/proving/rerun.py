@@ -7,10 +7,8 @@ all that it started, and what it had written until then tells which test it was.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,18 +30,15 @@ from pytest_negativa.models.outcomes import (
 )
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.options import ROUND_VARIABLE
-from pytest_negativa.proving.outcomes import (
-    is_silent_since,
-    outcomes_file,
-    read_outcomes,
-)
+from pytest_negativa.proving.outcomes import outcomes_file, read_outcomes
+from pytest_negativa.proving.watch import RoundInterrupted, Watch, end_all
 from pytest_negativa.store import write_atomically
 from pytest_negativa.tracing.files import LineWriter
 
+MAX_ROUNDS = 20
+"""How often the tests that a session left out are started again, in one go."""
+
 _FILE = "round.json"
-_POLL = 0.2
-# Seconds between asking a process to end and making it.
-_GRACE = 5.0
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
@@ -138,6 +133,7 @@ def run_round(
         silence_limit: seconds that it may go without starting or ending a test; None: any.
 
     Raises:
+        RoundInterrupted: this process was asked to end; the program has ended.
         NegativaError: the program can't be started, or the folder can't be written.
     """
     folder = Path(settled.base, settled.run_id)
@@ -145,20 +141,25 @@ def run_round(
     write_atomically(round_file, msgspec.json.encode(settled))
     outcomes = outcomes_file(folder)
     command = program.command if settled.tests is None else program.again
+    environ = {**environment(folder), ROUND_VARIABLE: str(round_file)}
+    mark = f"{ROUND_VARIABLE}={round_file}"
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            command, cwd=program.cwd, env={**environment(folder), ROUND_VARIABLE: str(round_file)}
-        )
-    except OSError as e:
-        raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
-    limit = None if program.interactive else silence_limit
-    with _signals_for(process):
-        silent = _wait(process, outcomes, limit)
-    if silent:
-        _end(process, round_file)
-    status = process.returncode
+    with Watch() as watch:
+        try:
+            process = subprocess.Popen(command, cwd=program.cwd, env=environ)
+        except OSError as e:
+            raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
+        limit = None if program.interactive else silence_limit
+        silent = watch.wait(process, outcomes, limit)
+        status = process.returncode
+        # A session that came to its end was not interrupted: Ctrl-C went to its debugger.
+        interrupted = watch.signal is not None and not (program.is_pytest and status in (0, 1))
+        if silent or interrupted or status < 0:
+            status = end_all(process, mark)
+    if interrupted:
+        assert watch.signal is not None
+        raise RoundInterrupted(watch.signal)
     if writer is not None:
         writer.finish(status, time.monotonic() - begin, silent=silent)
     return RoundResult(
@@ -219,65 +220,6 @@ class CommandOutcome:
         self._writer.close()
 
 
-def _wait(process: subprocess.Popen[bytes], outcomes: Path, limit: float | None) -> bool:
-    """Wait for the end; True if nothing was heard for ``limit`` seconds before it came."""
-    begin = time.monotonic()
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL)
-            return False
-        if limit is None or time.monotonic() - begin <= limit:
-            continue
-        if not outcomes.exists() or is_silent_since(outcomes, limit, time.time()):
-            return True
-
-
-@contextlib.contextmanager
-def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the program by itself; what is sent to this process alone is passed on."""
-
-    def leave(_number: int, _frame: object) -> None:
-        pass
-
-    def pass_on(number: int, _frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-
-    wanted = {signal.SIGINT: leave, signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
-    try:
-        before = {number: signal.signal(number, do) for number, do in wanted.items()}
-    except ValueError:  # Not in the main thread: the program's owner sees to signals.
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(process: subprocess.Popen[bytes], round_file: Path) -> None:
-    """End the program and all that it started and that still runs."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _marked(round_file):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-    process.kill()
-    process.wait()
-
-
-def _marked(round_file: Path) -> Iterator[int]:
-    """Processes whose environment names the round."""
-    mark = os.fsencode(f"{ROUND_VARIABLE}={round_file}")
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
-
-
 def run_all(
     start: Callable[[Sequence[str] | None], RoundResult],
     wanted: Sequence[str] | None,
@@ -286,25 +228,26 @@ def run_all(
     """Rounds until every test has an outcome of its own, or nothing more is to be had.
 
     A session that dies takes the rest of its tests with it, and after a CUDA context is lost
-    tests fail for that reason alone: such tests run again, in a fresh process.
+    tests fail for that reason alone: such tests run again, in a fresh process. But not for
+    ever: where each of a thousand tests dies, ``MAX_ROUNDS`` of them tell enough.
 
     Args:
         start: runs a round with these tests, or all.
         wanted: the tests that are to run; None: all that the command selects.
         expected: the tests that are known to be among them.
     """
-    result = start(wanted)
-    yield result
-    known = {test.nodeid for test in settled_tests(result)}
+    known: set[str] = set()
     tests = dict.fromkeys(expected if wanted is None else wanted)
-    tests.update((test.nodeid, None) for test in result.session.tests)
-    while result.goes_on and (missing := [nodeid for nodeid in tests if nodeid not in known]):
+    missing = wanted
+    for _ in range(MAX_ROUNDS):
         result = start(missing)
         yield result
-        fresh = {test.nodeid for test in settled_tests(result)}
-        if not fresh - known:
-            return
+        tests.update((test.nodeid, None) for test in result.session.tests)
+        fresh = {test.nodeid for test in settled_tests(result)} - known
         known |= fresh
+        missing = [nodeid for nodeid in tests if nodeid not in known]
+        if not (fresh and missing and result.goes_on):
+            return
 
 
 def settled_tests(result: RoundResult) -> Iterator[TestResult]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.reporting.rows import describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 
@@ -37,6 +38,8 @@ def render_markdown(report: RunReport) -> str:
             f"{row.used_kernels:,}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    if report.trimmed is not None:
+        lines += ["", describe_trimmed(report.trimmed)]
     for title, items in (
         ("Notes", [f"`{Path(r.path).name}`: {n}" for r in report.libraries for n in r.notes]),
         ("Not covered by the trace", report.not_covered),

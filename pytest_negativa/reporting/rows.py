@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pytest_negativa.models.plan import Decision, LibraryPlan
-from pytest_negativa.models.report import LibraryRow, ReasonRow
+from pytest_negativa.models.report import LibraryRow, ReasonRow, TrimmedRow
+from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 # A library of one's own has some dozens; NVIDIA's have thousands, which "negativa kernels" lists.
 _MOST_KERNELS_NAMED = 50
@@ -27,6 +28,27 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
             plan.unused_kernels if len(plan.unused_kernels) <= _MOST_KERNELS_NAMED else ()
         ),
         notes=plan.notes,
+        trimmed=_trimmed(plan),
+    )
+
+
+def describe_trimmed(row: TrimmedRow) -> str:
+    """Unused code inside kept cubins as a sentence; its bytes are in no column of a table."""
+    share = format_share(row.unused_bytes, row.code_bytes)
+    return (
+        f"Inside {format_items(row.cubins, 'kept element', 'kept elements')}, "
+        f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code ({share}, "
+        "unpacked) belongs to kernels that no test used."
+    )
+
+
+def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:
+    if not plan.trimmed:
+        return None
+    return TrimmedRow(
+        cubins=len(plan.trimmed),
+        code_bytes=sum(cubin.code_size for cubin in plan.trimmed),
+        unused_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
     )
 
 

@@ -9,6 +9,7 @@ from pytest_negativa.config_models import Reports
 from pytest_negativa.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
+from pytest_negativa.reporting.rows import describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_share
@@ -36,6 +37,8 @@ def render_report(report: RunReport, options: Reports) -> Iterator[str]:
     yield _headline(report)
     if report.libraries:
         yield _library_table(report.libraries, options.top)
+    if report.trimmed is not None:
+        yield describe_trimmed(report.trimmed)
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels:

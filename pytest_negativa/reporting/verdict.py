@@ -48,14 +48,15 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
 
 def _libraries(rows: Sequence[ProvedLibrary]) -> str:
     return format_table(
-        "lrrrrl",
-        ("library", "GPU code", "unused", "", "processes", "verdict"),
+        "lrrrrrl",
+        ("library", "GPU code", "unused", "", "left", "processes", "verdict"),
         [
             (
                 Path(row.path).name,
                 format_bytes(row.code_bytes),
                 format_bytes(row.unused_bytes),
                 format_share(row.unused_bytes, row.code_bytes),
+                format_bytes(row.left_bytes),
                 f"{row.processes:,}",
                 row.status.value,
             )
@@ -113,11 +114,16 @@ def _conclusion(verdict: Verdict) -> str:
     if verdict.proved:
         where = ", ".join(sorted({d.name for d in verdict.devices}))
         rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
-        unused = sum(r.unused_bytes for r in rows)
+        code = sum(r.code_bytes for r in rows)
+        left = sum(r.left_bytes for r in rows)
+        outcomes = "all outcomes as in the traced run"
+        if any(t.differs for t in verdict.tests):
+            outcomes += ", but for flaky tests"
         return (
-            f"PROVED: {format_bytes(unused)} of GPU code in "
+            f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
-            f"{format_items(tests, 'test', 'tests')} on {where}: all outcomes as in the traced run."
+            f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
+            f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
     reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
     return f"NOT PROVED:\n{reasons}"

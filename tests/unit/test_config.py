@@ -196,23 +196,23 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "tests, trace, reports, thresholds, cache"]),
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "tests, trace, reports, thresholds, cache"]),
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "tests, trace, reports, thresholds, cache"]),
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}", ["negativa.yaml:3:1: keep is there twice, see line 1"]),
     ("keep:\n  ptx: all\n  ptx: off", ["negativa.yaml:3:3: ptx is there twice, see line 2"]),
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
-      "keep, tests, trace, reports, thresholds, cache"]),
+      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
-      "keep, tests, trace, reports, thresholds, cache"]),
+      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
       "replay, accept_failed"]),

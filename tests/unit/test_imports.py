@@ -24,6 +24,7 @@ LAYERS = {
     "store": ("errors", "arch", "models"),
     "gpucode": ("errors", "arch", "models", "gpucode"),
     "summarize": ("arch", "models"),
+    "reachable": ("models",),
     "inputs": ("errors",),
     "progress": (),
     "mapcache": ("errors", "arch", "models", "store", "gpucode", "config_kinds"),
@@ -35,17 +36,19 @@ LAYERS = {
 # From frozen models to a frozen model each; only pipeline and the faces compose them.
 STAGES = (
     "inspecting", "merge", "locate", "plan", "rewriting", "proving",
+    "measuring", "imagereport",
 )  # fmt: skip
 FACES = ("plugin", "cli", "pipeline", "session", "reporter")
 
 # Libraries that only one place may know, wherever in the file the import stands.
 DOORS = {
     "elftools": ("gpucode.elf",),
-    "lz4": ("gpucode.payload",),
+    "lz4": ("gpucode.payload", "rewriting.repack"),
     "tabulate": ("reporting.tables",),
     "rich": ("progress",),
-    "click": ("cli", "cli_run", "options"),
+    "click": ("cli", "cli_run", "cli_prove", "cli_measure", "options"),
     "cupti": ("tracing",),
+    "pynvml": ("measuring.nvml",),
 }
 
 

@@ -9,8 +9,14 @@ from msgspec.structs import replace
 
 from pytest_negativa.config_models import Reports
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import PLAN_VERSION, Decision, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, ReasonRow, RunReport
+from pytest_negativa.models.plan import PLAN_VERSION, CodeRange, Decision, LibraryPlan, TrimmedCubin
+from pytest_negativa.models.report import (
+    REPORT_VERSION,
+    LibraryRow,
+    ReasonRow,
+    RunReport,
+    TrimmedRow,
+)
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
@@ -24,18 +30,20 @@ DECISIONS = (
 )
 
 
+PLAN = LibraryPlan(
+    format_version=PLAN_VERSION,
+    library=LibraryIdentity(
+        path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
+    ),
+    devices=("9.0",),
+    decisions=DECISIONS,
+    used_kernels=("a", "b", "c"),
+    unused_kernels=tuple(f"k{n}" for n in range(1197)),
+)
+
+
 def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
-    plan = LibraryPlan(
-        format_version=PLAN_VERSION,
-        library=LibraryIdentity(
-            path=f"/lib/{name}", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
-        ),
-        devices=("9.0",),
-        decisions=DECISIONS,
-        used_kernels=("a", "b", "c"),
-        unused_kernels=tuple(f"k{n}" for n in range(1197)),
-    )
-    return replace(library_row(plan), **changes)
+    return replace(library_row(PLAN), **{"path": f"/lib/{name}", **changes})
 
 
 def report(*rows: LibraryRow, **changes: Any) -> RunReport:
@@ -173,6 +181,33 @@ def test_markdown_without_anything() -> None:
     shown = render_markdown(report(devices=(), not_covered=("x",), crossed=("y",)))
     assert "0 B of 0 B (-) is unused on an unknown device." in shown
     assert shown.endswith("## Not covered by the trace\n\n- x\n\n## Thresholds crossed\n\n- y\n")
+
+
+def test_unused_code_inside_kept_elements() -> None:
+    plan = replace(
+        PLAN,
+        trimmed=(
+            TrimmedCubin(
+                start=100,
+                kept=("a",),
+                code_size=1000,
+                unused=(CodeRange(64, 164), CodeRange(200, 1100)),
+            ),
+            TrimmedCubin(start=5000, kept=("b",), code_size=500, unused=(CodeRange(0, 260),)),
+        ),
+    )
+    rows = (library_row(plan), row("libother.so"))
+    sentence = (
+        "Inside 2 kept elements, 1.3 kB of 1.5 kB code (84.0%, unpacked) belongs to kernels that "
+        "no test used."
+    )
+
+    assert rows[0].trimmed == TrimmedRow(cubins=2, code_bytes=1500, unused_bytes=1260)
+    assert sentence in text(*rows).split("\n\n")
+    assert f"\n\n{sentence}\n" in render_markdown(report(*rows))
+    # Bytes of the file are counted as without it.
+    assert report(*rows).unused_bytes == report(row(), row()).unused_bytes
+    assert "Inside" not in text(row()) + render_markdown(report(row()))
 
 
 def test_few_unused_kernels_are_named() -> None:

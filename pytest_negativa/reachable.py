@@ -1,0 +1,120 @@
+"""Which code of a cubin a set of kernels can reach. Pure: maps in, no library bytes.
+
+The pieces of code that can be told apart are the ``.text`` sections. nvcc gives each kernel one,
+and each device function too where code is linked on the device; otherwise it copies the device
+functions into the section of every kernel that needs them, where they are symbols inside the
+kernel's range.
+
+Between sections, code is reached through the call graph of the cubin (``.nv.callgraph``):
+by calls, and by addresses. Every function whose address is taken anywhere, in code, in a
+table, in a vtable or for a launch from the device, is listed there, whether or not anything
+seems to use the address (tests/fixtures/src/pointers.cu has each case). Where such an
+address ends up can't be told: in global memory, in another module, in the host's hands. So
+all of these functions stay, with what they reach.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pytest_negativa.models.library import Cubin, Function, NameIndex
+from pytest_negativa.models.plan import CodeRange
+
+# From sm_100 on a cubin holds each function a second time, as .nv.capmerc.text.NAME, from which
+# the driver can make code for other devices of the family. How it reads that is not known.
+_FIRST_MAJOR_WITH_CAPSULES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What of a cubin's code can be reached.
+
+    Attributes:
+        kept: functions that can be, and those that share their code section.
+        unused: the code of all others; sorted and disjoint.
+        code_size: bytes of all functions.
+    """
+
+    kept: frozenset[NameIndex]
+    unused: tuple[CodeRange, ...]
+    code_size: int
+
+
+def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
+    """The code that ``roots`` (functions by name) can reach, or why that can't be told."""
+    if cubin.relocatable:
+        return "relocatable code"
+    if cubin.arch.major >= _FIRST_MAJOR_WITH_CAPSULES:
+        return f"{cubin.arch} code has a second form, which is not understood"
+    pieces = _pieces(cubin)
+    if isinstance(pieces, str):
+        return pieces
+    if problem := _graph_problem(cubin, pieces):
+        return problem
+    reached = _closure(cubin, roots)
+    if reached - {f.name for piece in pieces for f in piece} - {*cubin.externals}:
+        return "calls of functions that are not in its tables"
+    kept: set[NameIndex] = set()
+    unused: list[CodeRange] = []
+    code_size = 0
+    for piece in pieces:
+        code = _range(piece)
+        code_size += code.size
+        if any(function.name in reached for function in piece):
+            kept.update(function.name for function in piece)
+        elif code.size:
+            unused.append(code)
+    return Reach(frozenset(kept), tuple(unused), code_size)
+
+
+def _pieces(cubin: Cubin) -> list[list[Function]] | str:
+    """Functions by what can only stay or go together: those whose ranges overlap."""
+    pieces: list[list[Function]] = []
+    end = 0
+    functions = (*cubin.kernels, *cubin.device_functions)
+    for function in sorted(functions, key=lambda f: (f.offset_in_cubin, -f.code_size)):
+        if pieces and function.offset_in_cubin < end:
+            pieces[-1].append(function)
+        elif function.code_size:
+            pieces.append([function])
+        else:
+            return "a function of unknown size"
+        end = max(end, function.offset_in_cubin + function.code_size)
+    return pieces
+
+
+def _range(piece: list[Function]) -> CodeRange:
+    return CodeRange(piece[0].offset_in_cubin, max(f.offset_in_cubin + f.code_size for f in piece))
+
+
+def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
+    """Why the call graph can't be complete.
+
+    A linker drops device functions that nothing calls. One that is there, in a section of
+    its own, and in no edge, must have a caller that the graph doesn't know.
+    """
+    kernels = {kernel.name for kernel in cubin.kernels}
+    known = {call.callee for call in (*cubin.calls, *cubin.references)}
+    known.update(signature.function for signature in cubin.address_taken)
+    for piece in pieces:
+        names = {function.name for function in piece}
+        if not names & kernels and not names & known:
+            return "a device function that nothing calls: the call graph is not complete"
+    return None
+
+
+def _closure(cubin: Cubin, roots: Iterable[NameIndex]) -> set[NameIndex]:
+    """All functions that can be reached, the roots and those of a taken address included."""
+    callees: defaultdict[NameIndex, list[NameIndex]] = defaultdict(list)
+    for call in (*cubin.calls, *cubin.references):
+        callees[call.caller].append(call.callee)
+    reached: set[NameIndex] = set()
+    waiting = [*roots, *(signature.function for signature in cubin.address_taken)]
+    while waiting:
+        function = waiting.pop()
+        if function not in reached:
+            reached.add(function)
+            waiting.extend(callees[function])
+    return reached

@@ -1,0 +1,119 @@
+"""An image report as text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.image import ImageLibrary, ImageReport, Package, SuiteUse
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+
+_UNOWNED = "(no package)"
+
+
+def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
+    """The report, a paragraph at a time; ``top`` rows of each table, 0 for all."""
+    libraries = report.libraries
+    without = (
+        f"{format_items(report.without_code, 'other ELF file', 'other ELF files')} of "
+        f"{format_bytes(report.without_code_bytes)}"
+    )
+    if not libraries:
+        yield f"{printable(report.root)}: no GPU code; {without}"
+    else:
+        size, code = sum(r.size for r in libraries), sum(r.code_bytes for r in libraries)
+        yield (
+            f"{printable(report.root)}: {format_bytes(code)} GPU code in "
+            f"{format_items(len(libraries), 'file', 'files')} of {format_bytes(size)}; {without}"
+        )
+        yield _library_table(report, top)
+        yield _package_table(report, top)
+        yield from _summary(report)
+    if report.bare_cubins:
+        yield (
+            f"{format_items(report.bare_cubins, 'file is a bare cubin', 'files are bare cubins')} "
+            f"of {format_bytes(report.bare_cubin_bytes)}, not counted above."
+        )
+    if report.notes:
+        yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
+
+
+def _library_table(report: ImageReport, top: int) -> str:
+    shown = report.libraries[: top or None]
+    rest = report.libraries[len(shown) :]
+    # In an environment all paths begin alike.
+    common = os.path.commonpath([os.path.dirname(row.path) for row in shown])  # noqa: PTH120
+    rows = [
+        [
+            os.path.relpath(row.path, common) if common else row.path,
+            row.suite.value if row.suite is not None else "-",
+            *_figures([row]),
+            row.slimmable_by.value if row.slimmable_by is not None else "-",
+        ]
+        for row in shown
+    ]
+    if rest:
+        rows.append([f"{len(rest):,} more", "", *_figures(rest), ""])
+    where = f"file, below {common}" if common else "file"
+    headers = [printable(where), "by the suite", "size", "GPU code", "slimmable", "", "by"]
+    total = ["total", "", *_figures(report.libraries), ""]
+    return format_table("llrrrrl", headers, rows, total=total)
+
+
+def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
+    code = sum(row.code_bytes for row in rows)
+    known = [row.slimmable_bytes for row in rows if row.slimmable_bytes is not None]
+    return [
+        format_bytes(sum(row.size for row in rows)),
+        format_bytes(code),
+        format_bytes(sum(known)) if known else "-",
+        format_share(sum(known), code) if known else "-",
+    ]
+
+
+def _package_table(report: ImageReport, top: int) -> str:
+    shown = report.packages[: top or None]
+    rows = [
+        [
+            _name(row.package),
+            row.package.manager.value if row.package is not None else "",
+            f"{row.libraries:,}",
+            format_bytes(row.size),
+            format_bytes(row.code_bytes),
+            "-" if row.slimmable_bytes is None else format_bytes(row.slimmable_bytes),
+            "-" if report.run_id is None else f"{row.never_loaded:,}",
+            "-" if report.run_id is None else format_bytes(row.never_loaded_bytes),
+        ]
+        for row in shown
+    ]
+    if len(report.packages) > len(shown):
+        rows.append([f"{len(report.packages) - len(shown):,} more", *[""] * 7])
+    headers = [
+        "package", "by", "files", "size", "GPU code", "slimmable", "never loaded", "their size",
+    ]  # fmt: skip
+    return format_table("llrrrrrr", headers, rows)
+
+
+def _name(package: Package | None) -> str:
+    return _UNOWNED if package is None else f"{package.name} {package.version}".rstrip()
+
+
+def _summary(report: ImageReport) -> Iterator[str]:
+    lines = []
+    never = [row for row in report.libraries if row.suite is SuiteUse.NEVER_LOADED]
+    if report.run_id is not None:
+        lines.append(
+            f"Never loaded by run {printable(report.run_id)}: "
+            f"{format_items(len(never), 'file', 'files')} of "
+            f"{format_bytes(sum(row.size for row in never))}."
+        )
+    by_arch = [row for row in report.libraries if row.slimmable_by is not None]
+    if by_arch and report.devices:
+        lines.append(
+            "Slimmable by plan: what the suite doesn't need; by arch: what no device of "
+            f"{', '.join(report.devices)} loads."
+        )
+    if lines:
+        yield "\n".join(lines)

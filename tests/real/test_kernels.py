@@ -1,0 +1,154 @@
+"""Kernel granularity on NVIDIA's own libraries, with cuobjdump as the judge."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.payload import unpack
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.locate import locate_library
+from pytest_negativa.models.library import Compression, Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
+from pytest_negativa.plan import KeepPolicy, plan_library
+from pytest_negativa.rewriting.edits import Patch
+from pytest_negativa.rewriting.kernels import trim_kernels
+from tests.unit.usages import library_usage, usage_of
+
+pytestmark = pytest.mark.real_libs
+
+H200 = ComputeCapability(9, 0)
+SHOWN = 4
+"""Cubins that cuobjdump is asked about."""
+
+
+def plan_of_first_kernels(library_map: LibraryMap) -> LibraryPlan:
+    """As if a run had used the first kernel of every region and frame that fits the device."""
+    images = {}
+    for region in library_map.iter_regions():
+        kernels = [k.name for e in region.elements for k in library_map.kernels_of(e.content)]
+        if kernels:
+            images[region.span.start] = kernels[:1]
+    memory = {
+        f.content.sha256: (f.unpacked_size, [library_map.kernels_of(f.content)[0].name])
+        for f in library_map.iter_frames()
+        if f.content is not None and f.content.sha256 is not None and f.content.kernels
+    }
+    usage = usage_of(library_usage(library_map, images), memory=memory)
+    located = locate_library(library_map, usage.libraries[0], usage)
+    return plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
+
+
+def listing(cuobjdump: Path, cubin: Path) -> list[str]:
+    done = subprocess.run([cuobjdump, "-elf", cubin], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """``cuobjdump -elf`` by section, as it prints them: ``.text.name`` and what is below."""
+    name, body = "", list[str]()
+    for line in lines:
+        if line.startswith("."):
+            yield name, body
+            name, body = line.split()[0], []
+        body.append(line)
+    yield name, body
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "cu13/lib/libcublas.so.13",
+        "cu13/lib/libcublasLt.so.13",  # frames
+        "cu13/lib/libcurand.so.10",  # not compressed
+        "nccl/lib/libnccl.so.2",  # linked on the device
+    ],
+)
+def test_every_cubin_can_be_trimmed(
+    real_libs: Path, cuobjdump: Path, tmp_path: Path, library: str
+) -> None:
+    check(real_libs / "nvidia" / library, cuobjdump, tmp_path)
+
+
+def test_every_cubin_of_torch_can_be_trimmed(
+    torch_cuda: Path, cuobjdump: Path, tmp_path: Path
+) -> None:
+    check(torch_cuda, cuobjdump, tmp_path)
+
+
+def check(path: Path, cuobjdump: Path, folder: Path) -> None:
+    library_map = read_library(path, Scope(devices=("9.0",)))
+    plan = plan_of_first_kernels(library_map)
+    trimmed = {t.start: t for t in plan.trimmed}
+    assert trimmed
+
+    with ByteSource(path) as source:
+        made = trim_kernels(source, library_map, plan, 1)
+        assert {c.left_alone for c in made.cubins} == {None}
+        # Relocations say the same as the call graph.
+        assert [(c.start, c.filled) for c in made.cubins] == [
+            (t.start, t.unused) for t in plan.trimmed
+        ]
+        assert sum(c.stored_after for c in made.cubins) <= sum(c.stored_before for c in made.cubins)
+        patches = {p.offset: p for p in made.edits.patches}
+        holders: list[Element | Frame] = [*library_map.iter_elements(), *library_map.iter_frames()]
+        pairs = [
+            pair
+            for holder in holders
+            if (pair := unpacked(source, holder, trimmed, patches)) is not None
+        ]
+    for cubin, old, new in pairs:
+        expected = bytearray(old)
+        for code in cubin.unused:
+            expected[code.start : code.end] = b"\1" * code.size
+        assert new == expected
+    # The smallest: cuobjdump takes minutes for the largest.
+    pairs.sort(key=lambda pair: len(pair[1]))
+    for cubin, old, new in pairs[:SHOWN]:
+        judge(cuobjdump, folder, cubin, old, new)
+
+
+def unpacked(
+    source: ByteSource,
+    holder: Element | Frame,
+    trimmed: dict[int, TrimmedCubin],
+    patches: dict[int, Patch],
+) -> tuple[TrimmedCubin, bytes, bytes] | None:
+    """A trimmed cubin before and after; None for what isn't trimmed, or not compressed."""
+    if isinstance(holder, Element):
+        start, compression, stored = holder.payload.start, holder.compression, holder.stored_size
+    else:
+        start, compression, stored = holder.span.start, Compression.ZSTD, holder.span.size
+    if start not in trimmed or start not in patches:
+        return None
+    size = holder.unpacked_size
+    old = unpack(source.read(start, stored), compression, size)
+    new = patches[start].data
+    if isinstance(holder, Element):
+        field = patches[holder.header_offset + 0x10].data
+        new = new[: int.from_bytes(field, "little")]
+    return trimmed[start], old, unpack(new, compression, size)
+
+
+def judge(cuobjdump: Path, folder: Path, cubin: TrimmedCubin, old: bytes, new: bytes) -> None:
+    """cuobjdump prints the same of both, but for the code sections of unused kernels."""
+    before, after = folder / "before.cubin", folder / "after.cubin"
+    before.write_bytes(old)
+    after.write_bytes(new)
+    changed = [
+        name
+        for (name, was), (_, now) in zip(
+            sections(listing(cuobjdump, before)),
+            sections(listing(cuobjdump, after)),
+            strict=True,
+        )
+        if was != now
+    ]
+    assert changed
+    assert all(name.startswith(".text.") for name in changed)
+    assert not {name.removeprefix(".text.") for name in changed} & {*cubin.kept}
