@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 
 import lz4.block
 import zstandard
@@ -21,9 +21,14 @@ class PayloadError(Exception):
     """A payload that can't be unpacked; the caller knows the file and the offset."""
 
 
-@functools.cache
-def _zstd() -> zstandard.ZstdDecompressor:
-    return zstandard.ZstdDecompressor()
+class _Decompressors(threading.local):
+    """One for each thread: python-zstandard's are not safe to share, and costly to make."""
+
+    def __init__(self) -> None:
+        self.zstd = zstandard.ZstdDecompressor()
+
+
+_decompressors = _Decompressors()
 
 
 def unpack(payload: bytes, compression: Compression, promised_size: int) -> bytes:
@@ -66,4 +71,4 @@ def _unpack_zstd(payload: bytes, promised_size: int) -> bytes:
         if stated:
             raise PayloadError("zstd frame states no size, promised were 0 bytes")
         return b""
-    return _zstd().decompress(payload, max_output_size=promised_size)
+    return _decompressors.zstd.decompress(payload, max_output_size=promised_size)

@@ -1,0 +1,89 @@
+"""What compaction is asked for and what it answers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.base import Offset, Record
+
+
+class CannotCompactError(ReconstructError):
+    """A library that compaction leaves as it is; ``reason`` says why."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path = os.fspath(path)
+        self.reason = reason
+        super().__init__(self.path, reason)
+
+    def __str__(self) -> str:
+        return f"{self.path}: not compacted: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """How to compact.
+
+    Attributes:
+        strip: drop what is never loaded: symbol table, debug information and the like.
+        page_size: what is taken out of the file are whole pages of this many bytes. None: the
+            largest page that a kernel for the library's machine may have.
+        keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver
+            that reads the headers of all registered regions. Costs about 1% of the file.
+        max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
+            stack of the thread that calls dlopen: 1,000 of them fit 128 KiB, not 64 KiB.
+        min_gain: bytes; a library that would get smaller by less is left as it is.
+        load_check: load the result in a child process before it is accepted. To be
+            switched off where the library is for another machine than this one.
+    """
+
+    strip: bool = True
+    page_size: int | None = None
+    keep_region_headers: bool = False
+    max_headers: int = 2000
+    min_gain: int = 64 << 10
+    load_check: bool = True
+
+
+class Compacted(Record, frozen=True, kw_only=True):
+    """A library that was compacted; sizes in bytes.
+
+    Attributes:
+        path: the original.
+        target: the result.
+        size_before, size_after: of the files.
+        sha256: hex digest of the result.
+        gpu_code_removed: bytes of unused GPU code that are no longer in the file.
+        gpu_code_zeroed: bytes of unused GPU code that share a page with what is kept, and are
+            zeros now.
+        unloaded_removed: bytes of sections that are never loaded.
+        holes: removed ranges; each reads as zeros at run time.
+        load_segments_before, load_segments: number of ``PT_LOAD`` headers.
+        dropped_sections: names of the sections that are gone.
+        load_check: what became of loading the result: ``loaded``, or why that tells nothing.
+        notes: what a reader of the report should know.
+    """
+
+    path: str
+    target: str
+    size_before: Offset
+    size_after: Offset
+    sha256: str
+    gpu_code_removed: Offset
+    gpu_code_zeroed: Offset
+    unloaded_removed: Offset
+    holes: int
+    load_segments_before: int
+    load_segments: int
+    dropped_sections: tuple[str, ...]
+    load_check: str
+    notes: tuple[str, ...] = ()
+
+
+class NotCompacted(Record, frozen=True, kw_only=True):
+    """A library that stays as it is; nothing was written."""
+
+    path: str
+    size: Offset
+    reason: str

@@ -1,0 +1,177 @@
+"""Map and plan to what can be taken out of a library: spans that become zeros, and new headers.
+
+Rules, by what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 were seen to accept:
+
+- A region of which nothing is kept goes as a whole, its header too.
+- At a region's end, unused elements are cut off: its header states the smaller size.
+- Padding between what goes, which is zeros anyway, goes with it.
+- Elsewhere a run of unused elements becomes one element with a header of 64 bytes and a kind
+  that doesn't exist, which readers step over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_negativa.gpucode.fatbin import ELEMENT_HEADER, REGION_HEADER
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import Element, LibraryMap, Region, Section
+from pytest_negativa.models.plan import LibraryPlan
+
+REGISTERED = ".nv_fatbin"
+"""The section whose regions are registered with the driver when the library is loaded."""
+
+# Regions, frames and what they lie in are aligned to 64 bytes at most in the libraries known.
+_LONGEST_PADDING = 256
+_FILLER_KIND = 0x40
+_ELEMENT_VERSION = 0x0101
+# The size field of a region header.
+_SIZE_OFFSET = 8
+
+WhyKept = Callable[[int, int], str | None]
+"""From a range of addresses to why it must stay as it is, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What becomes of a library's GPU code; all in offsets of the original file.
+
+    Attributes:
+        zeros: disjoint ascending ``(start, end)``: nothing in there is needed.
+        patches: ``(offset, bytes)``, ascending, outside ``zeros``.
+        notes: what was not removed though planned, and why.
+    """
+
+    zeros: tuple[tuple[int, int], ...]
+    patches: tuple[tuple[int, bytes], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def zeroed_bytes(self) -> int:
+        return sum(end - start for start, end in self.zeros)
+
+
+def plan_removal(
+    source: ByteSource,
+    library_map: LibraryMap,
+    plan: LibraryPlan,
+    why_kept: WhyKept,
+    *,
+    keep_region_headers: bool = False,
+) -> Removal:
+    """What ``plan`` allows to remove.
+
+    Args:
+        source: the library; only padding is read.
+        library_map: the library as it is.
+        plan: a decision for each of its elements and frames; one that is missing means kept.
+        why_kept: asked for each range before it is touched.
+        keep_region_headers: leave the headers of regions in ``.nv_fatbin``.
+    """
+    planner = _Planner(source, plan, why_kept, keep_region_headers)
+    for section in library_map.sections:
+        planner.add_section(section)
+    return planner.removal()
+
+
+class _Planner:
+    def __init__(
+        self, source: ByteSource, plan: LibraryPlan, why_kept: WhyKept, keep_headers: bool
+    ) -> None:
+        self._source = source
+        self._unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
+        # Were there two decisions on the same bytes, keeping would win.
+        self._unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
+        self._why_kept = why_kept
+        self._keep_headers = keep_headers
+        self._zeros: list[tuple[int, int]] = []
+        self._done: list[tuple[int, int]] = []
+        self._patches: list[tuple[int, bytes]] = []
+        self._guarded: list[str] = []
+
+    def add_section(self, section: Section) -> None:
+        shift = section.vaddr - section.span.start
+        keep_headers = self._keep_headers and section.name == REGISTERED
+        for region in section.regions:
+            unused = [(e.payload.start, e.payload.end) in self._unused for e in region.elements]
+            if any(unused) and not self._is_guarded(region.span.start, region.span.end, shift):
+                self._add_region(region, unused, keep_headers)
+        for frame in section.frames:
+            span = frame.span
+            if (span.start, span.end) in self._unused and not self._is_guarded(
+                span.start, span.end, shift
+            ):
+                self._zeros.append((span.start, span.end))
+        self._done += self._with_padding(shift)
+        self._zeros = []
+
+    def _with_padding(self, shift: int) -> list[tuple[int, int]]:
+        """The spans of a section, united where only padding is between them."""
+        zeros: list[tuple[int, int]] = []
+        for start, end in sorted(self._zeros):
+            if start == end:
+                continue
+            if zeros and self._is_padding(zeros[-1][1], start, shift):
+                zeros[-1] = zeros[-1][0], end
+            else:
+                zeros.append((start, end))
+        return zeros
+
+    def _is_padding(self, start: int, end: int, shift: int) -> bool:
+        if start == end:
+            return True
+        if end - start > _LONGEST_PADDING or any(self._source.read(start, end - start)):
+            return False
+        return self._why_kept(start + shift, end + shift) is None
+
+    def removal(self) -> Removal:
+        notes = []
+        if self._guarded:
+            notes.append(
+                f"{len(self._guarded):,} unused regions or frames stay as they are, for the "
+                f"library itself has a use for their bytes: {self._guarded[0]}"
+            )
+        return Removal(tuple(sorted(self._done)), tuple(sorted(self._patches)), tuple(notes))
+
+    def _is_guarded(self, start: int, end: int, shift: int) -> bool:
+        why = self._why_kept(start + shift, end + shift)
+        if why is not None:
+            self._guarded.append(f"at offset {start:#x}, {why}")
+        return why is not None
+
+    def _add_region(self, region: Region, unused: Sequence[bool], keep_header: bool) -> None:
+        start, end = region.span.start, region.span.end
+        if all(unused) and not keep_header:
+            self._zeros.append((start, end))
+            return
+        for run in _runs(region.elements, unused):
+            run_start, run_end = run[0].header_offset, run[-1].payload.end
+            if run_end == end:
+                size = run_start - start - REGION_HEADER.size
+                self._patches.append((start + _SIZE_OFFSET, size.to_bytes(8, "little")))
+                self._zeros.append((run_start, run_end))
+            else:
+                header = _filler(run_end - run_start)
+                self._patches.append((run_start, header))
+                self._zeros.append((run_start + len(header), run_end))
+
+
+def _runs(elements: Sequence[Element], unused: Sequence[bool]) -> Iterator[list[Element]]:
+    run: list[Element] = []
+    for element, is_unused in zip(elements, unused, strict=True):
+        if is_unused:
+            run.append(element)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _filler(size: int) -> bytes:
+    """The header of an element of ``size`` bytes, header included, of a kind nobody knows."""
+    header_size = ELEMENT_HEADER.size
+    return ELEMENT_HEADER.pack(
+        _FILLER_KIND, _ELEMENT_VERSION, header_size, size - header_size, *(0,) * 10
+    )
