@@ -27,7 +27,7 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
-@click_options("config", "directory", "verify.fill")
+@click_options("config", "directory", "verify.fill", "verify.copies")
 def reconstruct(run: Path | None, **flags: Any) -> None:
     """Write copies of a traced RUN's libraries in which unused GPU code is overwritten.
 
@@ -41,13 +41,19 @@ def reconstruct(run: Path | None, **flags: Any) -> None:
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
     from pytest_negativa.rundir import load_planned
-    from pytest_negativa.verifying import RECONSTRUCTED
+    from pytest_negativa.verifying import RECONSTRUCTED, compact_options
 
     settings = _settings(flags)
     planned = load_planned(run or Path(settings.directory) / "latest")
     root = Path(settings.directory) / RECONSTRUCTED
     with ByteProgress("writing copies") as progress:
-        made = write_copies(planned, root, fill=settings.verify.fill_byte, on_done=progress.update)
+        made = write_copies(
+            planned,
+            root,
+            fill=settings.verify.fill_byte,
+            compact=compact_options(settings),
+            on_done=progress.update,
+        )
     for library in made.libraries:
         state = "unchanged" if library.reused else "written"
         click.echo(
@@ -61,7 +67,9 @@ def reconstruct(run: Path | None, **flags: Any) -> None:
 
 @click.command(context_settings=_PASS_ON)
 @_RUN
-@click_options("config", "directory", "verify.fill", "verify.rerun", "verify.timeout")
+@click_options(
+    "config", "directory", "verify.fill", "verify.copies", "verify.rerun", "verify.timeout"
+)
 @_COMMAND
 def verify(run: Path | None, command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND on copies of its libraries whose unused GPU code is overwritten.
@@ -78,6 +86,7 @@ def verify(run: Path | None, command: tuple[str, ...], **flags: Any) -> None:
     "config",
     "directory",
     "verify.fill",
+    "verify.copies",
     "verify.rerun",
     "verify.timeout",
     "verify.heal_runs",

@@ -104,17 +104,26 @@ class Trace(Record, frozen=True, kw_only=True):
     accept_failed: bool = False
 
 
+class CopyKind(str, enum.Enum):
+    """What a plan's copies look like."""
+
+    OVERWRITTEN = "overwritten"
+    COMPACTED = "compacted"
+
+
 class Verify(Record, frozen=True, kw_only=True):
     """How a plan is proved, and mended where that fails.
 
     Attributes:
         fill: the byte that overwrites unused GPU code, as ``"0x01"``.
+        copies: what the tests run on.
         rerun: how often tests that end otherwise run on the originals again.
         timeout: seconds; see the option.
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
     fill: str = "0x01"
+    copies: CopyKind = CopyKind.OVERWRITTEN
     rerun: int = 0
     timeout: int | None = None
     heal_runs: int = 200
@@ -239,6 +248,7 @@ class Settings(Config, frozen=True, kw_only=True):
     Attributes:
         enabled: whether the session is traced.
         verifying, healing: whether its plan is verified, and mended.
+        measuring: whether it is run on original and slim libraries in turns instead.
         run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
@@ -247,6 +257,7 @@ class Settings(Config, frozen=True, kw_only=True):
     enabled: bool = False
     verifying: bool = False
     healing: bool = False
+    measuring: bool = False
     run: str | None = None
     config: str | None = None
     sources: dict[str, Source] = {}  # noqa: RUF012 (msgspec copies an empty default)

@@ -116,6 +116,15 @@ OPTIONS: tuple[Option, ...] = (
         in_cli=False,
     ),
     Option(
+        name="measuring",
+        stem="measure",
+        kind=_SWITCH,
+        default=False,
+        help="Run the tests on their original libraries and on slim ones in turns, and compare.",
+        in_file=False,
+        in_cli=False,
+    ),
+    Option(
         name="run",
         stem="run",
         kind=_PATH,
@@ -266,6 +275,13 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("0x01", "0x00", "0xCC"),
         default="0x01",
         help="Overwrite unused GPU code with this byte.",
+    ),
+    Option(
+        name="verify.copies",
+        stem="copies",
+        kind=kinds.Choice("overwritten", "compacted"),
+        default="overwritten",
+        help="Run on copies whose unused GPU code is overwritten, or taken out of the files.",
     ),
     Option(
         name="verify.rerun",

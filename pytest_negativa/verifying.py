@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.config_models import Granularity, Settings
+from pytest_negativa.config_models import CopyKind, Granularity, Settings
 from pytest_negativa.errors import StoreError
 from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.outcomes import SessionResult, TestResult
@@ -63,6 +63,7 @@ from pytest_negativa.proving.rerun import (
     settled_tests,
 )
 from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.rewriting.compact_records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.rundir import is_failed, load_planned, write_record
 from pytest_negativa.tracing.files import SUFFIX
@@ -282,7 +283,12 @@ class Verification:
         """Make the copies, and the table that redirects to them; None where there are none."""
         root = self._copies
         usable = [p for p in planned if p.plan.library.path not in self._unsubstituted]
-        reconstruction = reconstruct(usable, root, fill=self.settings.verify.fill_byte)
+        reconstruction = reconstruct(
+            usable,
+            root,
+            fill=self.settings.verify.fill_byte,
+            compact=compact_options(self.settings),
+        )
         if not reconstruction.libraries:
             return reconstruction, None
         path = self.folder / "redirect.table"
@@ -326,6 +332,7 @@ class Verification:
             command=self.rounds.program.command,
             exit_status=attempt.rounds[0].status,
             fill=self.settings.verify.fill_byte,
+            copies=self.settings.verify.copies.value,
             granularity=next((plan.granularity for plan in plans), Granularity.ELEMENT.value),
             gpu_tests=tests.gpu_tests,
             created_ns=time.time_ns(),
@@ -367,6 +374,11 @@ class Verification:
         return path
 
 
+def compact_options(settings: Settings) -> CompactOptions | None:
+    """How copies are made smaller; None if they aren't."""
+    return CompactOptions() if settings.verify.copies is CopyKind.COMPACTED else None
+
+
 def exit_code(verdict: Verdict) -> int:
     """The program's own where the plan is proved, else 1."""
     return (verdict.exit_status or 0) if verdict.proved else 1
@@ -375,11 +387,13 @@ def exit_code(verdict: Verdict) -> int:
 def _written_line(reconstruction: Reconstruction, planned: Sequence[AnalyzedLibrary]) -> str:
     copies = reconstruction.libraries
     reused = sum(c.reused for c in copies)
-    unused = sum(c.unused_bytes for c in copies)
-    text = (
-        f"negativa: {format_items(len(copies), 'library', 'libraries')} copied with "
-        f"{format_bytes(unused)} of GPU code overwritten"
-    )
+    text = f"negativa: {format_items(len(copies), 'library', 'libraries')} copied with "
+    if any(c.compaction is not None for c in copies):
+        before = sum(c.library.size for c in copies)
+        after = sum(c.compaction.size if c.compaction else c.library.size for c in copies)
+        text += f"{format_bytes(before)} made {format_bytes(after)}"
+    else:
+        text += f"{format_bytes(sum(c.unused_bytes for c in copies))} of GPU code overwritten"
     return f"{text} ({reused} unchanged since last time)" if reused else text
 
 

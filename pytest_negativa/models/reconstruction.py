@@ -29,6 +29,20 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
     left_alone: str | None = None
 
 
+class Compaction(Record, frozen=True, kw_only=True):
+    """A copy without its unused code. Sizes in bytes.
+
+    Attributes:
+        size: of the copy's file.
+        load_segments: number of its ``PT_LOAD`` headers.
+        notes: what a reader of the report should know.
+    """
+
+    size: Offset
+    load_segments: Offset
+    notes: tuple[str, ...] = ()
+
+
 class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     """A library and its copy.
 
@@ -41,6 +55,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
         elements: how many elements and frames are overwritten as a whole.
         repacked: kept cubins that lost a part of their code, by offset.
         reused: the copy of an earlier reconstruction, found unchanged.
+        compaction: how the copy was made smaller; None where all bytes are in their old places.
     """
 
     library: LibraryIdentity
@@ -51,6 +66,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     elements: Offset
     reused: bool
     repacked: tuple[RepackedCubin, ...] = ()
+    compaction: Compaction | None = None
 
 
 class RefusedLibrary(Record, frozen=True, kw_only=True):
@@ -103,6 +119,7 @@ class CopyRecord(Record, frozen=True, kw_only=True):
     original: FileState
     boot: str
     repacked: tuple[RepackedCubin, ...] = ()
+    compaction: Compaction | None = None
 
 
 class Manifest(Record, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         trimmed_code_bytes: code that was overwritten inside kept cubins, unpacked.
         left_bytes: GPU code that stays: what is not overwritten, packed as it is in the copy.
         why: the reason where it isn't proved.
+        copy_size: bytes of the copy's file; None where there is none.
         processes: how many processes had the copy mapped.
     """
 
@@ -53,6 +54,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     unused_elements: Offset
     trimmed_code_bytes: Offset
     left_bytes: Offset
+    copy_size: Offset | None = None
     processes: Offset
     spans: tuple[Span, ...]
 
@@ -153,6 +155,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         command: the words that started the tests.
         exit_status: that of the first round on the copies, negative for a signal.
         fill: the byte that unused spans were filled with.
+        copies: ``overwritten``, or ``compacted``: without the unused code.
         granularity: ``element`` or ``kernel``.
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
@@ -168,6 +171,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     command: tuple[str, ...]
     exit_status: int | None
     fill: int
+    copies: str = "overwritten"
     granularity: str
     gpu_tests: int
     created_ns: int

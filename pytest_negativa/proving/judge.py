@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
@@ -154,9 +154,16 @@ def judge_libraries(
             left_bytes=plan.code_bytes
             - plan.unused_bytes
             - sum(c.stored_before - c.stored_after for c in repacked),
+            copy_size=_size(copy),
             processes=len(processes),
             spans=copy.unused if copy is not None else (),
         )
+
+
+def _size(copy: ReconstructedLibrary | None) -> int | None:
+    if copy is None:
+        return None
+    return copy.library.size if copy.compaction is None else copy.compaction.size
 
 
 def reasons_of_libraries(

@@ -119,12 +119,20 @@ def _conclusion(verdict: Verdict) -> str:
         outcomes = "all outcomes as in the traced run"
         if any(t.differs for t in verdict.tests):
             outcomes += ", but for flaky tests"
-        return (
+        text = (
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
+        before = sum(r.size for r in rows)
+        after = sum(r.size if r.copy_size is None else r.copy_size for r in rows)
+        if after < before:
+            text += (
+                f" The files: {format_bytes(before)} -> {format_bytes(after)} "
+                f"({format_share(before - after, before)} less)."
+            )
+        return text
     reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
     return f"NOT PROVED:\n{reasons}"
 

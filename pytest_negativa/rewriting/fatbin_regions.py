@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_negativa.gpucode.fatbin import ELEMENT_HEADER, REGION_HEADER
+from pytest_negativa.gpucode.fatbin import ELEMENT_HEADER, OVERWRITTEN_KIND, REGION_HEADER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
@@ -24,7 +24,6 @@ REGISTERED = ".nv_fatbin"
 
 # Regions, frames and what they lie in are aligned to 64 bytes at most in the libraries known.
 _LONGEST_PADDING = 256
-_FILLER_KIND = 0x40
 _ELEMENT_VERSION = 0x0101
 # The size field of a region header.
 _SIZE_OFFSET = 8
@@ -173,5 +172,5 @@ def _filler(size: int) -> bytes:
     """The header of an element of ``size`` bytes, header included, of a kind nobody knows."""
     header_size = ELEMENT_HEADER.size
     return ELEMENT_HEADER.pack(
-        _FILLER_KIND, _ELEMENT_VERSION, header_size, size - header_size, *(0,) * 10
+        OVERWRITTEN_KIND, _ELEMENT_VERSION, header_size, size - header_size, *(0,) * 10
     )

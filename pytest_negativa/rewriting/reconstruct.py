@@ -32,6 +32,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     MANIFEST_VERSION,
     RECONSTRUCTION_VERSION,
+    Compaction,
     CopyRecord,
     FileState,
     Manifest,
@@ -40,6 +41,8 @@ from pytest_negativa.models.reconstruction import (
     RefusedLibrary,
     RepackedCubin,
 )
+from pytest_negativa.rewriting.compact import compact_library
+from pytest_negativa.rewriting.compact_records import CompactOptions, NotCompacted
 from pytest_negativa.rewriting.copies import (
     StoppedError,
     check_digest,
@@ -48,7 +51,7 @@ from pytest_negativa.rewriting.copies import (
     write_copy,
 )
 from pytest_negativa.rewriting.edits import Edits, merge_edits
-from pytest_negativa.rewriting.kernels import KernelEdits, RewrittenCubin, trim_kernels
+from pytest_negativa.rewriting.kernels import KernelEdits, trim_kernels
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.store import write_atomically
 
@@ -75,6 +78,7 @@ def reconstruct(
     root: Path,
     *,
     fill: int = 1,
+    compact: CompactOptions | None = None,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Reconstruction:
@@ -84,6 +88,8 @@ def reconstruct(
         planned: the libraries of a run, each once.
         root: the folder, made if it isn't there. Other files in it are left alone.
         fill: the byte that unused code becomes.
+        compact: take unused code out of the files instead; a library where that can't be done, or
+            gains too little, gets a copy of its old size all the same.
         jobs: how many libraries at a time; the default is one for each processor this process
             may use.
         on_done: told the bytes of originals that are done, and of all, after each library.
@@ -114,7 +120,7 @@ def reconstruct(
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as e:
             raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
-        return _Reconstructor(root, fill).run(wanted, jobs or _processors(), on_done)
+        return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
     finally:
         os.close(lock)
 
@@ -131,9 +137,10 @@ def _processors() -> int:
 class _Reconstructor:
     """Works on a folder whose lock is held."""
 
-    def __init__(self, root: Path, fill: int) -> None:
+    def __init__(self, root: Path, fill: int, compact: CompactOptions | None) -> None:
         self._root = root
         self._fill = fill
+        self._compact = compact
         self._boot = _boot()
         self._stop = threading.Event()
         self._known: dict[str, CopyRecord | None] = {}
@@ -198,23 +205,14 @@ class _Reconstructor:
         plan = planned.plan
         library = plan.library
         edits = overwrite(planned.library_map, plan, self._fill)
-        recipe = _recipe(library, edits, plan, self._fill)
+        recipe = _recipe(library, edits, plan, self._fill, self._compact)
         target = self._target(library.path)
         record = self._reusable(library, target, recipe)
         reused = record is not None
         if record is None:
             remove_abandoned(target)
-            trimmed = _trim(planned, self._fill)
-            every = edits if trimmed is None else merge_edits(edits, trimmed.edits)
-            facts = write_copy(library, target, every, self._stop.is_set)
-            record = CopyRecord(
-                recipe=recipe,
-                sha256=facts.sha256,
-                copy=facts.copy,
-                original=facts.original,
-                boot=self._boot,
-                repacked=() if trimmed is None else tuple(map(_repacked, trimmed.cubins)),
-            )
+            record = self._write_compacted(planned, target, recipe)
+            record = record or self._write(planned, edits, target, recipe)
         unused = edits.filled
         made = ReconstructedLibrary(
             library=library,
@@ -225,8 +223,48 @@ class _Reconstructor:
             elements=len(edits.fills),
             reused=reused,
             repacked=record.repacked,
+            compaction=record.compaction,
         )
         return made, record
+
+    def _write(self, planned: Planned, edits: Edits, target: Path, recipe: str) -> CopyRecord:
+        """A copy of the same size, its unused code filled."""
+        trimmed = _trim(planned, self._fill)
+        every = edits if trimmed is None else merge_edits(edits, trimmed.edits)
+        facts = write_copy(planned.plan.library, target, every, self._stop.is_set)
+        return CopyRecord(
+            recipe=recipe,
+            sha256=facts.sha256,
+            copy=facts.copy,
+            original=facts.original,
+            boot=self._boot,
+            repacked=_repacked(trimmed),
+        )
+
+    def _write_compacted(self, planned: Planned, target: Path, recipe: str) -> CopyRecord | None:
+        """A smaller copy; None where compaction leaves the library as it is."""
+        if self._compact is None:
+            return None
+        plan = planned.plan
+        # What leaves the file reads as zeros; what can't leave it might as well.
+        trimmed = _trim(planned, 0)
+        edits = None if trimmed is None else trimmed.edits
+        original = Path(plan.library.path)
+        before = state_of(original)
+        made = compact_library(original, target, planned.library_map, plan, edits, self._compact)
+        if isinstance(made, NotCompacted):
+            return None
+        return CopyRecord(
+            recipe=recipe,
+            sha256=made.sha256,
+            copy=state_of(target),
+            original=before,
+            boot=self._boot,
+            repacked=_repacked(trimmed),
+            compaction=Compaction(
+                size=made.size_after, load_segments=made.load_segments, notes=made.notes
+            ),
+        )
 
     def _target(self, path: str) -> Path:
         """Where the copy goes; its folder is there.
@@ -316,20 +354,29 @@ def _trim(planned: Planned, fill: int) -> KernelEdits | None:
         return trim_kernels(source, planned.library_map, planned.plan, fill)
 
 
-def _repacked(cubin: RewrittenCubin) -> RepackedCubin:
-    return RepackedCubin(
-        start=cubin.start,
-        code_bytes=sum(code.size for code in cubin.filled),
-        stored_before=cubin.stored_before,
-        stored_after=cubin.stored_after,
-        left_alone=cubin.left_alone,
+def _repacked(trimmed: KernelEdits | None) -> tuple[RepackedCubin, ...]:
+    return tuple(
+        RepackedCubin(
+            start=cubin.start,
+            code_bytes=sum(code.size for code in cubin.filled),
+            stored_before=cubin.stored_before,
+            stored_after=cubin.stored_after,
+            left_alone=cubin.left_alone,
+        )
+        for cubin in (trimmed.cubins if trimmed is not None else ())
     )
 
 
-def _recipe(library: LibraryIdentity, edits: Edits, plan: LibraryPlan, fill: int) -> str:
+def _recipe(
+    library: LibraryIdentity,
+    edits: Edits,
+    plan: LibraryPlan,
+    fill: int,
+    compact: CompactOptions | None,
+) -> str:
     # What is done inside cubins follows from the plan, and finding it out means unpacking them.
     trimmed = msgspec.json.encode(plan.trimmed).decode()
-    text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed}"
+    text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.fatbin import OVERWRITTEN_KIND
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
@@ -161,7 +162,7 @@ def test_regions_stay_sound_chains(library: Path, tmp_path: Path) -> None:
     position = starts[1] + 16
     kept = regions[1].elements[1]
     kept_vaddr = vaddr_of(library_map, kept.header_offset)
-    assert chain(memory, starts[1]) == [(position, 0x40, 0), (kept_vaddr, 2, 91)]
+    assert chain(memory, starts[1]) == [(position, OVERWRITTEN_KIND, 0), (kept_vaddr, 2, 91)]
     assert memory[position + 64 : kept_vaddr] == bytes(kept_vaddr - position - 64)
     assert memory[position + 28 : position + 64] == bytes(36)  # arch, flags and all else
     # All behind the first are cut off.
@@ -180,7 +181,7 @@ def test_run_in_the_middle_is_one_filler(library: Path, tmp_path: Path) -> None:
     region = library_map.sections[0].regions[3]
     vaddrs = [vaddr_of(library_map, e.header_offset) for e in region.elements]
     found = chain(image(target).memory, vaddr_of(library_map, region.span.start))
-    assert found == [(vaddrs[0], 2, 90), (vaddrs[1], 0x40, 0), (vaddrs[4], 2, 94)]
+    assert found == [(vaddrs[0], 2, 90), (vaddrs[1], OVERWRITTEN_KIND, 0), (vaddrs[4], 2, 94)]
 
 
 def test_result_can_be_read_again(library: Path, tmp_path: Path) -> None:

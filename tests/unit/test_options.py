@@ -123,6 +123,13 @@ CASES = [
     ),
     Case("trace.accept_failed", (), True, "1", True, "true", True, False),
     Case("verify.fill", ("0xCC",), "0xCC", "0x00", "0x00", "0xCC", "0xCC", "0x01"),
+    Case(
+        "verify.copies",
+        ("compacted",), "compacted",
+        "compacted", "compacted",
+        "compacted", "compacted",
+        "overwritten",
+    ),
     Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 0),
     Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
     Case("verify.heal_runs", ("0",), 0, "10", 10, "20", 20, 200),
