@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_negativa.cli_measure import COMMANDS as MEASURE_COMMANDS
 from pytest_negativa.cli_prove import COMMANDS as PROVE_COMMANDS
 from pytest_negativa.cli_run import COMMANDS as RUN_COMMANDS
+from pytest_negativa.cli_slim import COMMANDS as SLIM_COMMANDS
 from pytest_negativa.errors import NegativaError, OptionError
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def schema(name: str | None) -> None:
         raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")
 
 
-for _command in (*RUN_COMMANDS, *PROVE_COMMANDS):
+for _command in (*RUN_COMMANDS, *PROVE_COMMANDS, *SLIM_COMMANDS, *MEASURE_COMMANDS):
     main.add_command(_command)
 
 

@@ -24,6 +24,9 @@ MARKER = (
     "itself; what it uses is not traced, so nothing that it may use can be called unused"
 )
 
+# Options for which a process of its own runs the tests.
+_SUPERVISED = ("verifying", "healing", "measuring")
+
 # What makes pytest do something other than run tests: "nothing was used" would mean nothing.
 _RUNS_NO_TEST = (
     "help",
@@ -67,8 +70,8 @@ def _begin(config: pytest.Config) -> None:
     namespace = config.known_args_namespace
     flags = pick_flags(vars(namespace))
     enabled = is_enabled("enabled", flags, os.environ)
-    verifying = any(is_enabled(name, flags, os.environ) for name in ("verifying", "healing"))
-    if not (enabled or verifying or ROUND_VARIABLE in os.environ):
+    supervised = any(is_enabled(name, flags, os.environ) for name in _SUPERVISED)
+    if not (enabled or supervised or ROUND_VARIABLE in os.environ):
         return
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return
@@ -76,7 +79,8 @@ def _begin(config: pytest.Config) -> None:
 
     if session.is_in_round():
         session.begin(config, flags)
-    elif verifying:
+    elif supervised and ROUND_VARIABLE not in os.environ:
+        # Else a test has started pytest, with the same addopts: it must not rewrite the copies.
         session.supervise(config, flags)
     elif enabled:
         session.begin(config, flags)

@@ -18,6 +18,7 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.summary import Inspection
 
 _SCHEMA_SUFFIX = ".schema.json"
@@ -141,6 +142,32 @@ def inspection_schema() -> dict[str, Any]:
     return _schema(Inspection, "Output of negativa inspect --json")
 
 
+def measurement_schema() -> dict[str, Any]:
+    """JSON Schema of the measurement file."""
+    from pytest_negativa.models.measurement import Measurement
+
+    return _schema(Measurement, "A program on original and on slim libraries")
+
+
+def image_report_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa image-report --json`` prints."""
+    from pytest_negativa.models.image import ImageReport
+
+    return _schema(ImageReport, "Output of negativa image-report --json")
+
+
+def lock_schema() -> dict[str, Any]:
+    """JSON Schema of ``negativa.lock``, once its YAML is read."""
+    return _schema(Lock, "negativa.lock")
+
+
+def verdict_schema() -> dict[str, Any]:
+    """JSON Schema of ``verdict.json``."""
+    from pytest_negativa.models.verdict import Verdict
+
+    return _schema(Verdict, "Verdict on a plan: verdict.json")
+
+
 def _schema(model: type, title: str) -> dict[str, Any]:
     # Takes 10 ms to import, and only who makes schemas needs it.
     import inspect
@@ -182,6 +209,13 @@ def _schema_hook(wanted: type) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # python -m pytest_negativa.store writes schemas/ anew; a test compares the two.
-    for name, schema in {"library-map": map_schema(), "inspection": inspection_schema()}.items():
+    for name, schema in {
+        "library-map": map_schema(),
+        "inspection": inspection_schema(),
+        "measurement": measurement_schema(),
+        "image-report": image_report_schema(),
+        "lock": lock_schema(),
+        "verdict": verdict_schema(),
+    }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"
         target.write_text(schema_text(schema), encoding="utf-8")

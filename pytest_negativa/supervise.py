@@ -28,7 +28,21 @@ if TYPE_CHECKING:
 
 _REQUEST = "NEGATIVA_SUPERVISE"
 # Options that make a session a supervisor: its program must not become one, nor what that starts.
-_OWN_VARIABLES = (_REQUEST, "NEGATIVA_VERIFY", "NEGATIVA_HEAL", "NEGATIVA_RUN")
+_OWN_VARIABLES = (
+    _REQUEST,
+    "NEGATIVA_VERIFY",
+    "NEGATIVA_HEAL",
+    "NEGATIVA_MEASURE",
+    "NEGATIVA_RUN",
+)
+
+# Make a session one that the plugin has nothing to do with, whatever its own words say.
+_UNTRACED = (
+    "--no-negativa",
+    "--no-negativa-verify",
+    "--no-negativa-heal",
+    "--no-negativa-measure",
+)
 
 # Appended to the command of rounds after the first, in which only some tests run.
 _AGAIN = ("--maxfail=0",)
@@ -93,17 +107,27 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 def _command_again(
     config: pytest.Config, command: Sequence[str], directory: Path
 ) -> tuple[str, ...]:
-    """The command for rounds that run some tests again: what the first has written stays."""
+    """The command for rounds that run some tests again: what the first has written stays.
+
+    Also where ``addopts`` asks for it, which are not among the words.
+    """
+    namespace = config.known_args_namespace
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
         added += ["-o", f"cache_dir={directory / 'cache'}"]
-    if any(word.startswith(("--junit-xml", "--junitxml")) for word in command):
+    if getattr(namespace, "xmlpath", None):
         added.append(f"--junit-xml={directory / 'junit-again.xml'}")
-    if any(word == "--cov" or word.startswith("--cov=") for word in command):
+    if getattr(namespace, "cov_source", None):
         added.append("--cov-append")
     words = list(command)
     at = words.index("--") if "--" in words else len(words)
     return (*words[:at], *added, *words[at:])
+
+
+def _untraced(command: Sequence[str]) -> tuple[str, ...]:
+    words = list(command)
+    at = words.index("--") if "--" in words else len(words)
+    return (*words[:at], *_UNTRACED, *words[at:])
 
 
 def replace_process(request: Request) -> NoReturn:
@@ -122,9 +146,10 @@ def replace_process(request: Request) -> NoReturn:
         "trace_first": request.trace_first,
     }
     # A -c program has the current folder at the head of its path, where any file may shadow
-    # a module of ours.
+    # a module; and this package may lie where only pytest was told to look.
     start = (
-        "import sys; del sys.path[0]; from pytest_negativa.supervise import main; sys.exit(main())"
+        f"import sys; sys.path[:] = [*filter(None, sys.path), {str(Path(__file__).parents[1])!r}]; "
+        "from pytest_negativa.supervise import main; sys.exit(main())"
     )
     environ = {**os.environ, _REQUEST: msgspec.json.encode(plain).decode()}
     sys.stdout.flush()
@@ -165,13 +190,19 @@ def supervise(request: Request, prepare: Prepare | None = None) -> int:
     Args:
         prepare: adds what a program needs that doesn't trace itself.
     """
+    from pytest_negativa.proving.watch import Interrupted, interruptible
+
     try:
-        return _Supervisor(request, prepare or _unchanged).run()
+        with interruptible():
+            return _Supervisor(request, prepare or _unchanged).run()
     except NegativaError as e:
         from pytest_negativa.reporting.text import printable
 
         sys.stderr.write(f"negativa: error: {printable(str(e))}\n")
         return 1
+    except Interrupted as e:
+        sys.stderr.write(f"negativa: error: {e}\n")
+        return 128 + e.number  # As shells have it.
 
 
 def _unchanged(environ: Mapping[str, str], _folder: Path) -> Mapping[str, str]:
@@ -186,6 +217,12 @@ class _Supervisor:
         self._environ = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
 
     def run(self) -> int:
+        if self._settings.measuring:
+            from pytest_negativa.measured import measure_session
+
+            program = self._request.program
+            command = _untraced(program.command)
+            return measure_session(command, self._settings, self._environ, program.cwd)
         from pytest_negativa.verifying import Verification, exit_code, load_traced_run
 
         folder = Path(self._settings.run or Path(self._settings.directory) / "latest")

@@ -112,7 +112,7 @@ def _summary(report: ImageReport) -> Iterator[str]:
     by_arch = [row for row in report.libraries if row.slimmable_by is not None]
     if by_arch and report.devices:
         lines.append(
-            "Slimmable by plan: what the suite doesn't need; by arch: what no device of "
+            "Slimmable by plan or lock: what the suite doesn't need; by arch: what no device of "
             f"{', '.join(report.devices)} loads."
         )
     if lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ from pytest_negativa.models.measurement import (
     FileSizes,
     LoadingResult,
     Measurement,
+    Summary,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -59,17 +61,30 @@ def render_measurement(measurement: Measurement) -> Iterator[str]:
         + (", libraries evicted from the page cache before each run" if measurement.cold else "")
     )
     for result in measurement.results:
-        yield _result_table(result)
+        if result.failure is None:
+            yield _result_table(result)
+        else:
+            yield f"CUDA_MODULE_LOADING={result.loading.value.upper()}: no comparison"
     yield _size_table(measurement.original, measurement.slim)
     notes = list(measurement.notes)
-    if any(c.overlap for result in measurement.results for c in result.comparisons):
-        notes.insert(
-            0,
-            f"{_NO_DIFFERENCE}: the runs of the two overlap from minimum to maximum, so that they "
-            "show no difference",
-        )
+    if any(result.comparisons for result in measurement.results):
+        notes.insert(0, _chance_line(measurement.pairs))
     if notes:
         yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in notes)])
+
+
+def _chance_line(pairs: int) -> str:
+    """How far to trust a missing mark.
+
+    Of all orders in which the runs of two equal variants may fall, two keep them apart.
+    """
+    odds = math.comb(2 * pairs, pairs) // 2
+    apart = "always" if odds == 1 else f"in 1 of {odds:,} figures"
+    return (
+        f"{_NO_DIFFERENCE}: the runs of the two overlap from minimum to maximum, so that they show "
+        f"no difference; with {format_items(pairs, 'pair', 'pairs')} equal variants would stay "
+        f"apart by chance {apart}"
+    )
 
 
 def _result_table(result: LoadingResult) -> str:
@@ -80,9 +95,15 @@ def _result_table(result: LoadingResult) -> str:
         # What is said of the processes says more than what is said of whole devices.
         if not (c.figure == "gpu_device_bytes" and "gpu_process_bytes" in known)
     ]
-    headers = ["", "original", "min to max", "slim", "min to max", "slim/original", "pairs", ""]
-    table = format_table("lrrrrrrl", headers, rows)
-    return f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians:\n\n{table}"
+    headers = [
+        "", "original", "IQR", "min to max", "slim", "IQR", "min to max",
+        "slim/original", "pairs", "",
+    ]  # fmt: skip
+    table = format_table("lrrrrrrrrl", headers, rows)
+    return (
+        f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with interquartile range in "
+        f"percent of the median, and ratio of medians and of the single pairs:\n\n{table}"
+    )
 
 
 def _row(comparison: Comparison) -> list[str]:
@@ -92,13 +113,21 @@ def _row(comparison: Comparison) -> list[str]:
     return [
         name,
         spell(before.median),
+        _iqr(before),
         _range(before.minimum, before.maximum, spell),
         spell(after.median),
+        _iqr(after),
         _range(after.minimum, after.maximum, spell),
         "-" if comparison.ratio is None else f"{comparison.ratio:.3f}",
         "-" if pairs is None else f"{pairs[0]:.3f} to {pairs[1]:.3f}",
         _NO_DIFFERENCE if comparison.overlap else "",
     ]
+
+
+def _iqr(summary: Summary) -> str:
+    if summary.runs == 1 or not summary.median:
+        return ""
+    return f"{100 * summary.iqr / summary.median:.1f}%"
 
 
 def _range(low: float, high: float, spell: Callable[[float], str]) -> str:

@@ -35,7 +35,7 @@ LAYERS = {
 
 # From frozen models to a frozen model each; only pipeline and the faces compose them.
 STAGES = (
-    "inspecting", "merge", "locate", "plan", "rewriting", "proving",
+    "inspecting", "merge", "locate", "plan", "locking", "rewriting", "proving",
     "measuring", "imagereport",
 )  # fmt: skip
 FACES = ("plugin", "cli", "pipeline", "session", "reporter")
@@ -46,7 +46,7 @@ DOORS = {
     "lz4": ("gpucode.payload", "rewriting.repack"),
     "tabulate": ("reporting.tables",),
     "rich": ("progress",),
-    "click": ("cli", "cli_run", "cli_prove", "cli_measure", "options"),
+    "click": ("cli", "cli_run", "cli_prove", "cli_slim", "cli_measure", "options"),
     "cupti": ("tracing",),
     "pynvml": ("measuring.nvml",),
 }

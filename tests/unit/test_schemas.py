@@ -14,17 +14,25 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.store import (
     inspection_schema,
+    lock_schema,
     map_schema,
     save_map,
     schema_names,
     schema_text,
     shipped_schema,
+    verdict_schema,
 )
 from tests.unit.libraries import MULTIARCH, SHARED_OBJECTS
 
 
 @pytest.mark.parametrize(
-    ("name", "schema"), [("library-map", map_schema()), ("inspection", inspection_schema())]
+    ("name", "schema"),
+    [
+        ("library-map", map_schema()),
+        ("inspection", inspection_schema()),
+        ("verdict", verdict_schema()),
+        ("lock", lock_schema()),
+    ],
 )
 def test_shipped_is_generated(name: str, schema: dict[str, object]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -63,7 +71,7 @@ def test_schema_rejects_other_documents() -> None:
 def test_command_prints_them() -> None:
     listed = CliRunner().invoke(main, ["schema"])
     assert listed.stdout.split() == list(schema_names())
-    assert {"inspection", "library-map"} <= set(schema_names())
+    assert {"inspection", "library-map", "verdict"} <= set(schema_names())
     shown = CliRunner().invoke(main, ["schema", "inspection"])
     assert shown.stdout == shipped_schema("inspection")
     wrong = CliRunner().invoke(main, ["schema", "../nothing"])

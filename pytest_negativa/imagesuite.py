@@ -1,0 +1,115 @@
+"""What a test suite is known to need of libraries, from a traced run or from a lock file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.models.image import SlimmableBy
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.trace import Usage
+
+# What a plan keeps for these reasons the run had loaded.
+_LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLibrary:
+    """A library that the suite loaded.
+
+    Attributes:
+        size: bytes, if known.
+        used: it loaded GPU code from it.
+        unused_bytes: what of the very content ``sha256`` could go; None where nobody tells.
+    """
+
+    sha256: str | None
+    build_id: str | None
+    size: int | None
+    used: bool
+    unused_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is known of a suite.
+
+    Attributes:
+        run_id: of the traced run.
+        slimmable_by: what its ``unused_bytes`` come from.
+        nameless: names of files that it loaded and of which no more is known.
+        notes: what a reader should know.
+    """
+
+    run_id: str
+    slimmable_by: SlimmableBy
+    devices: tuple[ComputeCapability, ...]
+    libraries: tuple[KnownLibrary, ...]
+    nameless: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Suite:
+    """What a traced run tells; ``plans`` are empty for one that planned nothing."""
+    by_path = {plan.library.path: plan for plan in plans}
+    libraries = []
+    for one in usage.libraries:
+        plan = by_path.get(one.library.path)
+        libraries.append(
+            KnownLibrary(
+                sha256=None if plan is None else plan.library.sha256,
+                build_id=one.library.build_id,
+                size=one.library.size,
+                used=bool(one.images),
+                unused_bytes=None if plan is None else plan.unused_bytes,
+            )
+        )
+    return Suite(
+        run_id=run_id,
+        slimmable_by=SlimmableBy.PLAN,
+        devices=_devices(device.compute_capability for device in usage.devices),
+        libraries=tuple(libraries),
+        notes=tuple(_notes_of_run(run_id, usage, plans)),
+    )
+
+
+def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Iterator[str]:
+    if not plans:
+        yield f"run {run_id} planned nothing, so no bytes are slimmable by plan"
+    if usage.incomplete:
+        yield (
+            f"the trace of run {run_id} is not complete, so what it never loaded may have been "
+            f"loaded: {usage.incomplete[0].text}"
+        )
+    if usage.replay is not None:
+        yield f"run {run_id} replays a trace that was recorded on another machine"
+
+
+def suite_of_lock(lock: Lock) -> Suite:
+    """What a lock file tells. What in it was not proved is not slimmable by it."""
+    notes = []
+    if not lock.proof.proved:
+        notes.append("nothing in the lock was proved")
+    return Suite(
+        run_id=lock.proof.run,
+        slimmable_by=SlimmableBy.LOCK,
+        devices=_devices(device.compute_capability for device in lock.proof.devices),
+        libraries=tuple(
+            KnownLibrary(
+                sha256=library.sha256,
+                build_id=library.build_id,
+                size=library.size,
+                used=any(code.reason in _LOADED for code in library.kept),
+                unused_bytes=library.unused_bytes if library.not_proved is None else None,
+            )
+            for library in lock.libraries
+        ),
+        nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
+        notes=tuple(notes),
+    )
+
+
+def _devices(found: Iterator[str]) -> tuple[ComputeCapability, ...]:
+    return tuple(map(ComputeCapability.parse, dict.fromkeys(found)))

@@ -1,0 +1,106 @@
+"""Memory and energy of GPUs, by NVML: without a CUDA context, which would take memory itself.
+
+nvidia-ml-py is an optional dependency. NVML API Reference Guide, "Device Queries".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+
+class Gpus:
+    """All GPUs that NVML shows.
+
+    Attributes:
+        names: of the devices; empty where there are none, or nothing is known of them.
+        missing: why nothing is known of any GPU; None if something is.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.missing: str | None = None
+        self._devices: tuple[Any, ...] = ()
+        try:
+            import pynvml
+        except ImportError:
+            self.missing = (
+                "GPU memory and energy are not measured: nvidia-ml-py is not installed "
+                "(pip install 'pytest-negativa[measure]')"
+            )
+            return
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            count = pynvml.nvmlDeviceGetCount()
+            self._devices = tuple(map(pynvml.nvmlDeviceGetHandleByIndex, range(count)))
+            self.names = tuple(str(pynvml.nvmlDeviceGetName(d)) for d in self._devices)
+        except pynvml.NVMLError as e:
+            self._devices = ()
+            self.missing = f"GPU memory and energy are not measured: NVML: {e}"
+
+    def used_bytes(self) -> int | None:
+        """Memory in use on all devices, by whomever."""
+        return self._sum(lambda d: self._nvml.nvmlDeviceGetMemoryInfo(d).used)
+
+    def energy_mj(self) -> int | None:
+        """Energy that all devices took since their driver was loaded, in millijoules."""
+        return self._sum(lambda d: self._nvml.nvmlDeviceGetTotalEnergyConsumption(d))
+
+    def used_by(self, pids: Collection[int]) -> int | None:
+        """Memory of these processes; None if NVML shows none of them.
+
+        In a container with process ids of its own it shows those of the host, or nothing.
+        """
+        found: int | None = None
+        for device in self._devices:
+            try:
+                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
+            except self._nvml.NVMLError:
+                return None
+            for process in processes:
+                if process.pid in pids and process.usedGpuMemory is not None:
+                    found = (found or 0) + int(process.usedGpuMemory)
+        return found
+
+    def _sum(self, of: Callable[[Any], int]) -> int | None:
+        if not self._devices:
+            return None
+        try:
+            return sum(int(of(device)) for device in self._devices)
+        except self._nvml.NVMLError:
+            return None
+
+
+@dataclass(slots=True)
+class GpuPeaks:
+    """The highest GPU memory of a process tree, as far as it was looked at, and its energy."""
+
+    gpus: Gpus
+    of_processes: int | None = None
+    on_devices: int | None = None
+    _used_before: int | None = None
+    _energy_before: int | None = None
+
+    def begin(self) -> None:
+        """Note the state before the start."""
+        if self.gpus.names:
+            self._used_before = self.gpus.used_bytes()
+            self._energy_before = self.gpus.energy_mj()
+
+    def look(self, pids: Collection[int]) -> None:
+        if not self.gpus.names:
+            return
+        if (used := self.gpus.used_by(pids)) is not None:
+            self.of_processes = max(self.of_processes or 0, used)
+        used = self.gpus.used_bytes()
+        if used is not None and self._used_before is not None:
+            self.on_devices = max(self.on_devices or 0, used - self._used_before, 0)
+
+    def energy_mj(self) -> int | None:
+        """Energy since ``begin``."""
+        now = self.gpus.energy_mj()
+        if now is None or self._energy_before is None:
+            return None
+        return now - self._energy_before

@@ -1,0 +1,69 @@
+"""Runs to medians, spread and ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.measurement import Comparison, RunFigures, Summary, Variant
+
+FIGURES = (
+    "wall_s",
+    "first_result_s",
+    "peak_rss_bytes",
+    "peak_pss_bytes",
+    "root_max_rss_bytes",
+    "gpu_process_bytes",
+    "gpu_device_bytes",
+    "energy_mj",
+    "cached_bytes",
+)
+"""What is compared, in the order it is shown."""
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Median and spread of at least one value."""
+    if len(values) == 1:
+        first = third = values[0]
+    else:
+        first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return Summary(
+        runs=len(values),
+        median=statistics.median(values),
+        minimum=min(values),
+        maximum=max(values),
+        first_quartile=first,
+        third_quartile=third,
+    )
+
+
+def compare(runs: Sequence[RunFigures]) -> tuple[Comparison, ...]:
+    """The figures that every run knows, on both variants.
+
+    The page cache is compared in the runs whose libraries had been evicted, which may be the
+    warm-up alone; everything else in the others.
+    """
+    return tuple(_comparisons(runs))
+
+
+def _comparisons(runs: Sequence[RunFigures]) -> Iterator[Comparison]:
+    counted = [run for run in runs if not run.warm_up]
+    for figure in FIGURES:
+        wanted = counted
+        if figure == "cached_bytes" and all(run.cached_bytes is None for run in counted):
+            wanted = [run for run in runs if run.warm_up]
+        values = [(run, getattr(run, figure)) for run in wanted]
+        if not values or any(value is None for _, value in values):
+            continue
+        original = {run.pair: value for run, value in values if run.variant is Variant.ORIGINAL}
+        slim = {run.pair: value for run, value in values if run.variant is Variant.SLIM}
+        before, after = summarize(tuple(original.values())), summarize(tuple(slim.values()))
+        pairs = [slim[pair] / value for pair, value in original.items() if value]
+        yield Comparison(
+            figure=figure,
+            original=before,
+            slim=after,
+            ratio=after.median / before.median if before.median else None,
+            pair_ratios=(min(pairs), max(pairs)) if pairs else None,
+            overlap=before.minimum <= after.maximum and after.minimum <= before.maximum,
+        )

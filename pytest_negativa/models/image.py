@@ -1,0 +1,123 @@
+"""The GPU code in a file tree: an unpacked image, or an environment of Python or conda."""
+
+from __future__ import annotations
+
+import enum
+
+from pytest_negativa.models.base import Record
+
+IMAGE_REPORT_VERSION = 1
+"""Of the report. History: 1 is the first."""
+
+
+class SuiteUse(str, enum.Enum):
+    """What a traced run did with a library."""
+
+    USED = "used"  # loaded GPU code from it
+    LOADED = "loaded"  # had it mapped, and loaded no GPU code
+    NEVER_LOADED = "never-loaded"
+    UNKNOWN = "unknown"  # no build id or digest to recognise it by
+
+
+class MatchedBy(str, enum.Enum):
+    """How a library was recognised as one of the traced run; never by its path."""
+
+    SHA256 = "sha256"
+    BUILD_ID = "build-id"
+
+
+class SlimmableBy(str, enum.Enum):
+    """What says that bytes could go."""
+
+    PLAN = "plan"  # the run's plan of this very file
+    LOCK = "lock"  # the lock file, for this very file
+    ARCH = "arch"  # no device of interest loads it, whatever the program does
+
+
+class Manager(str, enum.Enum):
+    """Who installed a file."""
+
+    WHEEL = "wheel"
+    CONDA = "conda"
+    DPKG = "dpkg"
+
+
+class Package(Record, frozen=True, kw_only=True):
+    """An installed package; ``version`` as its manager spells it."""
+
+    name: str
+    version: str
+    manager: Manager
+
+
+class ImageLibrary(Record, frozen=True, kw_only=True):
+    """One file with GPU code. Sizes in bytes.
+
+    Attributes:
+        path: below the root.
+        package: what it belongs to, if that is known.
+        code_bytes: GPU code: payloads with padding, and frames.
+        suite: None where no run was given.
+        slimmable_bytes: GPU code that could go; None where neither a plan nor an arch tells.
+        problems: places that are not understood, and so are never slimmable.
+    """
+
+    path: str
+    size: int
+    build_id: str | None
+    package: Package | None
+    code_bytes: int
+    suite: SuiteUse | None
+    matched_by: MatchedBy | None
+    slimmable_bytes: int | None
+    slimmable_by: SlimmableBy | None
+    problems: int
+
+
+class PackageRow(Record, frozen=True, kw_only=True):
+    """The libraries of one package, added up; ``package`` None: of no known one.
+
+    Attributes:
+        never_loaded: how many of them the run never loaded.
+        never_loaded_bytes: sizes of those files.
+    """
+
+    package: Package | None
+    libraries: int
+    size: int
+    code_bytes: int
+    slimmable_bytes: int | None
+    never_loaded: int
+    never_loaded_bytes: int
+
+
+class ImageReport(Record, frozen=True, kw_only=True):
+    """What ``negativa image-report`` found.
+
+    Attributes:
+        root: real path of the tree.
+        run_id: of the run that was given, or that the lock rests on.
+        devices: compute capabilities that slimmable code by arch is judged for.
+        libraries: files with GPU code, the most of it first.
+        packages: the same by package, the most GPU code first.
+        without_code: how many other 64-bit programs and shared libraries there are.
+        without_code_bytes: their sizes.
+        bare_cubins: how many files are a cubin alone, for a program to load; their kernels are
+            none of any library's.
+        bare_cubin_bytes: their sizes.
+        unreadable: files that could not be read, and why.
+        notes: what a reader should know.
+    """
+
+    format_version: int
+    root: str
+    run_id: str | None
+    devices: tuple[str, ...]
+    libraries: tuple[ImageLibrary, ...]
+    packages: tuple[PackageRow, ...]
+    without_code: int
+    without_code_bytes: int
+    bare_cubins: int
+    bare_cubin_bytes: int
+    unreadable: tuple[str, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,177 @@
+"""What a program costs on its original libraries and on slim ones: runs, and what sums them up."""
+
+from __future__ import annotations
+
+import enum
+
+from pytest_negativa.models.base import Record
+
+MEASUREMENT_VERSION = 1
+"""Of the measurement file. History: 1 is the first."""
+
+
+class Variant(str, enum.Enum):
+    """Which libraries the program was given."""
+
+    ORIGINAL = "original"
+    SLIM = "slim"
+
+
+class Loading(str, enum.Enum):
+    """CUDA_MODULE_LOADING, see "Lazy Loading" in the CUDA Programming Guide."""
+
+    LAZY = "lazy"
+    EAGER = "eager"
+
+
+class RunFigures(Record, frozen=True, kw_only=True):
+    """One run of the program. A figure that isn't known is None; see ``Measurement.notes``.
+
+    Memory of the process tree is read every ``Measurement.interval_s``; a shorter peak is missed.
+
+    Attributes:
+        wall_s: from the start of the program to its end.
+        first_result_s: from the start of the program until a process of it first learned that the
+            GPU had finished something: a call of the driver that waits or asks succeeded after a
+            kernel or graph was launched.
+        peak_rss_bytes: highest sum of the resident sets of all processes at one time. What they
+            share is counted for each. At least ``root_max_rss_bytes``.
+        peak_pss_bytes: highest sum of the proportional sets, in which what is shared is counted
+            once; read when the resident sets are at a new high.
+        root_max_rss_bytes: ``ru_maxrss`` of the program's first process, kept by the kernel, so
+            without gaps. None where it is no more than the measuring process's own, with which
+            the kernel begins.
+        gpu_process_bytes: highest sum of the GPU memory of the program's processes, as NVML
+            tells by process id.
+        gpu_device_bytes: highest GPU memory in use on all devices, less what was in use before
+            the start. Other programs' memory is in it, too.
+        energy_mj: energy that all devices took, in millijoules, idle power and other programs
+            included.
+        cached_bytes: bytes of the variant's libraries in the page cache at the end. Only in runs
+            before which they were evicted: what the program touched, and the kernel's read-ahead.
+        left_cached_bytes: what evicting could not remove, since another process has it mapped.
+        copies: how many of the copies were mapped by any process.
+        processes: how many processes were seen.
+    """
+
+    variant: Variant
+    loading: Loading
+    warm_up: bool
+    pair: int
+    status: int
+    wall_s: float
+    first_result_s: float | None = None
+    peak_rss_bytes: int | None = None
+    peak_pss_bytes: int | None = None
+    root_max_rss_bytes: int | None = None
+    gpu_process_bytes: int | None = None
+    gpu_device_bytes: int | None = None
+    energy_mj: int | None = None
+    cached_bytes: int | None = None
+    left_cached_bytes: int | None = None
+    copies: int = 0
+    processes: int = 0
+
+
+class Summary(Record, frozen=True, kw_only=True):
+    """Values of one figure in several runs; quartiles by linear interpolation."""
+
+    runs: int
+    median: float
+    minimum: float
+    maximum: float
+    first_quartile: float
+    third_quartile: float
+
+    @property
+    def iqr(self) -> float:
+        return self.third_quartile - self.first_quartile
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """One figure on both variants, the warm-up runs left out.
+
+    Attributes:
+        figure: the name of a field of ``RunFigures``.
+        ratio: slim median through original median; None where the latter is 0.
+        pair_ratios: lowest and highest ratio of the two runs of a pair.
+        overlap: the ranges from minimum to maximum have values in common, so that these runs
+            don't show a difference.
+    """
+
+    figure: str
+    original: Summary
+    slim: Summary
+    ratio: float | None
+    pair_ratios: tuple[float, float] | None
+    overlap: bool
+
+
+class LoadingResult(Record, frozen=True, kw_only=True):
+    """What the runs with one way of loading add up to.
+
+    Attributes:
+        status: the exit status that all runs had in common; None if they had not.
+        failure: why these runs can't be compared; then there are no comparisons.
+    """
+
+    loading: Loading
+    status: int | None
+    comparisons: tuple[Comparison, ...]
+    failure: str | None = None
+
+
+class FileSizes(Record, frozen=True, kw_only=True):
+    """Sizes of one variant's libraries, in bytes.
+
+    Attributes:
+        files: how many.
+        apparent_bytes: their lengths.
+        allocated_bytes: blocks on the disk, where holes take none.
+        tar_bytes: in a tar archive (POSIX.1-2001, holes written as zeros).
+        tar_zstd_bytes: that archive compressed by zstd, level 3, one thread.
+    """
+
+    files: int
+    apparent_bytes: int
+    allocated_bytes: int
+    tar_bytes: int
+    tar_zstd_bytes: int
+
+
+class Measurement(Record, frozen=True, kw_only=True):
+    """What ``negativa measure`` found.
+
+    Attributes:
+        command: what was run.
+        copies_root: the folder with the copies; the copy of ``/a/b.so`` is ``ROOT/a/b.so``.
+        libraries: real paths of the originals.
+        created_ns: when it began, nanoseconds since the epoch.
+        pairs: how many pairs were run for each way of loading, without the warm-up.
+        cold: the libraries were evicted from the page cache before every run.
+        interval_s: time between two looks at the processes.
+        devices: names of the GPUs, by NVML.
+        original, slim: sizes of the libraries.
+        results: one for each way of loading.
+        runs: every run, in the order they were made.
+        notes: what a reader should know.
+    """
+
+    format_version: int
+    command: tuple[str, ...]
+    copies_root: str
+    libraries: tuple[str, ...]
+    created_ns: int
+    pairs: int
+    cold: bool
+    interval_s: float
+    devices: tuple[str, ...]
+    original: FileSizes
+    slim: FileSizes
+    results: tuple[LoadingResult, ...]
+    runs: tuple[RunFigures, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        return tuple(r.failure for r in self.results if r.failure is not None)
