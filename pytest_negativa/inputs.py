@@ -7,7 +7,7 @@ import difflib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +66,7 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
         raise OptionError(_not_found(argument)) from None
     distributions = [distribution]
     if with_dependencies:
-        distributions = list(_with_requirements(distribution))
+        distributions = list(with_requirements(distribution))
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
@@ -126,10 +126,17 @@ def _starts_as_elf(path: Path) -> bool:
         return ".so" in path.name
 
 
-def _with_requirements(root: Distribution) -> Iterator[Distribution]:
+def with_requirements(
+    root: Distribution, find: Callable[[str], Distribution] | None = None
+) -> Iterator[Distribution]:
     """``root`` and the installed distributions that it requires here, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
+
+    Args:
+        root: where to begin.
+        find: what finds a distribution by name, or raises ``PackageNotFoundError``; by default
+            among those of this interpreter.
     """
     import importlib.metadata
 
@@ -159,7 +166,7 @@ def _with_requirements(root: Distribution) -> Iterator[Distribution]:
             ):
                 continue
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                required = importlib.metadata.distribution(requirement.name)
+                required = (find or importlib.metadata.distribution)(requirement.name)
                 waiting.append((required, frozenset(requirement.extras)))
 
 

@@ -1,0 +1,277 @@
+"""The commands that make deployments smaller: lock, slim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.options import click_options, pick_flags
+
+if TYPE_CHECKING:
+    from pytest_negativa.arch import ComputeCapability
+    from pytest_negativa.models.lock import Lock
+    from pytest_negativa.models.slimming import SlimRow
+    from pytest_negativa.models.verdict import Verdict
+    from pytest_negativa.slimming.slim import SlimReport, SlimRequest
+
+_LOCK = "negativa.lock"
+_EXISTING = click.Path(exists=True, path_type=Path)
+
+
+@click.command()
+@click.argument("run", required=False, type=_EXISTING)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=_LOCK,
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--unproved", is_flag=True, help="Lock what is not proved, too. The lock says so.")
+@click_options("config", "directory")
+def lock(run: Path | None, output: Path, unproved: bool, **flags: Any) -> None:
+    """Write down what a RUN proved, for machines without a GPU.
+
+    RUN is the folder of a run that pytest --negativa-verify proved; the last one by default.
+    The lock names each library by its digest, and what of its GPU code stays. Commit it beside the
+    project's requirements, and apply it with: negativa slim
+    """
+    from pytest_negativa.config import load_settings
+    from pytest_negativa.lockfile import save_lock
+    from pytest_negativa.locking import make_lock
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes, format_items
+    from pytest_negativa.rundir import load_planned
+    from pytest_negativa.slimming.sites import Places
+
+    here = Path.cwd()
+    settings = load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
+    folder = (run or Path(settings.directory) / "latest").resolve()
+    planned = load_planned(folder)
+    verdict = _verdict(folder)
+    run_id = folder.name if verdict is None else verdict.run_id
+    made = make_lock(run_id, planned, verdict, Places().of, unproved=unproved)
+    save_lock(made, output)
+    unused = sum(library.unused_bytes for library in made.libraries)
+    click.echo(
+        f"{output}: {format_items(len(made.libraries), 'library', 'libraries')}, "
+        f"{format_bytes(unused)} of GPU code unused"
+    )
+    for row in made.left_out:
+        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}")
+    _warn_unproved(made)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
+@click.option(
+    "--site-packages",
+    "site",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The same as PATH, for one folder.",
+)
+@click.option(
+    "--lock",
+    "lock_file",
+    type=click.Path(path_type=Path),
+    help=f"What to keep; {_LOCK} by default, if it is there.",
+)
+@click.option(
+    "--archs",
+    metavar="ARCH,...",
+    help="Without a lock: keep what these devices (sm_80,sm_90) can load, and nothing else. With "
+    "--lock: do that with the other libraries of its distributions and of what they require.",
+)
+@click.option("--keep-ptx", is_flag=True, help="With --archs: keep all PTX, too.")
+@click.option(
+    "--strip-others",
+    is_flag=True,
+    help="Strip the libraries without a proof, too: of the lock's distributions and of what they "
+    "require; with --archs, all.",
+)
+@click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
+@click.option(
+    "--require", is_flag=True, help="Do nothing and fail if a library of the lock isn't there."
+)
+@click.option(
+    "--target",
+    type=click.Path(path_type=Path),
+    help="Leave PATH as it is, and make this folder a slimmed copy of it.",
+)
+@click.option(
+    "--keep-originals",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put the originals into this folder, for --undo.",
+)
+@click.option("--undo", is_flag=True, help="Put kept originals back.")
+@click.option("--check", is_flag=True, help="Look whether slimmed libraries are sound.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@click.option("--no-load-check", is_flag=True, help="Don't load the results to see if they can be.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Libraries at a time.")
+def slim(
+    paths: tuple[Path, ...],
+    site: Path | None,
+    lock_file: Path | None,
+    archs: str | None,
+    undo: bool,
+    check: bool,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Take unused GPU code out of installed libraries, so that their files get smaller.
+
+    PATH is a site-packages folder, any other folder (a conda prefix, /opt/app), or a library; the
+    packages of this interpreter by default. Libraries are found by their digest and replaced; needs
+    no GPU. What is not the lock's, is left alone.
+
+    Exit status: 0, or 1 if something failed, is damaged, or is not there with --require.
+    """
+    from pytest_negativa.slimming.slim import scan
+
+    paths = (*paths, site) if site is not None else paths
+    given = [name for name, value in options.items() if value]
+    if sum((undo, check)) and (given or lock_file or archs or (check and (undo or dry_run))):
+        raise click.UsageError("--undo and --check go with PATH alone (--undo with --dry-run, too)")
+    if check:
+        from pytest_negativa.slimming.checking import check as check_tree
+
+        _finish([row for tree in scan(paths) for row in check_tree(tree)])
+    elif undo:
+        from pytest_negativa.slimming.undo import undo as undo_tree
+
+        _finish([row for tree in scan(paths) for row in undo_tree(tree, dry_run=dry_run)])
+    else:
+        _slim(_request(paths, lock_file, archs, dry_run=dry_run, **options))
+
+
+def _request(
+    paths: tuple[Path, ...],
+    lock_file: Path | None,
+    archs: str | None,
+    *,
+    keep_ptx: bool,
+    strip_others: bool,
+    no_strip: bool,
+    require: bool,
+    target: Path | None,
+    keep_originals: Path | None,
+    dry_run: bool,
+    no_load_check: bool,
+    jobs: int | None,
+) -> SlimRequest:
+    from pytest_negativa.slimming.engine import SlimOptions
+    from pytest_negativa.slimming.slim import SlimRequest
+
+    if keep_ptx and archs is None:
+        raise click.UsageError("--keep-ptx goes with --archs; a lock says which PTX stays")
+    if require and archs is not None and lock_file is None:
+        raise click.UsageError("--require goes with a lock")
+    if no_strip and strip_others:
+        raise click.UsageError("--no-strip and --strip-others contradict each other")
+    if target is not None and keep_originals is not None:
+        raise click.UsageError("with --target the originals stay where they are")
+    return SlimRequest(
+        paths=paths,
+        lock=_load_lock(lock_file) if archs is None or lock_file is not None else None,
+        devices=() if archs is None else _devices(archs),
+        keep_ptx=keep_ptx,
+        strip_others=strip_others,
+        require=require,
+        target=target,
+        options=SlimOptions(
+            strip=not no_strip,
+            load_check=not no_load_check,
+            dry_run=dry_run,
+            keep_originals=None if keep_originals is None else keep_originals.absolute(),
+            jobs=jobs or len(os.sched_getaffinity(0)),
+        ),
+    )
+
+
+def _slim(request: SlimRequest) -> None:
+    from pytest_negativa.progress import ByteProgress
+    from pytest_negativa.slimming.notice import show_notice
+    from pytest_negativa.slimming.slim import slim as slim_libraries
+
+    if request.lock is not None:
+        _warn_unproved(request.lock)
+    show_notice(lambda text: click.echo(text, err=True))
+    with ByteProgress("slimming") as progress:
+        report = slim_libraries(request, progress.update)
+    _finish(report.rows, report)
+
+
+def _load_lock(path: Path | None) -> Lock:
+    from pytest_negativa.lockfile import load_lock
+
+    if path is None and not Path(_LOCK).exists():
+        raise click.UsageError(
+            f"no {_LOCK} here: give --lock, or --archs to keep all code for some devices"
+        )
+    return load_lock(path or Path(_LOCK))
+
+
+def _devices(archs: str) -> tuple[ComputeCapability, ...]:
+    from pytest_negativa.arch import ComputeCapability
+
+    try:
+        found = [ComputeCapability.parse(arch.strip()) for arch in archs.split(",")]
+    except OptionError as e:
+        raise click.BadParameter(str(e), param_hint="--archs") from e
+    return tuple(dict.fromkeys(found))
+
+
+def _verdict(folder: Path) -> Verdict | None:
+    import msgspec
+
+    from pytest_negativa.models.verdict import VERDICT_VERSION, Verdict
+
+    path = folder / "verdict.json"
+    if not path.exists():
+        return None
+    try:
+        verdict = msgspec.json.decode(path.read_bytes(), type=Verdict)
+    except (OSError, msgspec.DecodeError) as e:
+        raise NegativaError(f"{path}: not a verdict of this release: {e}") from e
+    if verdict.format_version != VERDICT_VERSION:
+        raise NegativaError(
+            f"{path}: format_version {verdict.format_version}, this release reads "
+            f"{VERDICT_VERSION}; verify again"
+        )
+    return verdict
+
+
+def _warn_unproved(lock: Lock) -> None:
+    from pytest_negativa.reporting.text import printable
+
+    if not lock.proof.proved:
+        reasons = printable("; ".join(lock.proof.not_proved))
+        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
+
+
+def _finish(rows: Sequence[SlimRow], report: SlimReport | None = None) -> None:
+    """Print, and leave with the status that follows."""
+    from pytest_negativa.models.slimming import PROBLEMS
+    from pytest_negativa.reporting.slimming import render_problems, render_rows
+
+    if text := render_rows(rows):
+        click.echo(text)
+    for line in render_problems(rows):
+        click.echo(f"negativa: error: {line}", err=True)
+    if report is not None and report.stopped:
+        click.echo(
+            "negativa: error: nothing was done, for not all libraries of the lock are there",
+            err=True,
+        )
+    if any(row.status in PROBLEMS for row in rows) or (report is not None and report.stopped):
+        click.get_current_context().exit(1)
+
+
+COMMANDS = (lock, slim)

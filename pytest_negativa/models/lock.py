@@ -1,0 +1,150 @@
+"""``negativa.lock``: what was proved, in a form that a machine without a GPU can apply."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.plan import KeepReason
+
+LOCK_VERSION = 1
+"""Of the lock file. History: 1 is the first."""
+
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+"""A digest in hex. The pattern is Python's, which checks it."""
+
+
+class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An element or frame that stays.
+
+    Attributes:
+        offset: file offset of its payload, or of the frame.
+        arch: what it was built for.
+        reason: why it stays.
+        region: file offset of the region that holds it; none for a frame.
+        why: more of the reason, for people: the test that needed it.
+        functions: at kernel granularity, mangled names of the functions of the cubin that stay,
+            sorted; without it, all of them do.
+    """
+
+    offset: Offset
+    arch: SmArch
+    reason: KeepReason
+    region: Offset | None = None
+    why: str | None = None
+    functions: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.functions is not None and list(self.functions) != sorted(set(self.functions)):
+            raise ValueError("functions: not sorted, or one is there twice")
+
+
+class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A library and what of its GPU code is kept; all else of its GPU code is unused.
+
+    Attributes:
+        path: below ``site-packages``, with ``/``; absolute for a library that is elsewhere.
+        distribution, version: what installed it, if a distribution did.
+        soname, build_id: of the library, if it has them.
+        sha256, size: of the file. Offsets are valid for exactly this content.
+        devices: compute capabilities that the run was traced on.
+        elements: how many elements and frames it has.
+        code_bytes, unused_bytes: size of their payloads, and of those that are unused.
+        code_sha256: digest of where they all are, see ``code_digest`` in ``locking``: a release
+            that finds other elements in the file than the one that made the lock must not take
+            them for unused.
+        kept: by offset.
+        not_proved: why this library is here although it was not proved.
+    """
+
+    path: str
+    distribution: str | None = None
+    version: str | None = None
+    soname: str | None = None
+    build_id: str | None = None
+    sha256: Sha256
+    size: Offset
+    devices: tuple[str, ...]
+    elements: Offset
+    code_bytes: Offset
+    unused_bytes: Offset
+    code_sha256: Sha256
+    kept: tuple[KeptCode, ...]
+    not_proved: str | None = None
+
+    def __post_init__(self) -> None:
+        offsets = [code.offset for code in self.kept]
+        if offsets != sorted(set(offsets)):
+            raise ValueError("kept: not sorted by offset, or an offset is there twice")
+        if len(offsets) > self.elements:
+            raise ValueError(f"kept: {len(offsets)} of {self.elements} elements")
+        if offsets and offsets[-1] >= self.size:
+            raise ValueError(f"kept: offset {offsets[-1]:#x} is behind the end of the file")
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.path.rpartition("/")[2]
+
+
+class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A library that the run loaded and that is not in the lock."""
+
+    path: str
+    distribution: str | None = None
+    version: str | None = None
+    reason: str
+
+
+class ProvingDevice(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU on which the tests ran."""
+
+    name: str
+    compute_capability: str
+    driver: str | None = None
+
+
+class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What the lock rests on.
+
+    Attributes:
+        proved: whether the tests ran on copies without the unused code, and ended the same.
+        not_proved: the reasons if not.
+        run: id of the traced run.
+        date: when it was verified, UTC, as ISO 8601 has it.
+        granularity: ``element`` or ``kernel``.
+        copies: what the tests ran on: ``overwritten`` copies, or ``compacted`` ones.
+        fill: the byte that unused code was overwritten with.
+        tests: how many ended how, on the copies.
+        devices: the GPUs.
+        versions: what the tests ran with, by name.
+    """
+
+    proved: bool
+    not_proved: tuple[str, ...] = ()
+    run: str
+    date: str | None = None
+    granularity: str
+    copies: str | None = None
+    fill: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    tests: dict[str, Offset]
+    devices: tuple[ProvingDevice, ...]
+    versions: dict[str, str]
+
+
+class Lock(Record, frozen=True, kw_only=True):
+    """The lock file. ``libraries`` and ``left_out`` by path."""
+
+    format_version: int
+    proof: Proof
+    libraries: tuple[LockedLibrary, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __post_init__(self) -> None:
+        digests = [library.sha256 for library in self.libraries]
+        twice = next((d for d in digests if digests.count(d) > 1), None)
+        if twice is not None:
+            raise ValueError(f"libraries: two have the digest {twice}")

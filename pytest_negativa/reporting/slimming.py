@@ -1,0 +1,90 @@
+"""What slimming did, for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+
+_IN_TABLE = {
+    SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY, SlimStatus.UNDONE,
+}  # fmt: skip
+# Of these many alike, such as small libraries that there is nothing to remove from, a line.
+_MANY = 4
+
+
+def render_rows(rows: Sequence[SlimRow]) -> str:
+    """A table of what changed, totals, and lines for what did not and why."""
+    parts = []
+    changed = sorted((r for r in rows if r.status in _IN_TABLE), key=lambda r: (-r.before, r.path))
+    if changed:
+        before, after = sum(r.before for r in changed), sum(r.after for r in changed)
+        parts.append(
+            format_table(
+                "lrrrl",
+                ("library", "before", "after", "share", ""),
+                [_cells(row) for row in changed],
+                (
+                    format_items(len(changed), "library", "libraries"),
+                    format_bytes(before),
+                    format_bytes(after),
+                    _share(after, before),
+                    "",
+                ),
+            )
+        )
+    lines = list(_lines(rows))
+    if lines:
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "nothing to slim"
+
+
+def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
+    for row in rows:
+        if row.status in PROBLEMS:
+            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
+
+
+def _cells(row: SlimRow) -> tuple[str, ...]:
+    others = f" and {row.others} more names" if row.others else ""
+    return (
+        row.path + others,
+        format_bytes(row.before),
+        # Which it will be, nobody knows before it is done.
+        (">= " if row.status is SlimStatus.WOULD_SLIM else "") + format_bytes(row.after),
+        _share(row.after, row.before),
+        row.status.value,
+    )
+
+
+def _share(after: int, before: int) -> str:
+    return format_share(after, before) if after < before else "-"
+
+
+def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
+    for row in rows:
+        for note in row.notes:
+            yield f"{printable(row.path)}: {printable(note)}"
+        if row.status in UNMET:
+            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
+    left = [row for row in rows if row.status is SlimStatus.LEFT]
+    kinds = Counter(_kind(row) for row in left)
+    for row in left:
+        if kinds[_kind(row)] < _MANY:
+            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
+    for kind, count in kinds.items():
+        if count >= _MANY:
+            yield f"{count:,} libraries left as they are: {printable(kind)}"
+
+
+def _kind(row: SlimRow) -> str:
+    """The reason without its figures."""
+    why = row.why or ""
+    return "they would hardly get smaller" if why.startswith(_SMALL) else why
+
+
+_SMALL = ("it would get smaller by", "there is nothing to remove")

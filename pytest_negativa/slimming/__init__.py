@@ -1,0 +1,1 @@
+"""Installed libraries to smaller ones, in place: composes reading, planning and compaction."""

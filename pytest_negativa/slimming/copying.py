@@ -1,0 +1,68 @@
+"""A copy of a folder, but for some of its files. Links stay links, of both kinds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.slimming.placing import copy
+
+
+def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
+    """Copy what is below ``source`` into ``target``, which is made; ``skipped`` are names below.
+
+    Sockets, pipes and devices are left out. What is there already, stays.
+
+    Raises:
+        ReconstructError: something can't be read or written.
+    """
+    copied: dict[tuple[int, int], Path] = {}
+    try:
+        for folder, folders, files in os.walk(source, onerror=_raise):
+            below = os.path.relpath(folder, source)
+            new = target / below
+            new.mkdir(parents=True, exist_ok=True)
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            for name in (*links, *files):
+                if os.path.normpath(os.path.join(below, name)) not in skipped:
+                    _copy_one(Path(folder, name), new / name, copied)
+    except OSError as e:
+        raise ReconstructError(f"{e.filename or target}: cannot be copied: {e.strerror}") from e
+
+
+def copy_attributes(source: Path, target: Path) -> None:
+    """Give the folders of a copy the modes and times of the originals.
+
+    To be called last: nothing can be written to a folder that is read-only, and a folder's times
+    change with what is in it.
+
+    Raises:
+        ReconstructError: something can't be read or written.
+    """
+    try:
+        for folder, _, _ in os.walk(source, topdown=False, onerror=_raise):
+            shutil.copystat(folder, target / os.path.relpath(folder, source))
+    except OSError as e:
+        raise ReconstructError(f"{e.filename or target}: cannot be copied: {e.strerror}") from e
+
+
+def _copy_one(source: Path, target: Path, copied: dict[tuple[int, int], Path]) -> None:
+    status = source.lstat()
+    if os.path.lexists(target):
+        return
+    if stat.S_ISLNK(status.st_mode):
+        target.symlink_to(source.readlink())
+    elif stat.S_ISREG(status.st_mode):
+        first = copied.setdefault((status.st_dev, status.st_ino), target)
+        if first is target:
+            copy(source, target)
+        else:
+            os.link(first, target)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,326 @@
+"""Does what is to be done in a folder, so that whoever kills it leaves every library whole.
+
+For each library: the new file is written and checked under a hidden name, the original put aside
+if that is wanted, the manifest written, and then the name goes from the old file to the new one.
+RECORD files follow at the end; a run that was killed before is finished by the next one.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
+from pytest_negativa.models.slimming import (
+    MANIFEST_VERSION,
+    LeftFile,
+    RecordRow,
+    SlimManifest,
+    SlimmedFile,
+    SlimRow,
+    SlimStatus,
+)
+from pytest_negativa.rewriting.compact_records import Compacted, NotCompacted
+from pytest_negativa.slimming.manifests import save_manifest
+from pytest_negativa.slimming.placing import dress, link, put_aside, staged_name, take_place
+from pytest_negativa.slimming.recipes import NO_GPU_CODE, Prepared, apply
+from pytest_negativa.slimming.recordfile import (
+    RecordLine,
+    read_lines,
+    record_digest,
+    update_record,
+)
+from pytest_negativa.slimming.sites import Site
+from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.work import Todo, Work
+
+OnDone = Callable[[int], None]
+"""Told the bytes of a library that is done with."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlimOptions:
+    """How to slim.
+
+    Attributes:
+        strip: drop what is never loaded, such as symbol tables and debug information.
+        load_check: load each result in a child process before it takes its place.
+        dry_run: say what would be done, and write nothing.
+        keep_originals: a folder to put originals into; None: they are gone.
+        jobs: libraries at a time.
+    """
+
+    strip: bool = True
+    load_check: bool = True
+    dry_run: bool = False
+    keep_originals: Path | None = None
+    jobs: int = 1
+
+
+@contextlib.contextmanager
+def only_one(root: Path) -> Iterator[None]:
+    """Wait until no other process slims this folder, and keep others out.
+
+    Raises:
+        OptionError: the folder can't be opened.
+    """
+    try:
+        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        raise OptionError(f"{root}: cannot be opened: {e.strerror}") from e
+    try:
+        # Where locks don't work (some network file systems) there is none.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@dataclass(slots=True)
+class Slimmer:
+    """One folder, its manifest and what is to be done there.
+
+    Attributes:
+        tree: the folder as it was found.
+        root: where results go: the same folder, or one that is to become a slimmed copy of it.
+        manifest: what was done before; kept up to date.
+    """
+
+    tree: Tree
+    root: Path
+    manifest: SlimManifest
+    todo: Todo
+    options: SlimOptions
+    rows: list[SlimRow] = field(default_factory=list)
+    _sites: list[Site] = field(default_factory=list)
+
+    def run(self, on_done: OnDone) -> list[SlimRow]:
+        """Do it all.
+
+        Raises:
+            NegativaError: the manifest or a RECORD can't be written.
+        """
+        self.rows = list(self.todo.rows)
+        if self.options.dry_run:
+            self._run_works(on_done)
+            return self.rows
+        for path in self.tree.leftovers:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._sites = [Site(folder) for folder in self._site_folders()]
+        before = self._copy_of_manifest()
+        for key in self.todo.stale:
+            del self.manifest.slimmed[key]
+        try:
+            self._link_names()
+            self._run_works(on_done)
+        finally:
+            # Also when interrupted: what was replaced is to be in order.
+            if self.manifest != before:
+                save_manifest(self.root, self.manifest)
+            self._update_records()
+        return self.rows
+
+    def _site_folders(self) -> Iterator[Path]:
+        for site in self.tree.sites:
+            if self.root == self.tree.root:
+                yield site
+            elif not (below := os.path.relpath(site, self.tree.root)).startswith(".."):
+                yield self.root / below
+
+    def _copy_of_manifest(self) -> SlimManifest:
+        return SlimManifest(
+            format_version=MANIFEST_VERSION,
+            slimmed=dict(self.manifest.slimmed),
+            left=dict(self.manifest.left),
+        )
+
+    def _link_names(self) -> None:
+        for name, result in self.todo.links.items():
+            try:
+                link(self.root / result, self.root / name)
+            except OSError as e:
+                raise ReconstructError(f"{name}: cannot be replaced: {e.strerror}") from e
+            self.todo.current.add(name)
+
+    def _run_works(self, on_done: OnDone) -> None:
+        # The largest first, so that none is left to run alone at the end.
+        works = sorted(self.todo.works, key=lambda work: (-work.size, work.names))
+        staged = {work.name: staged_name(self.root / work.name) for work in works}
+        pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
+        try:
+            pending = {pool.submit(self._do, work, staged[work.name]): work for work in works}
+            for future in concurrent.futures.as_completed(pending):
+                work = pending[future]
+                try:
+                    self._finish(work, staged[work.name], *future.result())
+                except NegativaError as e:
+                    self._add_row(work, SlimStatus.FAILED, work.size, str(e))
+                on_done(work.size)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for path in staged.values():
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _do(
+        self, work: Work, staged: Path
+    ) -> tuple[Prepared | None, Compacted | NotCompacted | str | None]:
+        prepared = work.recipe.prepare(work.source)
+        if isinstance(prepared, str):
+            return None, prepared
+        if self.options.dry_run:
+            return prepared, None
+        result = apply(
+            prepared,
+            work.source,
+            staged,
+            strip=self.options.strip,
+            load_check=self.options.load_check,
+        )
+        return prepared, result
+
+    def _finish(
+        self,
+        work: Work,
+        staged: Path,
+        prepared: Prepared | None,
+        result: Compacted | NotCompacted | str | None,
+    ) -> None:
+        if isinstance(result, Compacted) and prepared is not None:
+            self._publish(work, staged, prepared, result)
+        elif result is None and prepared is not None:
+            least = work.size - prepared.unused_bytes
+            self._add_row(work, SlimStatus.WOULD_SLIM, least, None)
+        else:
+            reason = result.reason if isinstance(result, NotCompacted) else str(result)
+            if work.before is not None:
+                raise ReconstructError(
+                    f"{work.name}: can't be slimmed anew ({reason}), and what is there was slimmed "
+                    "in another way; get the original back with negativa slim --undo"
+                )
+            self._add_row(work, SlimStatus.LEFT, work.size, reason)
+            group = self.tree.group_of(work.name)
+            if group is not None:
+                self.manifest.left[work.name] = LeftFile(
+                    size=group.size,
+                    mtime_ns=group.mtime_ns,
+                    recipe=work.recipe.digest,
+                    reason=reason,
+                )
+
+    def _publish(self, work: Work, staged: Path, prepared: Prepared, result: Compacted) -> None:
+        names = [self.root / name for name in work.names]
+        notes = [*prepared.notes, *result.notes, *dress(staged, work.source)]
+        if work.outside:
+            notes.append(
+                f"{work.outside:,} names elsewhere lead to the original still, which takes its "
+                "space as long as they do"
+            )
+        original = None if work.before is None else work.before.original
+        if self.options.keep_originals is not None:
+            aside = self.options.keep_originals / prepared.sha256
+            put_aside(work.source, aside)
+            original = str(aside)
+        status = staged.stat()
+        rows = self._rows_before(work) if work.before is None else work.before.rows
+        for name in work.names:
+            self.manifest.slimmed.pop(name, None)
+        self.manifest.left.pop(work.name, None)
+        self.manifest.slimmed[work.name] = SlimmedFile(
+            names=work.names,
+            original_sha256=prepared.sha256,
+            original_size=work.size,
+            sha256=result.sha256,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            recipe=work.recipe.digest,
+            rows=rows,
+            original=original,
+            notes=tuple(notes),
+        )
+        save_manifest(self.root, self.manifest)
+        take_place(staged, names)
+        self.todo.current.update(work.names)
+        others = len(work.names) - 1
+        self.rows.append(
+            SlimRow(
+                path=work.name,
+                status=SlimStatus.SLIMMED,
+                before=work.size,
+                after=result.size_after,
+                others=others,
+                notes=tuple(notes),
+            )
+        )
+
+    def _add_row(self, work: Work, status: SlimStatus, after: int, why: str | None) -> None:
+        # Of what was found without being asked for there is nothing to say.
+        if why == NO_GPU_CODE:
+            return
+        self.rows.append(
+            SlimRow(
+                path=work.name,
+                status=status,
+                before=work.size,
+                after=after,
+                why=why,
+                others=len(work.names) - 1,
+            )
+        )
+
+    def _rows_before(self, work: Work) -> tuple[RecordRow, ...]:
+        paths = {os.path.join(self.root, name): name for name in work.names}
+        rows = []
+        for site in self._sites:
+            for installed in site.installed():
+                wanted = installed.files & paths.keys()
+                if not wanted:
+                    continue
+                for path, line in read_lines(installed.record, site.folder, wanted).items():
+                    rows.append(
+                        RecordRow(
+                            record=os.path.relpath(installed.record, self.root),
+                            name=paths[path],
+                            digest=line.digest,
+                            size=line.size,
+                        )
+                    )
+        return tuple(rows)
+
+    def _update_records(self) -> None:
+        changes = {
+            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
+            for entry in self.manifest.slimmed.values()
+            for name in entry.names
+            if name in self.todo.current
+        }
+        write_records(self._sites, changes)
+
+
+def write_records(sites: Sequence[Site], changes: dict[str, RecordLine]) -> None:
+    """Let the RECORD files say what ``changes`` has, by absolute path.
+
+    Raises:
+        StoreError: one can't be read or written; the others are.
+    """
+    problem: NegativaError | None = None
+    for site in sites:
+        for installed in site.installed():
+            wanted = installed.files & changes.keys()
+            if not wanted:
+                continue
+            try:
+                update_record(
+                    installed.record, site.folder, {path: changes[path] for path in wanted}
+                )
+            except NegativaError as e:
+                problem = e
+    if problem is not None:
+        raise problem

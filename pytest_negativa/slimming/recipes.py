@@ -1,0 +1,160 @@
+"""What is to be done to one library: from a file to its compacted form.
+
+A recipe's digest tells whether a library that was slimmed before was slimmed in the same way. It
+holds what the outcome depends on and nothing else: not the names of the tests, nor the release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import FormatError, StaleLibraryError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.locking import needs_content, plan_from_lock
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.lock import LockedLibrary
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact import compact_library
+from pytest_negativa.rewriting.compact_records import Compacted, CompactOptions, NotCompacted
+from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.rewriting.kernels import trim_kernels
+from pytest_negativa.slimming.archs import plan_for_devices
+
+NO_GPU_CODE = "it has no GPU code"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A library and what is to be removed from it; without map and plan it is only stripped."""
+
+    sha256: str
+    library_map: LibraryMap | None = None
+    plan: LibraryPlan | None = None
+    edits: Edits | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unused_bytes(self) -> int:
+        return 0 if self.plan is None else self.plan.unused_bytes
+
+
+class Recipe(Protocol):
+    """One way of slimming."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def prepare(self, path: Path) -> Prepared | str:
+        """Read a library; or why it is left as it is.
+
+        Raises:
+            NegativaError: it can't be done.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ByLock:
+    """Keep what a lock keeps."""
+
+    locked: LockedLibrary
+    fill: int
+    strip: bool
+
+    @property
+    def digest(self) -> str:
+        kept = [(code.offset, code.functions) for code in self.locked.kept]
+        fill = self.fill if needs_content(self.locked) else None
+        return _digest("lock", self.locked.sha256, kept, fill, self.strip)
+
+    def prepare(self, path: Path) -> Prepared | str:
+        locked = self.locked
+        unpacked = needs_content(locked)
+        scope = Scope(devices=locked.devices) if unpacked else Scope(headers_only=True)
+        with ByteSource(path) as source:
+            # The digest is compared where the file is written.
+            if source.size != locked.size:
+                raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
+            library_map = _with_digest(read_library(path, scope), locked.sha256)
+            plan = plan_from_lock(locked, library_map)
+            if not plan.trimmed:
+                return Prepared(locked.sha256, library_map, plan)
+            trimmed = trim_kernels(source, library_map, plan, self.fill)
+        left = [cubin for cubin in trimmed.cubins if cubin.left_alone is not None]
+        notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
+        return Prepared(locked.sha256, library_map, plan, trimmed.edits, notes)
+
+
+@dataclass(frozen=True)
+class ByArchs:
+    """Keep what devices can load; strip what has no GPU code, or leave it."""
+
+    devices: tuple[ComputeCapability, ...]
+    keep_ptx: bool
+    strip: bool
+    strip_others: bool
+
+    @property
+    def digest(self) -> str:
+        archs = sorted(map(str, self.devices))
+        return _digest("archs", archs, self.keep_ptx, self.strip, self.strip_others)
+
+    def prepare(self, path: Path) -> Prepared | str:
+        with ByteSource(path) as source:
+            sha256 = source.sha256()
+        try:
+            library_map = read_library(path, Scope(headers_only=True))
+        except FormatError as e:
+            return e.problem
+        if not library_map.sections:
+            return Prepared(sha256) if self.strip_others else NO_GPU_CODE
+        library_map = _with_digest(library_map, sha256)
+        plan = plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
+        return Prepared(sha256, library_map, plan)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Only drop what is never loaded."""
+
+    @property
+    def digest(self) -> str:
+        return _digest("strip")
+
+    def prepare(self, path: Path) -> Prepared | str:
+        with ByteSource(path) as source:
+            return Prepared(source.sha256())
+
+
+def apply(
+    prepared: Prepared, path: Path, target: Path, *, strip: bool, load_check: bool
+) -> Compacted | NotCompacted:
+    """Write the compacted library to ``target``.
+
+    Raises:
+        NegativaError: it can't be done; nothing is left there.
+    """
+    return compact_library(
+        path,
+        target,
+        prepared.library_map,
+        prepared.plan,
+        prepared.edits,
+        CompactOptions(strip=strip, load_check=load_check),
+    )
+
+
+def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
+    library = msgspec.structs.replace(library_map.library, sha256=sha256)
+    return msgspec.structs.replace(library_map, library=library)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -1,0 +1,217 @@
+"""``negativa slim``: folders to slim folders. The one entry to this package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import OptionError
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.slimming import PROBLEMS, SlimRow
+from pytest_negativa.slimming.copying import copy_attributes, copy_folder
+from pytest_negativa.slimming.engine import Slimmer, SlimOptions, only_one
+from pytest_negativa.slimming.manifests import load_manifest
+from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
+from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_folder
+from pytest_negativa.slimming.work import Todo, find_by_archs, find_by_lock
+
+OnProgress = Callable[[int, int], None]
+"""Told the bytes of libraries that are done, and of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlimRequest:
+    """What is wanted.
+
+    Attributes:
+        paths: folders and libraries; none: the packages of the interpreter that runs.
+        lock: what to keep; without it, ``devices`` say that.
+        devices: whose code to keep; beside a lock, in the other libraries of its distributions
+            and of what these require.
+        keep_ptx: with ``devices``, keep all PTX, too.
+        strip_others: strip libraries of which no GPU code goes: with a lock, those of its
+            distributions and what they require; else all.
+        require: do nothing unless all libraries of the lock are there.
+        target: a folder to be made, a slimmed copy of the one in ``paths``; None: slim in place.
+        options: how to do it.
+    """
+
+    paths: tuple[Path, ...] = ()
+    lock: Lock | None = None
+    devices: tuple[ComputeCapability, ...] = ()
+    keep_ptx: bool = False
+    strip_others: bool = False
+    require: bool = False
+    target: Path | None = None
+    options: SlimOptions = field(default_factory=SlimOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class SlimReport:
+    """What became of it.
+
+    Attributes:
+        rows: by path.
+        stopped: nothing was done, for not all libraries of the lock are there.
+    """
+
+    rows: tuple[SlimRow, ...]
+    stopped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.stopped or any(row.status in PROBLEMS for row in self.rows)
+
+
+def slim(request: SlimRequest, on_progress: OnProgress = lambda done, total: None) -> SlimReport:
+    """Slim libraries.
+
+    Raises:
+        NegativaError: a folder can't be read or written. What is done by then stays done, and
+            the same call again does the rest.
+    """
+    trees = scan(request.paths)
+    if request.target is not None:
+        return _slim_copy(request, trees, request.target, on_progress)
+    with contextlib.ExitStack() as stack:
+        for tree in trees:
+            stack.enter_context(only_one(tree.root))
+            _check_aside(request.options.keep_originals, tree)
+        # Again: another run may have been at it while we waited.
+        trees = scan(request.paths)
+        slimmers, unmet = _plan(request, trees)
+        if request.require and unmet:
+            return SlimReport(tuple(unmet), stopped=True)
+        return _run(slimmers, unmet, on_progress)
+
+
+def scan(paths: Sequence[Path]) -> list[Tree]:
+    """The folders and files of these paths.
+
+    Raises:
+        OptionError: there is no such thing, or one is in another one.
+    """
+    if not paths:
+        paths = default_paths()
+    for path in paths:
+        if not path.exists():
+            raise OptionError(f"{path}: no such file or folder")
+    folders = sorted({path.resolve() for path in paths if path.is_dir()})
+    files = [path for path in paths if not path.is_dir()]
+    for inner in (*folders, *(file.resolve() for file in files)):
+        if outer := next((f for f in folders if f in inner.parents), None):
+            raise OptionError(f"{inner} is in {outer}; give one of them")
+    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+
+
+def default_paths() -> tuple[Path, ...]:
+    """Where the packages of the interpreter that runs are installed."""
+    found = dict.fromkeys(
+        Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")
+    )
+    return tuple(path for path in found if path.is_dir())
+
+
+def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], list[SlimRow]]:
+    manifests = [load_manifest(tree.root) for tree in trees]
+    options = request.options
+    unmet: list[SlimRow] = []
+    todos: list[Todo]
+    if request.lock is not None:
+        todos, unmet = find_by_lock(
+            list(zip(trees, manifests, strict=True)),
+            request.lock,
+            strip=options.strip,
+            others=_others(request),
+            jobs=options.jobs,
+        )
+    else:
+        todos = [
+            find_by_archs(tree, manifest, _by_archs(request))
+            for tree, manifest in zip(trees, manifests, strict=True)
+        ]
+    slimmers = [
+        Slimmer(tree, tree.root, manifest, todo, options)
+        for tree, manifest, todo in zip(trees, manifests, todos, strict=True)
+    ]
+    return slimmers, unmet
+
+
+def _by_archs(request: SlimRequest) -> ByArchs:
+    return ByArchs(request.devices, request.keep_ptx, request.options.strip, request.strip_others)
+
+
+def _others(request: SlimRequest) -> Recipe | None:
+    """What becomes of the libraries that a lock doesn't know."""
+    if request.devices:
+        return _by_archs(request)
+    return Strip() if request.strip_others else None
+
+
+def _run(
+    slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow], on_progress: OnProgress
+) -> SlimReport:
+    total = sum(work.size for slimmer in slimmers for work in slimmer.todo.works)
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        on_progress(done, total)
+
+    rows = list(unmet)
+    for slimmer in slimmers:
+        rows += slimmer.run(count)
+    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)))
+
+
+def _slim_copy(
+    request: SlimRequest, trees: Sequence[Tree], target: Path, on_progress: OnProgress
+) -> SlimReport:
+    if len(trees) != 1 or not all(path.is_dir() for path in request.paths):
+        raise OptionError(f"{target}: a copy is made of one folder")
+    [tree] = trees
+    # A link to it, or a name with .. in it, must not hide that one is in the other.
+    target = target.parent.resolve() / target.name
+    if target == tree.root or tree.root in target.parents or target in tree.root.parents:
+        raise OptionError(f"{target}: the copy can't be in {tree.root}, nor around it")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise OptionError(f"{target}: is there, and not an empty folder")
+    [slimmer], unmet = _plan(request, trees)
+    if request.require and unmet:
+        return SlimReport(tuple(unmet), stopped=True)
+    if request.options.dry_run:
+        return _run([slimmer], unmet, on_progress)
+    # What a run that was killed has left is of no use: the name is ours.
+    growing = target.with_name(f".{target.name}{STAGED_SUFFIX}")
+    shutil.rmtree(growing, ignore_errors=True)
+    slimmer.root = growing
+    replaced = {name for work in slimmer.todo.works for name in work.names}
+    try:
+        copy_folder(tree.root, growing, replaced)
+        report = _run([slimmer], unmet, on_progress)
+        # What could not be slimmed, or better isn't.
+        copy_folder(tree.root, growing, ())
+        copy_attributes(tree.root, growing)
+        growing.rename(target)
+    except OSError as e:
+        raise OptionError(f"{target}: cannot be made: {e.strerror}") from e
+    finally:
+        shutil.rmtree(growing, ignore_errors=True)
+    return report
+
+
+def _check_aside(aside: Path | None, tree: Tree) -> None:
+    if aside is None:
+        return
+    real = aside.resolve()
+    if real == tree.root or tree.root in real.parents:
+        raise OptionError(f"{aside}: originals can't be kept in the folder that is to shrink")
+    if not os.path.isabs(aside):  # noqa: PTH117
+        raise ValueError(f"{aside} is relative")

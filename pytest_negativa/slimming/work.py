@@ -1,0 +1,322 @@
+"""What is to be done in a folder: which library gets which recipe. Reads, and writes nothing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.models.lock import Lock, LockedLibrary
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.rewriting.compact_damage import diagnose
+from pytest_negativa.slimming.manifests import digest_of, is_result
+from pytest_negativa.slimming.recipes import NO_GPU_CODE, ByArchs, ByLock, Recipe
+from pytest_negativa.slimming.sites import Site
+from pytest_negativa.slimming.tree import FileGroup, Tree
+
+_NOT_AGAIN = (
+    "was slimmed before, by another lock or with other options, and its original was not kept; "
+    "install it again, then slim"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A library to slim.
+
+    Attributes:
+        recipe: what to do.
+        source: the original.
+        names: what is to lead to the result, below the folder.
+        before: what is known of the file that is there, if that was slimmed before.
+        outside: how many names the file has that are not in the folder.
+    """
+
+    recipe: Recipe
+    source: Path
+    names: tuple[str, ...]
+    size: int
+    before: SlimmedFile | None = None
+    outside: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(slots=True)
+class Todo:
+    """What is to be done in a folder.
+
+    Attributes:
+        works: libraries to slim.
+        links: names that are to lead to a result that is there: name to name.
+        rows: what is known already.
+        current: names whose file is a result.
+        stale: entries of the manifest whose file is gone or another one.
+    """
+
+    works: list[Work] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+    rows: list[SlimRow] = field(default_factory=list)
+    current: set[str] = field(default_factory=set)
+    stale: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Adds to a ``Todo`` what belongs to one recipe after the other; a file gets the first."""
+
+    tree: Tree
+    manifest: SlimManifest
+    todo: Todo = field(default_factory=Todo)
+    _taken: set[str] = field(default_factory=set)
+    _results: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, entry in self.manifest.slimmed.items():
+            results = [name for name in entry.names if is_result(self.tree, name, entry)]
+            if results:
+                self._results[key] = results[0]
+                self.todo.current.update(results)
+            else:
+                self.todo.stale.append(key)
+
+    def is_free(self, group: FileGroup) -> bool:
+        return not self._taken.intersection(group.names)
+
+    def add_results(self, sha256: str, recipe: Recipe) -> bool:
+        """What was slimmed before, of an original with this digest; whether there is any."""
+        found = False
+        for key, result in self._results.items():
+            entry = self.manifest.slimmed[key]
+            if entry.original_sha256 == sha256 and not self._taken.intersection(entry.names):
+                found = True
+                self._add_result(key, entry, result, recipe)
+        return found
+
+    def _add_result(self, key: str, entry: SlimmedFile, result: str, recipe: Recipe) -> None:
+        self._taken.update(entry.names)
+        if entry.recipe == recipe.digest:
+            self.todo.rows.append(
+                SlimRow(
+                    path=key,
+                    status=SlimStatus.ALREADY,
+                    before=entry.original_size,
+                    after=entry.size,
+                )
+            )
+            for name in entry.names:
+                # A run that was killed between the names of one file.
+                if name not in self.todo.current and self._is_original(name, entry):
+                    self.todo.links[name] = result
+        elif entry.original is not None and digest_of(Path(entry.original)) == (
+            entry.original_sha256
+        ):
+            names = tuple(name for name in entry.names if name in self.todo.current)
+            self.todo.works.append(
+                Work(recipe, Path(entry.original), names, entry.original_size, entry)
+            )
+        else:
+            self.todo.rows.append(
+                SlimRow(
+                    path=key,
+                    status=SlimStatus.FAILED,
+                    before=entry.size,
+                    after=entry.size,
+                    why=_NOT_AGAIN,
+                )
+            )
+
+    def _is_original(self, name: str, entry: SlimmedFile) -> bool:
+        group = self.tree.group_of(name)
+        return (
+            group is not None
+            and group.size == entry.original_size
+            and digest_of(self.tree.root / name) == entry.original_sha256
+        )
+
+    def add_result_by_name(self, group: FileGroup, recipe: Recipe) -> bool:
+        """The same for the file of a name, whatever it was made from."""
+        for key, entry in self.manifest.slimmed.items():
+            if key in self._results and set(entry.names) & set(group.names):
+                if self.is_free(group):
+                    self._add_result(key, entry, self._results[key], recipe)
+                return True
+        return False
+
+    def add_left(self, group: FileGroup, recipe: Recipe) -> bool:
+        """Whether it was looked at before and left; then that is known again."""
+        left = self.manifest.left.get(group.name)
+        if left is None or (left.size, left.mtime_ns, left.recipe) != (
+            group.size,
+            group.mtime_ns,
+            recipe.digest,
+        ):
+            return False
+        self._taken.update(group.names)
+        if left.reason != NO_GPU_CODE:
+            self.todo.rows.append(
+                SlimRow(
+                    path=group.name,
+                    status=SlimStatus.LEFT,
+                    before=group.size,
+                    after=group.size,
+                    why=left.reason,
+                )
+            )
+        return True
+
+    def add_all_left(self, recipes: Sequence[ByLock]) -> Iterator[ByLock]:
+        """Those of the recipes under which something was looked at before and left."""
+        known = {recipe.digest: recipe for recipe in recipes}
+        for name, left in self.manifest.left.items():
+            group = self.tree.group_of(name)
+            recipe = known.get(left.recipe)
+            if group is not None and recipe is not None and self.add_left(group, recipe):
+                yield recipe
+
+    def add_work(self, group: FileGroup, recipe: Recipe) -> None:
+        self._taken.update(group.names)
+        self.todo.works.append(
+            Work(
+                recipe,
+                self.tree.root / group.name,
+                group.names,
+                group.size,
+                outside=group.links - len(group.names),
+            )
+        )
+
+    def take(self, group: FileGroup) -> None:
+        """Nobody else is to have it."""
+        self._taken.update(group.names)
+
+
+def find_by_lock(
+    trees: Sequence[tuple[Tree, SlimManifest]],
+    lock: Lock,
+    *,
+    strip: bool,
+    others: Recipe | None,
+    jobs: int,
+) -> tuple[list[Todo], list[SlimRow]]:
+    """What a lock asks for in each folder; and rows for libraries that are in none of them.
+
+    ``others`` is for the other libraries of the lock's distributions and of what they require.
+    """
+    finders = [_Finder(tree, manifest) for tree, manifest in trees]
+    recipes = [ByLock(library, lock.proof.fill, strip) for library in lock.libraries]
+    looked_at = {recipe.digest for finder in finders for recipe in finder.add_all_left(recipes)}
+    digests = [_digests(finder, lock, jobs) for finder in finders]
+    unmet: list[SlimRow] = []
+    for recipe in recipes:
+        sha256 = recipe.locked.sha256
+        found = recipe.digest in looked_at
+        for finder, by_digest in zip(finders, digests, strict=True):
+            found |= finder.add_results(sha256, recipe)
+            for group in by_digest.get(sha256, ()):
+                found = True
+                if finder.is_free(group):
+                    finder.add_work(group, recipe)
+        if not found:
+            unmet.append(_unmet(recipe.locked, finders))
+    if others is not None:
+        names = {library.distribution for library in lock.libraries}
+        names.update(row.distribution for row in lock.left_out)
+        for finder in finders:
+            _add_others(finder, others, {name for name in names if name is not None})
+    return [finder.todo for finder in finders], unmet
+
+
+def find_by_archs(
+    tree: Tree,
+    manifest: SlimManifest,
+    recipe: ByArchs,
+) -> Todo:
+    """All libraries of a folder."""
+    finder = _Finder(tree, manifest)
+    for group in tree.groups:
+        if (
+            not finder.add_result_by_name(group, recipe)
+            and not finder.add_left(group, recipe)
+            and tree.is_library(group)
+        ):
+            finder.add_work(group, recipe)
+    return finder.todo
+
+
+def _digests(finder: _Finder, lock: Lock, jobs: int) -> dict[str, list[FileGroup]]:
+    """Files that have the size of a locked library, by digest."""
+    sizes = {library.size for library in lock.libraries}
+    candidates = [g for g in finder.tree.groups if g.size in sizes and finder.is_free(g)]
+    candidates.sort(key=lambda group: -group.size)
+    found: dict[str, list[FileGroup]] = {}
+    # hashlib lets other threads work meanwhile.
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        digests = pool.map(lambda g: digest_of(finder.tree.root / g.name), candidates)
+        for group, digest in zip(candidates, digests, strict=True):
+            if digest is not None:
+                found.setdefault(digest, []).append(group)
+    return found
+
+
+def _unmet(library: LockedLibrary, finders: Sequence[_Finder]) -> SlimRow:
+    wanted = f"{library.distribution} {library.version}" if library.distribution else "the lock's"
+    for finder in finders:
+        # The file that lies where the lock's does, rather than one of the same name elsewhere.
+        groups = _by_base_name(finder.tree, library.name)
+        for name, group in sorted(groups, key=lambda found: not library.path.endswith(found[0])):
+            if not finder.is_free(group):
+                continue
+            finder.take(group)
+            return SlimRow(
+                path=name,
+                status=SlimStatus.DIFFERENT,
+                before=group.size,
+                after=group.size,
+                why=_why_different(finder.tree.root / name, wanted),
+            )
+    return SlimRow(
+        path=library.path,
+        status=SlimStatus.MISSING,
+        before=library.size,
+        after=library.size,
+        why=f"it is not here; expected that of {wanted}",
+    )
+
+
+def _why_different(path: Path, wanted: str) -> str:
+    try:
+        if diagnose(path).compacted:
+            return "was compacted before, and no manifest here tells how; left as it is"
+    except FormatError:
+        pass
+    return f"not the file that was proved, which is that of {wanted}; left as it is"
+
+
+def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:
+    for group in tree.groups:
+        for name in group.names:
+            if name.rpartition("/")[2] == base_name:
+                yield name, group
+                break
+
+
+def _add_others(finder: _Finder, recipe: Recipe, distributions: Collection[str]) -> None:
+    """The libraries of distributions and of those that they require, but for those taken."""
+    for site in finder.tree.sites:
+        for installed in Site(site).with_requirements(distributions):
+            for path in sorted(installed.files):
+                group = finder.tree.group_of(os.path.relpath(path, finder.tree.root))
+                if (
+                    group is not None
+                    and finder.is_free(group)
+                    and not finder.add_result_by_name(group, recipe)
+                    and not finder.add_left(group, recipe)
+                    and finder.tree.is_library(group)
+                ):
+                    finder.add_work(group, recipe)
