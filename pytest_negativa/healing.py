@@ -22,6 +22,7 @@ from pytest_negativa.proving.bisect import Found, LimitReached, find_needed
 from pytest_negativa.proving.outcomes import by_nodeid
 from pytest_negativa.proving.rerun import settled_tests
 from pytest_negativa.rundir import save_healed, save_plans
+from pytest_negativa.store import write_atomically
 from pytest_negativa.verifying import Verification
 
 STATE_FILE = "healing.jsonl"
@@ -97,7 +98,8 @@ class _Healer:
         if not self._failing:
             why = "the tests fail on the originals too: nothing that was removed is the cause"
             return self._result((), complete=True, why=why), tuple(self._planned)
-        self._answers.begin(parts, self._failing)
+        how = self._verification.settings.verify
+        self._answers.begin(parts, self._failing, f"{how.fill} {how.copies.value}")
         found = find_needed(parts, self._probe, _GROUPS, self._failing[0])
         needed = [(n.part, n.test) for n in found.needed]
         kept = needed or [(part, self._failing[0]) for part in found.enough]
@@ -246,27 +248,30 @@ class _Answers:
         self._path = path
         self._known: dict[str, _Answer] = {}
 
-    def begin(self, parts: Sequence[Part], failing: Sequence[str]) -> None:
+    def begin(self, parts: Sequence[Part], failing: Sequence[str], how: str) -> None:
         """Take up the answers to the same question; others are forgotten.
 
+        Args:
+            how: what the copies look like.
+
         Raises:
-            StoreError: the file can't be written.
+            StoreError: the file can't be read or written.
         """
-        question = _digest([*map(repr, parts), *failing])
+        question = _digest([how, *map(repr, parts), *failing])
         try:
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-            if lines[:1] == [question.encode()]:
-                for line in lines[1:]:
-                    # The last line may be cut off.
-                    try:
-                        answer = msgspec.json.decode(line, type=_Answer)
-                    except msgspec.DecodeError:
-                        continue
-                    self._known[answer.kept] = answer
-            else:
-                self._path.write_bytes(question.encode() + b"\n")
         except OSError as e:
-            raise StoreError(f"{self._path}: cannot be written: {e.strerror}") from e
+            raise StoreError(f"{self._path}: cannot be read: {e.strerror}") from e
+        kept = [question.encode()]
+        for line in lines[1:] if lines[:1] == kept else ():
+            # The last line may be cut off; the next one must not begin behind it.
+            try:
+                answer = msgspec.json.decode(line, type=_Answer)
+            except msgspec.DecodeError:
+                continue
+            self._known[answer.kept] = answer
+            kept.append(line)
+        write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def get(self, kept: frozenset[Part]) -> _Answer | None:
         return self._known.get(_digest(sorted(map(repr, kept))))

@@ -44,7 +44,7 @@ class OutcomeRecorder:
         self._writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
-                command=tuple(_printable(word) for word in sys.orig_argv),
+                command=tuple(printable_id(word) for word in sys.orig_argv),
                 time_ns=Host.time_ns(),
             )
         )
@@ -55,12 +55,12 @@ class OutcomeRecorder:
         return self._writer.failure
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._writer.write(TestStarted(nodeid=_printable(nodeid), time_ns=Host.time_ns()))
+        self._writer.write(TestStarted(nodeid=printable_id(nodeid), time_ns=Host.time_ns()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._writer.write(
             PhaseReported(
-                nodeid=_printable(report.nodeid),
+                nodeid=printable_id(report.nodeid),
                 when=str(report.when),
                 outcome=report.outcome,
                 duration=float(getattr(report, "duration", 0.0)),
@@ -75,7 +75,7 @@ class OutcomeRecorder:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._writer.write(
-                CollectionFailed(nodeid=_printable(report.nodeid), text=_text(report) or "")
+                CollectionFailed(nodeid=printable_id(report.nodeid), text=_text(report) or "")
             )
 
     @pytest.hookimpl(trylast=True)
@@ -106,10 +106,11 @@ def _text(report: Any) -> str | None:
         text = str(crash.message)
     else:
         text = str(detail or "")
-    text = _printable(" ".join(text.split()))
+    text = printable_id(" ".join(text.split()))
     return text[:_MAX_TEXT] or None
 
 
-def _printable(text: str) -> str:
+def printable_id(text: str) -> str:
+    """The text as the outcomes file has it."""
     # Surrogates, as in arguments that are not UTF-8, can't stand in JSON.
     return text.encode("utf-8", "backslashreplace").decode()

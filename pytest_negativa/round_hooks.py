@@ -12,7 +12,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.gpu_health import lost_context
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.round import Round
-from pytest_negativa.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE
+from pytest_negativa.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE, printable_id
 from pytest_negativa.proving.outcomes import read_outcomes
 
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
@@ -42,10 +42,13 @@ class RoundHooks:
         if self._round.tests is None:
             return
         wanted = frozenset(self._round.tests)
-        left_out = [item for item in items if item.nodeid not in wanted]
+        selected: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            (selected if printable_id(item.nodeid) in wanted else left_out).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item.nodeid in wanted]
+            items[:] = selected
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -56,7 +59,7 @@ class RoundHooks:
             error = lost_context()
             if error is not None:
                 setattr(report, GPU_ERROR_ATTRIBUTE, error)
-            if item.nodeid not in self._failed_before:
+            if printable_id(item.nodeid) not in self._failed_before:
                 self._stop(item.session, error)
         return report
 

@@ -27,6 +27,7 @@ from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.options import ROUND_VARIABLE
 from pytest_negativa.outcome_recorder import OutcomeRecorder
 from pytest_negativa.proving.rerun import current_round, load_round
+from pytest_negativa.proving.watch import end_with
 from pytest_negativa.reporter import Reporter, describe_fault
 from pytest_negativa.round_hooks import RoundHooks
 from pytest_negativa.tracing.detector import TraceError
@@ -118,6 +119,7 @@ def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run,
         return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
     settled = current_round(os.environ)
     if settled is not None:
+        end_with(settled.supervisor)
         run = Run(base=Path(settled.base), run_id=settled.run_id, root=Path(settled.root))
     else:
         run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)

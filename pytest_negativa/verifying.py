@@ -456,7 +456,9 @@ def _gather(attempt: Attempt, usage: Usage, unsubstituted: Mapping[str, str]) ->
     originals: dict[str, str] = {}
     incomplete: str | None = None
     for result in attempt.rounds:
-        for process in read_logs(result.folder / _REDIRECT_LOGS):
+        logs = result.folder / _REDIRECT_LOGS
+        # Not there where nothing can be redirected.
+        for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"
             for load in process.loads:
                 for path in load.copies:

@@ -31,7 +31,7 @@ from pytest_negativa.models.outcomes import (
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.options import ROUND_VARIABLE
 from pytest_negativa.proving.outcomes import outcomes_file, read_outcomes
-from pytest_negativa.proving.watch import RoundInterrupted, Watch, end_all
+from pytest_negativa.proving.watch import Interrupted, Watch, end_all
 from pytest_negativa.store import write_atomically
 from pytest_negativa.tracing.files import LineWriter
 
@@ -133,7 +133,7 @@ def run_round(
         silence_limit: seconds that it may go without starting or ending a test; None: any.
 
     Raises:
-        RoundInterrupted: this process was asked to end; the program has ended.
+        Interrupted: this process was asked to end; the program has ended.
         NegativaError: the program can't be started, or the folder can't be written.
     """
     folder = Path(settled.base, settled.run_id)
@@ -159,9 +159,11 @@ def run_round(
             status = end_all(process, mark)
     if interrupted:
         assert watch.signal is not None
-        raise RoundInterrupted(watch.signal)
+        raise Interrupted(watch.signal)
     if writer is not None:
-        writer.finish(status, time.monotonic() - begin, silent=silent)
+        expected = settled.expected
+        traced = read_outcomes(Path(expected)).exit_status if expected is not None else 0
+        writer.finish(status, time.monotonic() - begin, traced=traced, silent=silent)
     return RoundResult(
         name=settled.run_id,
         kind=settled.kind,
@@ -200,12 +202,20 @@ class CommandOutcome:
         )
         self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))
 
-    def finish(self, status: int, seconds: float, *, silent: bool = False) -> None:
-        """Note the end: a negative ``status`` is the signal that killed the program."""
+    def finish(
+        self, status: int, seconds: float, *, traced: int | None = None, silent: bool = False
+    ) -> None:
+        """Note the end: a negative ``status`` is the signal that killed the program.
+
+        Args:
+            traced: the status of the traced run, which is the right one, whatever it is; None:
+                this is the traced run.
+        """
         if not silent and status >= 0:
-            text = None if status == 0 else f"exit status {status}"
+            wrong = traced is not None and status != traced
+            text = f"exit status {status}, {traced} when traced" if wrong else None
             for when in ("call", "teardown"):
-                failed = status != 0 and when == "call"
+                failed = wrong and when == "call"
                 self._writer.write(
                     PhaseReported(
                         nodeid=self._label,

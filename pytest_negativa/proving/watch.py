@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from pytest_negativa.errors import NegativaError
+from typing import Any
 
 _POLL = 0.2
 # Seconds between asking a process to end and making it.
@@ -22,8 +21,8 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class RoundInterrupted(NegativaError):
-    """This process was asked to end.
+class Interrupted(KeyboardInterrupt):
+    """This process was asked to end; no error, so that nobody takes it for one of a library.
 
     Attributes:
         number: the signal.
@@ -34,11 +33,36 @@ class RoundInterrupted(NegativaError):
         super().__init__(f"interrupted ({signal.Signals(number).name}): nothing is proved")
 
 
-class Watch:
-    """Waits for one program; a context in which this process's signals are the program's.
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Where a signal asks this process to end, raise ``Interrupted``."""
 
-    Ctrl-C reaches the program by itself, as all processes of a terminal; what is sent to this
-    process alone is passed on.
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupted(number)
+
+    with _handled_by(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    before: dict[int, Any] = {}
+    try:
+        # Elsewhere than in the main thread the program's owner sees to signals.
+        with contextlib.suppress(ValueError):
+            for number in (signal.SIGINT, *_ENDING):
+                before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for ours, handled in before.items():
+            signal.signal(ours, handled)
+
+
+class Watch:
+    """Waits for one program; a context in which signals wait until the program has ended.
+
+    Ctrl-C reaches the program by itself, as all processes of a terminal; sent to this process
+    alone, it is passed on.
 
     Attributes:
         signal: the first signal that asked this process to end.
@@ -47,41 +71,29 @@ class Watch:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, object] = {}
+        self._handled = _handled_by(self._note)
 
     def __enter__(self) -> Watch:
-        # Elsewhere than in the main thread the program's owner sees to signals.
-        with contextlib.suppress(ValueError):
-            for number in (signal.SIGINT, *_ENDING):
-                self._before[number] = signal.signal(number, self._note)
+        self._handled.__enter__()
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+    def __exit__(self, *exception: Any) -> None:
+        self._handled.__exit__(*exception)
 
     def _note(self, number: int, _frame: object) -> None:
-        if self.signal is None:
+        # Whoever is impatient after Ctrl-C is heard, too.
+        if self.signal is None or number in _ENDING:
             self.signal, self._since = number, time.monotonic()
-        if number in _ENDING:
-            self._pass_on(number)
-
-    def _pass_on(self, number: int) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
 
     def wait(
         self, process: subprocess.Popen[bytes], heard_in: Path, silence_limit: float | None
     ) -> bool:
-        """Wait for the end, or for no longer; True if it was too long silent.
+        """Wait for the end, or until there is no reason to; True if it was too long silent.
 
         Args:
             heard_in: a file that grows as long as the program gets on.
             silence_limit: seconds in which it must grow; None: any.
         """
-        self._process = process
         size, silent, last = -1, 0.0, time.monotonic()
         passed_on = False
         while True:
@@ -96,12 +108,12 @@ class Watch:
                 size, silent = found, 0.0
             if silence_limit is not None and silent > silence_limit:
                 return True
-            if self.signal in _ENDING and now - self._since > _GRACE:
+            if self.signal in _ENDING:
                 return False
             if self.signal == signal.SIGINT and not passed_on and now - self._since > _CTRL_C:
                 passed_on = True
                 if not _is_in_foreground():
-                    self._pass_on(signal.SIGINT)
+                    process.send_signal(signal.SIGINT)
 
 
 def _size(path: Path) -> int:

@@ -79,6 +79,7 @@ def row(folder: Path) -> dict[str, Any]:
             "vector_dot",
         ],
         "notes": [],
+        "trimmed": None,
     }
 
 
@@ -143,6 +144,21 @@ def test_files_of_quickstart(quickstart: Project) -> None:
     assert process["header"]["role"] == "solo" and process["header"]["detector"] == "replay"
     [trace] = (quickstart.results / "latest" / "trace").iterdir()
     assert trace.name == process["trace"]
+
+
+def test_unused_kernels_inside_kept_elements(quickstart: Project) -> None:
+    done = quickstart.pytest("--negativa", "--negativa-granularity=kernel")
+
+    assert (
+        "\n\nInside 3 kept elements, 8.2 kB of 12.7 kB code (64.6%, unpacked) belongs to kernels "
+        "that no test used.\n\n"
+    ) in done.stdout
+    report = quickstart.latest("report.json")
+    expected = row(quickstart.folder)
+    expected["trimmed"] = {"cubins": 3, "code_bytes": 12_672, "unused_bytes": 8_192}
+    assert report["libraries"] == [expected]
+    # Which elements stay is not touched by it.
+    assert [tuple(d[:2]) for d in quickstart.plan() if d[2]] == list(LOADED)
 
 
 @pytest.mark.parametrize("distribution", [(), ("--dist", "loadfile")])
