@@ -2,8 +2,8 @@
 
 Takes a folder and a lock made for what is in it. The copy is made first, so that all is in the
 page cache. Then: slimming by the lock, others stripped; the same again, which finds nothing to do;
-what is left of the libraries. And the same without loading the results, with archs for what the lock
-doesn't have, and by archs alone, each on another copy.
+what is left of the libraries. And the same without loading the results, with archs for what the
+lock doesn't have, and by archs alone, each on another copy.
 
 Run: python benchmarks/slim_stack.py SITE_PACKAGES negativa.lock [--archs sm_90] [--to FOLDER]
 """

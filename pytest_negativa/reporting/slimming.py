@@ -40,7 +40,7 @@ def render_rows(rows: Sequence[SlimRow]) -> str:
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) or "nothing to slim"
+    return "\n\n".join(parts) if rows else "nothing to slim"
 
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:

@@ -104,7 +104,8 @@ class ByArchs:
     @property
     def digest(self) -> str:
         archs = sorted(map(str, self.devices))
-        return _digest("archs", archs, self.keep_ptx, self.strip, self.strip_others)
+        # Not whether others are stripped: what it makes of GPU code doesn't depend on that.
+        return _digest("archs", archs, self.keep_ptx, self.strip)
 
     def prepare(self, path: Path) -> Prepared | str:
         with ByteSource(path) as source:

@@ -58,7 +58,7 @@ class SlimReport:
 
     Attributes:
         rows: by path.
-        stopped: nothing was done, for not all libraries of the lock are there.
+        stopped: nothing was done, for not all libraries of the lock are there as it wants them.
     """
 
     rows: tuple[SlimRow, ...]
@@ -86,8 +86,8 @@ def slim(request: SlimRequest, on_progress: OnProgress = lambda done, total: Non
         # Again: another run may have been at it while we waited.
         trees = scan(request.paths)
         slimmers, unmet = _plan(request, trees)
-        if request.require and unmet:
-            return SlimReport(tuple(unmet), stopped=True)
+        if request.require and (missed := _missed(slimmers, unmet)):
+            return SlimReport(missed, stopped=True)
         return _run(slimmers, unmet, on_progress)
 
 
@@ -154,6 +154,12 @@ def _others(request: SlimRequest) -> Recipe | None:
     return Strip() if request.strip_others else None
 
 
+def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
+    """What is known not to come out as the lock wants it."""
+    known = [row for slimmer in slimmers for row in slimmer.todo.rows if row.status in PROBLEMS]
+    return (*unmet, *known)
+
+
 def _run(
     slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow], on_progress: OnProgress
 ) -> SlimReport:
@@ -184,8 +190,8 @@ def _slim_copy(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError(f"{target}: is there, and not an empty folder")
     [slimmer], unmet = _plan(request, trees)
-    if request.require and unmet:
-        return SlimReport(tuple(unmet), stopped=True)
+    if request.require and (missed := _missed([slimmer], unmet)):
+        return SlimReport(missed, stopped=True)
     if request.options.dry_run:
         return _run([slimmer], unmet, on_progress)
     # What a run that was killed has left is of no use: the name is ours.

@@ -12,11 +12,12 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact_damage import diagnose
-from pytest_negativa.slimming.manifests import digest_of, is_result
-from pytest_negativa.slimming.recipes import NO_GPU_CODE, ByArchs, ByLock, Recipe
+from pytest_negativa.slimming.manifests import digest_of, is_original, is_result
+from pytest_negativa.slimming.recipes import NO_GPU_CODE, ByArchs, ByLock, Recipe, Strip
 from pytest_negativa.slimming.sites import Site
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
+_IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _NOT_AGAIN = (
     "was slimmed before, by another lock or with other options, and its original was not kept; "
     "install it again, then slim"
@@ -111,7 +112,7 @@ class _Finder:
             )
             for name in entry.names:
                 # A run that was killed between the names of one file.
-                if name not in self.todo.current and self._is_original(name, entry):
+                if name not in self.todo.current and is_original(self.tree, name, entry):
                     self.todo.links[name] = result
         elif entry.original is not None and digest_of(Path(entry.original)) == (
             entry.original_sha256
@@ -121,23 +122,17 @@ class _Finder:
                 Work(recipe, Path(entry.original), names, entry.original_size, entry)
             )
         else:
+            # Where GPU code is gone, some of it may be what the recipe keeps.
+            harmless = not entry.gpu_code_removed or isinstance(recipe, Strip)
             self.todo.rows.append(
                 SlimRow(
                     path=key,
-                    status=SlimStatus.FAILED,
+                    status=SlimStatus.LEFT if harmless else SlimStatus.FAILED,
                     before=entry.size,
                     after=entry.size,
-                    why=_NOT_AGAIN,
+                    why=_IN_ANOTHER_WAY if harmless else _NOT_AGAIN,
                 )
             )
-
-    def _is_original(self, name: str, entry: SlimmedFile) -> bool:
-        group = self.tree.group_of(name)
-        return (
-            group is not None
-            and group.size == entry.original_size
-            and digest_of(self.tree.root / name) == entry.original_sha256
-        )
 
     def add_result_by_name(self, group: FileGroup, recipe: Recipe) -> bool:
         """The same for the file of a name, whatever it was made from."""
@@ -156,6 +151,8 @@ class _Finder:
             group.mtime_ns,
             recipe.digest,
         ):
+            return False
+        if left.reason == NO_GPU_CODE and isinstance(recipe, ByArchs) and recipe.strip_others:
             return False
         self._taken.update(group.names)
         if left.reason != NO_GPU_CODE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -159,6 +160,23 @@ class TestSlimming:
         rows = slim(request).rows
         assert {row.status for row in rows} == {SlimStatus.ALREADY, SlimStatus.LEFT}
         assert snapshot(site.folder) == before
+
+    def test_stripping_the_others_later(self, site: Made) -> None:
+        plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        assert not slim(plain).failed
+        report = slim(replace(plain, strip_others=True))
+        rows = {row.path: row.status for row in report.rows}
+        assert rows[ONE] is SlimStatus.ALREADY
+        assert rows[HOST] is SlimStatus.SLIMMED
+        assert not report.failed
+
+    def test_other_archs_later(self, site: Made) -> None:
+        plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        assert not slim(plain).failed
+        before = site.one.read_bytes()
+        rows = {row.path: row for row in slim(replace(plain, devices=(H200, A100))).rows}
+        assert rows[ONE].status is SlimStatus.FAILED
+        assert site.one.read_bytes() == before
 
     def test_stripping_the_others_is_all_others(self, site: Made) -> None:
         request = SlimRequest(

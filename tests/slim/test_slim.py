@@ -23,7 +23,7 @@ from pytest_negativa.locate import locate_library
 from pytest_negativa.locking import make_lock
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming.checking import check
@@ -345,6 +345,33 @@ def test_another_recipe_needs_the_original(site: Made) -> None:
     assert digests(site.folder) == before
 
 
+def test_stripped_before_is_no_fault(site: Made) -> None:
+    """No GPU code is gone, so whatever a lock needs is there."""
+    with site.one.open("ab") as file:
+        file.write(bytes(100_000))
+    stripped = msgspec.structs.replace(
+        site.lock,
+        libraries=(),
+        left_out=(LeftOut(path=ONE, distribution="gpu-code", version="1.0", reason="x"),),
+    )
+    report = run(site, lock=stripped, strip_others=True)
+    assert row_of(report, ONE).status is SlimStatus.SLIMMED
+    again = run(site, lock=stripped, devices=(ComputeCapability(9, 0),))
+    assert not again.failed
+    assert row_of(again, ONE).status is SlimStatus.LEFT
+    assert "slimmed before in another way" in (row_of(again, ONE).why or "")
+
+
+def test_another_recipe_stops_where_all_is_required(site: Made) -> None:
+    run(site, lock=msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1]))
+    before = snapshot(site.folder)
+    more = lock_of_original(site, {1, 2, 6})
+    libraries = (*more.libraries, *site.lock.libraries[1:])
+    report = run(site, lock=msgspec.structs.replace(more, libraries=libraries), require=True)
+    assert report.stopped
+    assert snapshot(site.folder) == before
+
+
 def test_another_recipe_starts_from_the_original(site: Made, tmp_path: Path) -> None:
     options = replace(FAST, keep_originals=tmp_path / "originals")
     run(site, options)
@@ -560,7 +587,7 @@ def test_map_of_the_fixture_has_what_the_lock_says(site: Made) -> None:
 
 
 def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
-    """At kernel granularity the lock names what stays of a cubin; the rest of its code is filled."""
+    """At kernel granularity the lock names what stays of a cubin; its other code is filled."""
     source = read_library(BIN / "libcallgraph.so", Scope())
     [section] = [s for s in source.sections if s.name == ".nv_fatbin"]
     code = (BIN / "libcallgraph.so").read_bytes()[section.span.start : section.span.end]
@@ -569,9 +596,8 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
     request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
     [mapped] = map_libraries([library], request)
     assert mapped.library_map is not None
-    region = next(
-        r for r in mapped.library_map.iter_regions() if any(e.content for e in r.elements)
-    )
+    regions = mapped.library_map.iter_regions()
+    region = next(r for r in regions if any(e.content for e in r.elements))
     usage = usage_of(library_usage(mapped.library_map, {region.span.start: ("calls_shared",)}))
     located = locate_library(mapped.library_map, usage.libraries[0], usage)
     policy = KeepPolicy(granularity="kernel")
