@@ -5,7 +5,18 @@ flags pays for it), so nothing is imported here; see ``docs/architecture.md``
 for where things live.
 """
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "why"]
+
+
+def why(error: object = None) -> str:
+    """What slimmed libraries of this process may have to do with a CUDA error, and the remedy.
+
+    Args:
+        error: an exception or its text; None: the libraries alone.
+    """
+    from pytest_negativa.explaining import explain, loaded_slimmed
+
+    return explain("" if error is None else str(error), loaded_slimmed())
 
 
 def __getattr__(name: str) -> str:

@@ -274,4 +274,26 @@ def _finish(rows: Sequence[SlimRow], report: SlimReport | None = None) -> None:
         click.get_current_context().exit(1)
 
 
-COMMANDS = (lock, slim)
+@click.command()
+@click.argument("error", required=False, default="")
+@click.option(
+    "--in",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A slimmed folder; the packages of this interpreter by default.",
+)
+def explain(error: str, folders: tuple[Path, ...]) -> None:
+    """Say whether slimmed libraries can be the cause of a CUDA ERROR, and what to do.
+
+    ERROR is the message, as "CUDA error: no kernel image is available for execution on the
+    device". In a Python program: print(pytest_negativa.why(exception))
+    """
+    from pytest_negativa.explaining import explain as explain_error
+    from pytest_negativa.explaining import slimmed_in
+    from pytest_negativa.slimming.slim import default_paths
+
+    click.echo(explain_error(error, slimmed_in(folders or default_paths())))
+
+
+COMMANDS = (lock, slim, explain)

@@ -34,6 +34,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         original_sha256, original_size: of the file before.
         sha256, size, mtime_ns: of the file that took its place. The times are those of before.
         recipe: digest of what was to be done, see ``slimming.recipes``.
+        source: who said what stays, for people: the lock, or archs.
         gpu_code_removed: bytes of GPU code that are gone, or zeros; 0 if it was only stripped.
         rows: what RECORD files said of it.
         original: where the file of before lies; none if it was not kept.
@@ -47,6 +48,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     size: Offset
     mtime_ns: int
     recipe: str
+    source: str
     gpu_code_removed: Offset
     rows: tuple[RecordRow, ...] = ()
     original: str | None = None

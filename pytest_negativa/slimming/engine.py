@@ -241,6 +241,7 @@ class Slimmer:
             size=status.st_size,
             mtime_ns=status.st_mtime_ns,
             recipe=work.recipe.digest,
+            source=work.recipe.source,
             gpu_code_removed=result.gpu_code_removed + result.gpu_code_zeroed,
             rows=rows,
             original=original,

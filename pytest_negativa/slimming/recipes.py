@@ -51,6 +51,11 @@ class Recipe(Protocol):
     @property
     def digest(self) -> str: ...
 
+    @property
+    def source(self) -> str:
+        """Who says what stays, for people."""
+        ...
+
     def prepare(self, path: Path) -> Prepared | str:
         """Read a library; or why it is left as it is.
 
@@ -67,6 +72,7 @@ class ByLock:
     locked: LockedLibrary
     fill: int
     strip: bool
+    source: str
 
     @property
     def digest(self) -> str:
@@ -102,6 +108,10 @@ class ByArchs:
     strip_others: bool
 
     @property
+    def source(self) -> str:
+        return f"what devices of {', '.join(map(str, self.devices))} can load"
+
+    @property
     def digest(self) -> str:
         archs = sorted(map(str, self.devices))
         # Not whether others are stripped: what it makes of GPU code doesn't depend on that.
@@ -124,6 +134,8 @@ class ByArchs:
 @dataclass(frozen=True)
 class Strip:
     """Only drop what is never loaded."""
+
+    source = "nothing but what is never loaded"
 
     @property
     def digest(self) -> str:

@@ -206,7 +206,8 @@ def find_by_lock(
     ``others`` is for the other libraries of the lock's distributions and of what they require.
     """
     finders = [_Finder(tree, manifest) for tree, manifest in trees]
-    recipes = [ByLock(library, lock.proof.fill, strip) for library in lock.libraries]
+    source = _describe(lock)
+    recipes = [ByLock(library, lock.proof.fill, strip, source) for library in lock.libraries]
     looked_at = {recipe.digest for finder in finders for recipe in finder.add_all_left(recipes)}
     digests = [_digests(finder, lock, jobs) for finder in finders]
     unmet: list[SlimRow] = []
@@ -317,3 +318,15 @@ def _add_others(finder: _Finder, recipe: Recipe, distributions: Collection[str])
                     and finder.tree.is_library(group)
                 ):
                     finder.add_work(group, recipe)
+
+
+def _describe(lock: Lock) -> str:
+    """A lock for people who meet a slimmed library later."""
+    proof = lock.proof
+    devices = ", ".join(f"{d.name} ({d.compute_capability})" for d in proof.devices)
+    proved = "proved" if proof.proved else "NOT PROVED"
+    tests = sum(proof.tests.values())
+    return (
+        f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
+        + (f", {proof.date}" if proof.date else "")
+    )
