@@ -246,8 +246,7 @@ class _Reconstructor:
         if self._compact is None:
             return None
         plan = planned.plan
-        # What leaves the file reads as zeros; what can't leave it might as well.
-        trimmed = _trim(planned, 0)
+        trimmed = _trim(planned, self._fill)
         edits = None if trimmed is None else trimmed.edits
         original = Path(plan.library.path)
         before = state_of(original)

@@ -1,0 +1,181 @@
+"""Runs ``negativa`` for one workload, and gathers the files that it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+from paper_catalog import Workload
+from paper_records import RESULTS, USED_KERNELS, Step, write_json
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.measurement import Loading
+from pytest_negativa.rundir import load_plans
+
+WORK = "work"
+"""The folder, in the output, of traces, plans and copies: gigabytes."""
+
+_NEGATIVA = (sys.executable, "-c", "from pytest_negativa.cli import main; main()")
+_TAIL_LINES = 3
+_TAIL_LENGTH = 240
+# One that hangs must not take the others' time.
+_STEP_LIMIT_S = 1800.0
+_QUICK_STEP_LIMIT_S = 180.0
+_GRACE_S = 5.0
+
+
+class Runner:
+    """One workload's steps, in folders of its own.
+
+    Each step's output goes to ``results/WORKLOAD/STEP.log``; only exit statuses and files are
+    looked at.
+    """
+
+    def __init__(self, workload: Workload, output: Path, *, quick: bool, device: str) -> None:
+        self.workload = workload
+        self.steps: list[Step] = []
+        self._results = output / RESULTS / workload.name
+        self._work = output / WORK / workload.name
+        self._runs = self._work / "runs"
+        self._limit = _QUICK_STEP_LIMIT_S if quick else _STEP_LIMIT_S
+        steps = workload.quick if quick else workload.full
+        self._command = (
+            sys.executable,
+            str(workload.path),
+            workload.mode,
+            *("--device", device, "--steps", str(steps)),
+            *("--result", str(self._work / "result.json")),
+        )
+
+    @property
+    def measurable(self) -> bool:
+        """Whether compacted copies are there."""
+        return (self._results / "verdict-compacted.json").is_file()
+
+    def prepare(self) -> None:
+        """Trace, plan, and verify on both kinds of copies; the compacted ones stay.
+
+        Problems go to ``steps``, and don't keep the other workloads from being run.
+        """
+        try:
+            self._prepare()
+        except (OSError, NegativaError) as e:
+            self.steps.append(
+                Step(workload=self.workload.name, name="prepare", status=1, problem=str(e))
+            )
+
+    def _prepare(self) -> None:
+        self._results.mkdir(parents=True, exist_ok=True)
+        self._work.mkdir(parents=True, exist_ok=True)
+        traced = self._step("debloat", "debloat", *self._folder, "--", *self._command)
+        run = (self._runs / "latest").resolve()
+        if not self._gather(run / "report.json", "report.json", "debloat") or not traced:
+            return
+        used = {plan.library.path: plan.used_kernels for plan in load_plans(run)}
+        write_json(self._results / USED_KERNELS, used)
+        for copies in ("overwritten", "compacted"):
+            name = f"verify-{copies}"
+            # The second verification must not leave the first one's verdict to be gathered.
+            (run / "verdict.json").unlink(missing_ok=True)
+            self._step(name, "verify", *self._folder, "--copies", copies)
+            self._gather(run / "verdict.json", f"verdict-{copies}.json", name)
+
+    def measure(self, loading: Loading, pairs: int) -> None:
+        """Measure on the copies that are there."""
+        name = f"measure-{loading.value}"
+        before = self._measurements()
+        self._step(
+            name,
+            "measure",
+            *self._folder,
+            *("--copies", str(self._runs / "reconstructed")),
+            *("--runs", str(pairs), "--loading", loading.value),
+            *("--", *self._command),
+        )
+        found = sorted(self._measurements() - before)
+        if found:
+            self._gather(found[-1], f"measurement-{loading.value}.json", name)
+
+    def leave_out(self, name: str, why: str) -> None:
+        self.steps.append(Step(workload=self.workload.name, name=name, problem=why))
+
+    @property
+    def _folder(self) -> tuple[str, str]:
+        return "--dir", str(self._runs)
+
+    def _measurements(self) -> set[Path]:
+        return set(self._runs.glob("measure/*/measurement.json"))
+
+    def _step(self, name: str, *arguments: str) -> bool:
+        log = self._results / f"{name}.log"
+        start = time.monotonic()
+        late = False
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*_NEGATIVA, *arguments],
+                cwd=self._work,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(self._limit)
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
+                # Also where the benchmark is interrupted.
+                if process.returncode is None:
+                    status = _end(process)
+        seconds = time.monotonic() - start
+        problem = None
+        if status != 0:
+            ended = f"ended after {self._limit:.0f} s, " if late else ""
+            problem = f"{ended}exit status {status}: {_last_words(log)} (see {log.name})"
+        self.steps.append(
+            Step(
+                workload=self.workload.name,
+                name=name,
+                seconds=seconds,
+                status=status,
+                problem=problem,
+            )
+        )
+        note = "" if problem is None else f": {problem}"
+        sys.stderr.write(f"{self.workload.name}: {name} {seconds:.1f} s{note}\n")
+        return status == 0
+
+    def _gather(self, path: Path, name: str, step: str) -> bool:
+        if path.is_file():
+            shutil.copyfile(path, self._results / name)
+            return True
+        last = self.steps[-1]
+        # A step that failed has said why.
+        if last.problem is None:
+            why = f"no {path.name} was written (see {step}.log)"
+            self.steps[-1] = replace(last, problem=why)
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End a process and its group; what it watches over in other groups it ends itself."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _last_words(log: Path) -> str:
+    """The last words of a log, for the list of problems: for people, nothing is read from it."""
+    lines = log.read_text(errors="replace").split("\n")
+    told = [line.strip() for line in lines if line.strip()]
+    return " / ".join(told[-_TAIL_LINES:])[-_TAIL_LENGTH:] if told else "no output"
