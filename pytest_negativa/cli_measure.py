@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_ERRORS = 10
 
 _COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_PASS_ON = {"allow_interspersed_args": False}
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ _RUN = click.option(
     type=click.Path(exists=True, path_type=Path),
     help="The traced run's folder; the last run by default.",
 )
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_PASS_ON = {"allow_interspersed_args": False}
 
 
 @click.command()
@@ -106,6 +107,7 @@ def _verify(
 ) -> None:
     from msgspec.structs import replace
 
+    from pytest_negativa.models.outcomes import SessionKind
     from pytest_negativa.proving.outcomes import outcomes_file, read_outcomes
     from pytest_negativa.proving.rerun import Program
     from pytest_negativa.running import traced_environment
@@ -113,7 +115,15 @@ def _verify(
     from pytest_negativa.tracing.roles import Run
 
     traced = folder or Path(settings.directory) / "latest"
-    words = command or read_outcomes(outcomes_file(traced)).command
+    session = read_outcomes(outcomes_file(traced))
+    if session.kind is SessionKind.PYTEST:
+        # As a plain program it has one outcome, and those to compare are its tests'.
+        verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
+        raise NegativaError(
+            f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
+            f"{shlex.quote(os.fspath(traced))}"
+        )
+    words = command or session.command
     if not words:
         raise NegativaError(f"{traced}: doesn't tell which command was traced; give it after --")
     here = Path.cwd()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_negativa.tracing.roles import Run
 
 _COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_PASS_ON = {"allow_interspersed_args": False}
 
 _NO_TRACE = (
     "nothing was traced: no process of the command started CUDA with success (is there a GPU, "

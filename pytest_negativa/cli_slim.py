@@ -131,7 +131,8 @@ def slim(
     packages of this interpreter by default. Libraries are found by their digest and replaced; needs
     no GPU. What is not the lock's, is left alone.
 
-    Exit status: 0, or 1 if something failed, is damaged, or is not there with --require.
+    Exit status: 0, or 1 if something failed or is not there with --require; with --check, if
+    a slimmed library is gone or not what was written.
     """
     from pytest_negativa.slimming.slim import scan
 
@@ -142,7 +143,7 @@ def slim(
     if check:
         from pytest_negativa.slimming.checking import check as check_tree
 
-        _finish([row for tree in scan(paths) for row in check_tree(tree)])
+        _finish_check([row for tree in scan(paths) for row in check_tree(tree)])
     elif undo:
         from pytest_negativa.slimming.undo import undo as undo_tree
 
@@ -271,6 +272,18 @@ def _finish(rows: Sequence[SlimRow], report: SlimReport | None = None) -> None:
             err=True,
         )
     if any(row.status in PROBLEMS for row in rows) or (report is not None and report.stopped):
+        click.get_current_context().exit(1)
+
+
+def _finish_check(rows: Sequence[SlimRow]) -> None:
+    from pytest_negativa.models.slimming import PROBLEMS
+    from pytest_negativa.reporting.slimming import render_check, render_problems
+
+    if text := render_check(rows):
+        click.echo(text)
+    for line in render_problems(rows):
+        click.echo(f"negativa: error: {line}", err=True)
+    if any(row.status in PROBLEMS for row in rows):
         click.get_current_context().exit(1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.config_models import ReportFormat, Settings
-from pytest_negativa.giveback import Part, give_back
+from pytest_negativa.giveback import give_back_spans
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NeededSpan
@@ -72,17 +72,16 @@ def conclude(
 
 
 def _with_healed(analysis: Analysis, healed: tuple[NeededSpan, ...]) -> Analysis:
-    """Keep what verification of the same run showed to be needed."""
+    """Keep what healing of the same run gave back."""
     if not healed:
         return analysis
-    libraries = []
-    for library in analysis.libraries:
-        plan = library.plan
-        for span in healed:
-            part = Part(span.library, span.region, span.start, span.code)
-            plan = give_back(plan, [part], f"needed by {span.test}, found by bisection")
-        libraries.append(replace(library, plan=plan))
-    return replace(analysis, libraries=tuple(libraries))
+    return replace(
+        analysis,
+        libraries=tuple(
+            replace(library, plan=give_back_spans(library.plan, healed))
+            for library in analysis.libraries
+        ),
+    )
 
 
 def _for_people(path: Path) -> str:

@@ -6,6 +6,7 @@ a test compares the two.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from typing import Any
@@ -32,7 +33,7 @@ def config_schema() -> dict[str, Any]:
         (link,) = _references(field)
         section = components[link.rpartition("/")[2]]
         properties[name] = {
-            "description": section["description"],
+            "description": _description(section),
             # A section of which all lines are comments is nothing to YAML.
             "type": ["object", "null"],
             "additionalProperties": False,
@@ -41,11 +42,16 @@ def config_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "negativa.yaml",
-        "description": top["description"],
+        "description": _description(top),
         "type": ["object", "null"],
         "additionalProperties": False,
         "properties": properties,
     }
+
+
+def _description(component: dict[str, Any]) -> str:
+    # Up to Python 3.12 docstrings have the indentation of the source.
+    return inspect.cleandoc(component["description"])
 
 
 def _value(name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from pytest_negativa.models.plan import (
     LibraryPlan,
     TrimmedCubin,
 )
+from pytest_negativa.models.verdict import NeededSpan
 
 
 class Part(NamedTuple):
@@ -61,6 +62,20 @@ def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPl
             trimmed for cubin in plan.trimmed if (trimmed := _trim_less(cubin, codes)).unused
         ),
     )
+
+
+def give_back_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
+    """The plan with what healing gave back kept, for the reasons that the spans name."""
+    by_why: dict[str, list[Part]] = {}
+    for span in spans:
+        by_why.setdefault(span.why, []).append(part_of(span))
+    for why, parts in by_why.items():
+        plan = give_back(plan, parts, why)
+    return plan
+
+
+def part_of(span: NeededSpan) -> Part:
+    return Part(span.library, span.region, span.start, span.code)
 
 
 def _kept(decision: Decision, why: str) -> Decision:

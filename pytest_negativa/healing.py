@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from pytest_negativa.config_models import CopyKind
 from pytest_negativa.errors import StoreError
-from pytest_negativa.giveback import Part, functions_of, give_back, iter_parts
-from pytest_negativa.models.plan import CodeRange, LibraryPlan, UnusedReason
+from pytest_negativa.giveback import (
+    Part,
+    functions_of,
+    give_back,
+    give_back_spans,
+    iter_parts,
+    part_of,
+)
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.plan import CodeRange, UnusedReason
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
 from pytest_negativa.pipeline import AnalyzedLibrary
-from pytest_negativa.proving.bisect import Found, LimitReached, find_needed
+from pytest_negativa.proving.bisect import LimitReached, find_needed
 from pytest_negativa.proving.outcomes import by_nodeid
 from pytest_negativa.proving.rerun import settled_tests
-from pytest_negativa.rundir import save_healed, save_plans
+from pytest_negativa.rundir import load_healed, load_unhealed, save_healed, save_plans
 from pytest_negativa.store import write_atomically
-from pytest_negativa.verifying import Verification
+from pytest_negativa.verifying import Attempt, Verification
 
 STATE_FILE = "healing.jsonl"
 """In a run's folder: the answers of all probes so far, by which an interrupted search goes on."""
+
+_ELSEWHERE = {
+    CopyKind.OVERWRITTEN: "the tests fail wherever their libraries lie elsewhere: nothing that was "
+    "removed is the cause",
+    CopyKind.COMPACTED: "the tests fail on compacted copies with all GPU code in them, too: none "
+    "of it that was removed is the cause",
+}
+"""Why nothing is given back for tests that fail with everything given back."""
 
 # A test that was hidden behind a failing one may show up when that one passes.
 _MAX_TURNS = 5
@@ -49,64 +67,149 @@ _GROUPS = (_library, _region, _element)
 
 
 def verify_and_heal(verification: Verification) -> Verdict:
-    """Verify; while tests fail for what was removed, give back what they need and verify again."""
-    planned = verification.traced.planned
-    total: Healing | None = None
-    for _ in range(_MAX_TURNS):
-        attempt = verification.attempt(planned)
-        verdict = verification.judge(attempt, [p.plan for p in planned])
-        failing = [t.nodeid for t in verdict.differences if t.before and t.after]
-        if verdict.proved or not failing or (total is not None and not total.complete):
-            break
-        healing, planned = _Healer(verification, planned).heal(failing)
-        total = healing if total is None else _sum(total, healing)
-        if not healing.needed:
-            break
-    return replace(verdict, healing=total)
+    """Verify; while tests fail for what was removed, give back what they need and verify again.
 
-
-def _sum(one: Healing, other: Healing) -> Healing:
-    return Healing(
-        needed=(*one.needed, *other.needed),
-        runs=one.runs + other.runs,
-        seconds=one.seconds + other.seconds,
-        complete=one.complete and other.complete,
-        why=one.why or other.why,
-    )
+    The verdict is that of the plans as they are saved.
+    """
+    healer = _Healer(verification)
+    while True:
+        attempt = verification.attempt(healer.planned)
+        verdict = verification.judge(attempt, [p.plan for p in healer.planned])
+        if not healer.go_on(attempt, verdict):
+            return replace(verdict, healing=healer.result)
 
 
 class _Healer:
-    """One search. Limits hold for it, the answers of earlier, interrupted searches included."""
+    """All searches of one verification: the limits hold for them together.
 
-    def __init__(self, verification: Verification, planned: Sequence[AnalyzedLibrary]) -> None:
+    What an earlier search had kept because it wasn't finished is removed again, and searched
+    first. The plans of the run stay as they are until more is known.
+
+    Attributes:
+        planned: what is to be verified next.
+    """
+
+    def __init__(self, verification: Verification) -> None:
         self._verification = verification
-        self._planned = planned
+        self._before = by_nodeid(verification.traced.session.tests)
         self._begin = time.monotonic()
         self._runs = 0
+        self._turns = 0
+        self._ended = False
+        self._whys: list[str] = []
+        self._new: list[NeededSpan] = []
         self._failing: list[str] = []
         self._answers = _Answers(verification.traced.folder / STATE_FILE)
+        self._spans = load_healed(verification.traced.folder)
+        self._unfinished: frozenset[Part] = frozenset()
+        self.planned = self._without_unfinished()
 
-    def heal(self, failing: Sequence[str]) -> tuple[Healing, tuple[AnalyzedLibrary, ...]]:
-        """Find what the tests need, and give it back in the run's plans."""
-        say = self._verification.say
-        parts = self._parts(failing)
-        say(
-            f"negativa: healing: {len(failing)} tests fail on the copies; searching "
-            f"{len(parts):,} removed parts"
+    @property
+    def result(self) -> Healing | None:
+        """How it went; None where nothing was to be healed."""
+        if not self._new and not self._whys:
+            return None
+        return Healing(
+            needed=tuple(self._new),
+            runs=self._runs,
+            seconds=time.monotonic() - self._begin,
+            complete=not self._ended,
+            why="; ".join(self._whys) or None,
         )
-        self._failing = self._caused_by_removal(failing)
+
+    def go_on(self, attempt: Attempt, verdict: Verdict) -> bool:
+        """Take up an attempt's verdict; whether there is another plan to be verified."""
+        if verdict.proved:
+            if self._unfinished:
+                self._whys.append("what an unfinished search had kept is not needed")
+                self._save(self.planned, ())
+            return False
+        failing = [t.nodeid for t in verdict.differences if t.before is not None]
+        if self._ended:
+            return False
+        if self._turns == _MAX_TURNS:
+            self._whys.append(f"tests still fail after {_MAX_TURNS} searches; heal again to go on")
+            self._ended = True
+            return False
+        self._turns += 1
+        spans = self._search(attempt, failing)
+        if spans:
+            planned = self._healed(spans)
+            self._save(planned, spans)
+            self._new += spans
+            return True
+        if self._unfinished:
+            # The verdict must be that of what is saved.
+            self._unfinished = frozenset()
+            self.planned = self._verification.traced.planned
+            self._ended = True
+            return True
+        return False
+
+    def _without_unfinished(self) -> tuple[AnalyzedLibrary, ...]:
+        """The run's plans without what an unfinished search had kept."""
+        planned = self._verification.traced.planned
+        unhealed = {p.library.path: p for p in load_unhealed(self._verification.traced.folder)}
+        if not unhealed:
+            return planned
+        now = {p.plan.library.path: p.plan for p in planned}
+        if any(
+            now.get(path) != give_back_spans(plan, self._spans) for path, plan in unhealed.items()
+        ):
+            self._verification.say(
+                "negativa: healing: the plan has changed since a search was left unfinished; what "
+                "it had kept stays kept"
+            )
+            return planned
+        self._unfinished = frozenset(part_of(s) for s in self._spans if not s.complete)
+        self._spans = tuple(s for s in self._spans if s.complete)
+        return tuple(
+            replace_fields(p, plan=unhealed.get(p.plan.library.path, p.plan)) for p in planned
+        )
+
+    def _search(self, attempt: Attempt, failing: Sequence[str]) -> tuple[NeededSpan, ...]:
+        """What is to be given back for the tests that fail; nothing where that doesn't help."""
+        if not failing:
+            self._whys.append("no test of the traced run fails on the copies: nothing to search")
+            return ()
+        copied = {c.library.path for c in attempt.reconstruction.libraries}
+        parts = [part for part in self._parts(failing) if part.library in copied]
+        if not parts:
+            self._whys.append("tests fail, and nothing was removed that they could need")
+            return ()
+        likely = [part for part in parts if part in self._unfinished]
+        first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
+        self._verification.say(
+            f"negativa: healing: {len(failing)} tests fail on the copies; searching "
+            f"{len(parts):,} removed parts{first}"
+        )
+        caused = self._caused_by_removal(failing)
+        if not caused:
+            self._whys.append(
+                "the tests fail on the originals too: nothing that was removed is the cause"
+            )
+            return ()
+        for candidates in (likely, parts):
+            if candidates:
+                self._failing = self._passing_with(candidates, caused)
+                if len(self._failing) == len(caused):
+                    break
         if not self._failing:
-            why = "the tests fail on the originals too: nothing that was removed is the cause"
-            return self._result((), complete=True, why=why), tuple(self._planned)
-        how = self._verification.settings.verify
-        self._answers.begin(parts, self._failing, f"{how.fill} {how.copies.value}")
-        found = find_needed(parts, self._probe, _GROUPS, self._failing[0])
-        needed = [(n.part, n.test) for n in found.needed]
-        kept = needed or [(part, self._failing[0]) for part in found.enough]
-        self._planned = self._given_back([part for part, _ in kept], dict(kept))
-        spans = tuple(self._span(part, test) for part, test in kept)
-        self._save(spans)
-        return self._result(spans, found.complete, self._why(found)), tuple(self._planned)
+            self._whys.append(_ELSEWHERE[self._copies])
+            return ()
+        if left := len(caused) - len(self._failing):
+            self._whys.append(f"of {left} tests: {_ELSEWHERE[self._copies]}")
+        self._answers.begin(self._question(candidates))
+        found = find_needed(candidates, self._probe, _GROUPS, self._failing[0])
+        if found.complete:
+            return tuple(self._span(n.part, n.test, complete=True) for n in found.needed)
+        self._ended = True
+        self._whys.append(
+            "a limit was reached (verify.heal_runs, verify.heal_minutes): "
+            f"{len(found.enough):,} parts are kept, which may be more than is needed; heal again "
+            "to go on"
+        )
+        return tuple(self._span(part, self._failing[0], complete=False) for part in found.enough)
 
     def _parts(self, failing: Sequence[str]) -> list[Part]:
         """All removed parts, the likely ones first.
@@ -124,10 +227,10 @@ class _Healer:
                 firsts = [image.use.first, *(k.first for k in image.use.kernels)]
                 if any(usage.contexts[f.context].nodeid in wanted for f in firsts):
                     used.add(library.library.path)
-        parts = [part for p in self._planned for part in iter_parts(p.library_map, p.plan)]
+        parts = [part for p in self.planned for part in iter_parts(p.library_map, p.plan)]
         never_chosen = {
             (p.plan.library.path, d.start)
-            for p in self._planned
+            for p in self.planned
             for d in p.plan.decisions
             if d.reason == UnusedReason.WRONG_ARCH.value
         }
@@ -145,10 +248,9 @@ class _Healer:
 
     def _caused_by_removal(self, failing: Sequence[str]) -> list[str]:
         """Those of the tests that pass, or end as traced, on the originals."""
-        before = by_nodeid(self._verification.traced.session.tests)
         rounds = self._verification.rounds.run(RoundKind.ORIGINAL, failing, None)
-        after = by_nodeid(test for r in rounds for test in settled_tests(r))
-        return [n for n in failing if n in after and after[n].outcome is before[n].outcome]
+        ended = by_nodeid(test for r in rounds for test in settled_tests(r))
+        return [n for n in failing if self._as_traced(n, ended)]
 
     def _probe(self, kept: frozenset[Part]) -> str | None:
         known = self._answers.get(kept)
@@ -170,33 +272,60 @@ class _Healer:
         return failing
 
     def _run(self, kept: frozenset[Part]) -> str | None:
-        verification = self._verification
-        before = by_nodeid(verification.traced.session.tests)
-        table = verification.write_copies(self._given_back(kept, {}))[1]
-        result = verification.rounds.run_once(RoundKind.PROBE, self._failing, table)
-        after = by_nodeid(settled_tests(result))
-        different = [
-            n for n in self._failing if n in after and after[n].outcome is not before[n].outcome
-        ]
-        missing = [n for n in self._failing if n not in after]
+        table = self._write_copies(kept)
+        result = self._verification.rounds.run_once(RoundKind.PROBE, self._failing, table)
+        ended = by_nodeid(settled_tests(result))
+        # One that differs ends the round: what is missing may only come after it.
+        different = [n for n in self._failing if n in ended and not self._as_traced(n, ended)]
+        missing = [n for n in self._failing if n not in ended]
         return next(iter([*different, *missing]), None)
 
-    def _given_back(
-        self, parts: Collection[Part], tests: dict[Part, str]
-    ) -> tuple[AnalyzedLibrary, ...]:
-        found = []
-        for planned in self._planned:
-            own = [part for part in parts if part.library == planned.plan.library.path]
-            plan = planned.plan
-            for part in own if tests else ():
-                plan = give_back(plan, [part], f"needed by {tests[part]}, found by bisection")
-            if not tests:
-                plan = give_back(plan, own, "probed")
-            found.append(replace_fields(planned, plan=plan))
-        return tuple(found)
+    def _passing_with(self, parts: Sequence[Part], tests: Sequence[str]) -> list[str]:
+        """Those of the tests that end as traced on copies with all of ``parts`` given back."""
+        table = self._write_copies(parts)
+        rounds = self._verification.rounds.run(RoundKind.CONTROL, tests, table)
+        ended = by_nodeid(test for r in rounds for test in settled_tests(r))
+        return [n for n in tests if self._as_traced(n, ended)]
 
-    def _span(self, part: Part, test: str) -> NeededSpan:
-        planned = next(p for p in self._planned if p.plan.library.path == part.library)
+    def _as_traced(self, nodeid: str, ended: Mapping[str, TestResult]) -> bool:
+        return nodeid in ended and ended[nodeid].outcome is self._before[nodeid].outcome
+
+    def _write_copies(self, kept: Collection[Part]) -> Path | None:
+        """Copies with these parts given back, of all libraries that have unused code in the plan.
+
+        Of one that is given back as a whole, too: that a library lies elsewhere must make no
+        difference between two probes.
+        """
+        planned = [
+            replace_fields(p, plan=give_back(p.plan, kept, "probed"))
+            for p in self.planned
+            if p.plan.unused_bytes or p.plan.trimmed
+        ]
+        return self._verification.write_copies(planned, copy_all=True)[1]
+
+    def _healed(self, spans: Sequence[NeededSpan]) -> tuple[AnalyzedLibrary, ...]:
+        return tuple(replace_fields(p, plan=give_back_spans(p.plan, spans)) for p in self.planned)
+
+    def _question(self, parts: Sequence[Part]) -> list[str]:
+        """All that the answers of probes depend on, as far as it can be told."""
+        rounds = self._verification.rounds
+        how = self._verification.settings.verify
+        removed = [part for p in self.planned for part in iter_parts(p.library_map, p.plan)]
+        return [
+            f"{how.fill} {how.copies.value}",
+            *(f"{p.plan.library.path} {p.plan.library.sha256}" for p in self.planned),
+            *map(repr, rounds.program.command),
+            *(f"{k}={v}" for k, v in sorted(rounds.environ.items()) if k.startswith("CUDA_")),
+            *_states(_test_files(rounds.root, self._failing)),
+            *_states(rounds.program.cwd / word for word in rounds.program.command),
+            *map(repr, removed),
+            "searched:",
+            *map(repr, parts),
+            *self._failing,
+        ]
+
+    def _span(self, part: Part, test: str, *, complete: bool) -> NeededSpan:
+        planned = next(p for p in self.planned if p.plan.library.path == part.library)
         decision = next(d for d in planned.plan.decisions if d.start == part.start)
         function = None
         if part.code is not None:
@@ -210,30 +339,42 @@ class _Healer:
             region=part.region,
             code=part.code,
             function=function,
-        )
-
-    def _save(self, spans: tuple[NeededSpan, ...]) -> None:
-        folder = self._verification.traced.folder
-        save_healed(folder, spans)
-        plans: list[LibraryPlan] = [p.plan for p in self._planned]
-        save_plans(folder, plans)
-
-    def _result(self, needed: tuple[NeededSpan, ...], complete: bool, why: str | None) -> Healing:
-        return Healing(
-            needed=needed,
-            runs=self._runs,
-            seconds=time.monotonic() - self._begin,
             complete=complete,
-            why=why,
         )
 
-    def _why(self, found: Found[Part]) -> str | None:
-        if found.complete:
-            return None
-        return (
-            f"a limit was reached (verify.heal_runs, verify.heal_minutes): {len(found.enough):,} "
-            "parts are kept, more than is needed; heal again to go on"
-        )
+    def _save(self, planned: tuple[AnalyzedLibrary, ...], spans: Sequence[NeededSpan]) -> None:
+        """Make ``planned`` the run's plans, which differ from those verified by ``spans``."""
+        folder = self._verification.traced.folder
+        left = {span.library for span in spans if not span.complete}
+        unhealed = [p.plan for p in self.planned if p.plan.library.path in left]
+        self._spans = (*self._spans, *spans)
+        save_healed(folder, self._spans, unhealed)
+        save_plans(folder, [p.plan for p in planned])
+        self.planned = planned
+        self._unfinished = frozenset()
+
+    @property
+    def _copies(self) -> CopyKind:
+        return self._verification.settings.verify.copies
+
+
+def _test_files(root: Path, nodeids: Collection[str]) -> Iterator[Path]:
+    """The files of tests, and the conftests that they see."""
+    files = dict.fromkeys(root / nodeid.partition("::")[0] for nodeid in nodeids)
+    yield from files
+    folders = {folder for file in files for folder in file.parents}
+    yield from sorted(folder / "conftest.py" for folder in folders)
+
+
+def _states(paths: Iterable[Path]) -> Iterator[str]:
+    """Size and time of those that are files."""
+    for path in paths:
+        try:
+            found = path.stat()
+        except (OSError, ValueError):
+            continue  # A word of the command that names no file.
+        if stat.S_ISREG(found.st_mode):
+            yield f"{path} {found.st_size} {found.st_mtime_ns}"
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -248,16 +389,14 @@ class _Answers:
         self._path = path
         self._known: dict[str, _Answer] = {}
 
-    def begin(self, parts: Sequence[Part], failing: Sequence[str], how: str) -> None:
+    def begin(self, asked: Sequence[str]) -> None:
         """Take up the answers to the same question; others are forgotten.
-
-        Args:
-            how: what the copies look like.
 
         Raises:
             StoreError: the file can't be read or written.
         """
-        question = _digest([how, *map(repr, parts), *failing])
+        question = _digest(asked)
+        self._known = {}
         try:
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         except OSError as e:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.imagesuite import KnownLibrary, Suite
 from pytest_negativa.imagetree import Tree, find_owners, walk_tree
 from pytest_negativa.mapcache import MapCache
@@ -44,6 +45,9 @@ def report_image(
         OptionError: the folder can't be listed.
     """
     tree = walk_tree(folder)
+    slimmed = [path for path in tree.files if is_slimmed(tree.root / path)]
+    for path in slimmed:
+        del tree.files[path]
     devices = tuple(devices) or (() if suite is None else suite.devices)
     judge = _Judge(suite, devices)
     with_code: list[LibraryMap] = []
@@ -74,7 +78,7 @@ def report_image(
         bare_cubins=len(tree.cubins),
         bare_cubin_bytes=sum(tree.cubins.values()),
         unreadable=tuple(unreadable),
-        notes=tuple(_notes(suite, libraries)),
+        notes=tuple(_notes(suite, libraries, slimmed)),
     )
 
 
@@ -216,7 +220,14 @@ def _package_rows(libraries: Iterable[ImageLibrary]) -> list[PackageRow]:
     return sorted(rows, key=lambda row: -row.code_bytes)
 
 
-def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[str]:
+def _notes(
+    suite: Suite | None, libraries: Sequence[ImageLibrary], slimmed: Sequence[str]
+) -> Iterator[str]:
+    if slimmed:
+        yield (
+            f"slimmed by negativa slim, so their GPU code is not listed, nor counted anywhere here "
+            f"({len(slimmed):,}): {', '.join(sorted(slimmed))}"
+        )
     if suite is None:
         return
     yield from suite.notes

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.slimmed import SLIMMED, is_slimmed
 from pytest_negativa.inputs import LibrarySet, find_libraries
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MappedLibrary, MapRequest, map_libraries
@@ -62,7 +64,7 @@ def inspect_libraries(
     jobs: int | None = None,
     on_done: OnDone | None = None,
 ) -> tuple[InspectedSet, ...]:
-    """Map all libraries that the arguments stand for.
+    """Map all libraries that the arguments stand for; slimmed ones have an error instead.
 
     Raises:
         OptionError: an argument stands for nothing.
@@ -74,8 +76,14 @@ def inspect_libraries(
     total, done = sum(sizes.values()), 0
     if on_done is not None:
         on_done(0, total)
-    mapped: dict[object, MappedLibrary] = {}
-    for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
+    mapped: dict[object, MappedLibrary] = {
+        path: MappedLibrary(path, error=FormatError(path, None, SLIMMED))
+        for path in sizes
+        if is_slimmed(path)
+    }
+    done += sum(sizes[path] for path in sizes if path in mapped)
+    wanted = tuple(path for path in sizes if path not in mapped)
+    for library in map_libraries(wanted, request.map_request, cache, jobs):
         mapped[library.path] = library
         done += sizes[library.path]
         if on_done is not None:

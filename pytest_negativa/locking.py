@@ -15,7 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Cubin, Element, Frame, LibraryMap
 from pytest_negativa.models.lock import (
     LOCK_VERSION,
@@ -28,6 +31,7 @@ from pytest_negativa.models.lock import (
 )
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
+    CodeRange,
     Decision,
     KeepReason,
     LibraryPlan,
@@ -38,6 +42,9 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
+_COMPACTED = "compacted"
+_SPARED = "not proved: it was still there when the tests ran"
+_ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 # Without a verdict, what would have been the default.
 _DEFAULT_FILL = 1
 
@@ -89,12 +96,17 @@ def make_lock(
     libraries: list[LockedLibrary] = []
     left_out: list[LeftOut] = []
     for one in planned:
-        plan = one.plan
-        place = place_of(plan.library.path)
-        doubt = _doubt(plan, proved.get(plan.library.path), verdict)
+        place = place_of(one.plan.library.path)
+        row = proved.get(one.plan.library.path)
+        plan, doubt = one.plan, _doubt(one.plan, row, verdict)
+        if doubt is None and row is not None:
+            plan = _proved_part(plan, row)
+            if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
+                plan, doubt = one.plan, _ALL_SPARED
+        plan = _with_all_that_stays(plan, one.library_map)
         why = _why_never(plan) or (None if unproved else doubt)
         if why is None:
-            libraries.append(_lock_library(one, place, doubt))
+            libraries.append(_lock_library(plan, one.library_map, place, doubt))
         else:
             left_out.append(
                 LeftOut(
@@ -191,20 +203,91 @@ def _doubt(plan: LibraryPlan, row: ProvedLibrary | None, verdict: Verdict | None
         return LibraryStatus.NOT_PROVED.value
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved"
-    starts = [span.start for span in row.spans]
-    for decision in plan.decisions:
-        if decision.kept or not decision.size:
-            continue
-        at = bisect_right(starts, decision.start) - 1
-        if at < 0 or row.spans[at].end < decision.end:
-            return "planned anew since it was proved"
+    # Of a compacted copy, what isn't gone may have been left for a reason.
+    covers = _covers(row.spans)
+    if verdict.copies != _COMPACTED and not all(
+        d.kept or not d.size or covers(d.start, d.end) for d in plan.decisions
+    ):
+        return "planned anew since it was proved"
     if plan.trimmed and verdict.granularity != "kernel":
         return "planned anew since it was proved"
     return None
 
 
-def _lock_library(one: Planned, place: Place, doubt: str | None) -> LockedLibrary:
-    plan, library_map = one.plan, one.library_map
+def _proved_part(plan: LibraryPlan, row: ProvedLibrary) -> LibraryPlan:
+    """The plan, without what was still in the copy when the tests ran.
+
+    Rewriting spares what it can't take out safely.
+    """
+    gone = _covers(row.spans)
+    code = {trimmed.start: _covers(trimmed.filled) for trimmed in row.trimmed}
+    nothing = _covers(())
+    trimmed = (
+        replace(
+            cubin,
+            unused=tuple(c for c in cubin.unused if code.get(cubin.start, nothing)(c.start, c.end)),
+        )
+        for cubin in plan.trimmed
+    )
+    return replace(
+        plan,
+        decisions=tuple(
+            d
+            if d.kept or not d.size or gone(d.start, d.end)
+            else Decision(d.start, d.end, True, KeepReason.INCOMPLETE.value, _SPARED)
+            for d in plan.decisions
+        ),
+        trimmed=tuple(cubin for cubin in trimmed if cubin.unused),
+    )
+
+
+def _covers(spans: Sequence[Span | CodeRange]) -> Callable[[int, int], bool]:
+    """Whether a range lies in one of ``spans``, which are sorted and disjoint."""
+    starts = [span.start for span in spans]
+
+    def covers(start: int, end: int) -> bool:
+        at = bisect_right(starts, start) - 1
+        return at >= 0 and end <= spans[at].end
+
+    return covers
+
+
+def _with_all_that_stays(plan: LibraryPlan, library_map: LibraryMap) -> LibraryPlan:
+    """The plan, its trimmed cubins with the names of all functions that aren't unused code.
+
+    A lock says what is unused by those names alone. Code that was given back, or never taken, is in
+    none of the ranges and needs its name, and what it calls stays with it.
+    """
+    found = {start: holder for start, _, holder in _holders(library_map)}
+    trimmed = (_trim_no_more(cubin, found.get(cubin.start), library_map) for cubin in plan.trimmed)
+    return replace(plan, trimmed=tuple(cubin for cubin in trimmed if cubin.unused))
+
+
+def _trim_no_more(
+    cubin: TrimmedCubin, holder: Element | Frame | None, library_map: LibraryMap
+) -> TrimmedCubin:
+    """``cubin`` with less unused code, or the same; with none where its functions aren't known."""
+    content = None if holder is None else holder.content
+    if not isinstance(content, Cubin):
+        return replace(cubin, unused=())
+    is_unused = _covers(cubin.unused)
+    found = reach(
+        content,
+        [
+            f.name
+            for f in (*content.kernels, *content.device_functions)
+            if not is_unused(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        ],
+    )
+    if isinstance(found, str) or not all(is_unused(c.start, c.end) for c in found.unused):
+        return replace(cubin, unused=())
+    names = tuple(sorted({library_map.names[i] for i in found.kept}))
+    return replace(cubin, kept=names, unused=found.unused)
+
+
+def _lock_library(
+    plan: LibraryPlan, library_map: LibraryMap, place: Place, doubt: str | None
+) -> LockedLibrary:
     found = {start: holder for start, _, holder in _holders(library_map)}
     spans = [(d.start, d.end) for d in plan.decisions]
     if sorted(spans) != sorted((start, end) for start, end, _ in _holders(library_map)):

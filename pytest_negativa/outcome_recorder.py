@@ -16,6 +16,7 @@ from pytest_negativa.models.outcomes import (
     CollectionFailed,
     PhaseReported,
     SessionFinished,
+    SessionKind,
     SessionStarted,
     TestStarted,
 )
@@ -46,6 +47,7 @@ class OutcomeRecorder:
                 format_version=OUTCOMES_VERSION,
                 command=tuple(printable_id(word) for word in sys.orig_argv),
                 time_ns=Host.time_ns(),
+                kind=SessionKind.PYTEST,
             )
         )
 
@@ -79,10 +81,11 @@ class OutcomeRecorder:
             )
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._writer.write(
             SessionFinished(
-                exit_status=int(exitstatus),
+                # Other plugins may have changed it by now.
+                exit_status=int(session.exitstatus),
                 time_ns=Host.time_ns(),
                 context_lost=_is_context_lost(session),
             )

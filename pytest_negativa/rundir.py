@@ -28,6 +28,7 @@ from pytest_negativa.store import encode_hook, load_map, save_map, write_atomica
 LATEST = "latest"
 _FAILED = "failed"
 _HEALED = "healed.json"
+_UNHEALED = "unhealed.json"
 
 
 def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
@@ -195,16 +196,50 @@ def load_healed(folder: Path) -> tuple[NeededSpan, ...]:
         raise StoreError(f"{path}: not a list of healed spans: {e}") from e
 
 
-def save_healed(folder: Path, spans: Iterable[NeededSpan]) -> None:
-    """Add to what healing gave back, so that planning the run again keeps it.
+def save_healed(
+    folder: Path, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]
+) -> None:
+    """Note what healing gave back, so that planning the run again keeps it.
+
+    Args:
+        spans: all of it, that of earlier healing too.
+        unhealed: where a search isn't finished, plans without what it gave back.
 
     Raises:
-        StoreError: the file can't be read or written.
+        StoreError: a file can't be written.
     """
-    write_record(folder / _HEALED, tuple(dict.fromkeys((*load_healed(folder), *spans))), indent=1)
+    path = folder / _UNHEALED
+    if unhealed:
+        write_record(path, tuple(unhealed))
+    write_record(folder / _HEALED, tuple(dict.fromkeys(spans)), indent=1)
+    if not unhealed:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+
+
+def load_unhealed(folder: Path) -> tuple[LibraryPlan, ...]:
+    """Plans without what an unfinished search gave back; none where all are finished.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / _UNHEALED
+    if not path.exists():
+        return ()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[LibraryPlan, ...])
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{path}: not a list of plans: {e}; remove it") from e
 
 
 def _plan_files(folder: Path) -> list[Path]:
+    if not folder.exists():
+        raise StoreError(
+            f"{folder}: no traced run here; make one with pytest --negativa, or with "
+            "negativa debloat -- COMMAND"
+        )
     paths = sorted((folder / "plan").glob("*.json"))
     if not paths:
         raise StoreError(f"{folder}: no plans here; a run that failed has none")

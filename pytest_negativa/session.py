@@ -193,8 +193,10 @@ class TracedProcess:
                 return own
             replay = None
             if not has_gpu():
-                # A recording says nothing of what runs on copies.
-                if self._settings.trace.replay is None or self._round is not None:
+                if self._round is not None:
+                    self.not_traced = "no GPU here, and a recorded trace would prove nothing"
+                    return None
+                if self._settings.trace.replay is None:
                     self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
                     return None
                 replay = Path(self._settings.trace.replay)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_negativa.config_models import Settings
+    from pytest_negativa.models.verdict import Verdict
     from pytest_negativa.proving.rerun import Program
     from pytest_negativa.verifying import Prepare
 
@@ -225,6 +226,7 @@ class _Supervisor:
             return measure_session(command, self._settings, self._environ, program.cwd)
         from pytest_negativa.verifying import Verification, exit_code, load_traced_run
 
+        status = 0
         folder = Path(self._settings.run or Path(self._settings.directory) / "latest")
         if self._request.trace_first:
             status, traced = self._trace()
@@ -250,7 +252,7 @@ class _Supervisor:
             verdict = verification.judge(attempt, traced_run.plans)
         path = verification.write(verdict)
         self._show(verdict, path)
-        return exit_code(verdict)
+        return exit_code(verdict) or status
 
     def _trace(self) -> tuple[int, Path | None]:
         """Run the traced session; its status, and its folder where it can be verified."""
@@ -265,6 +267,7 @@ class _Supervisor:
             base=self._settings.directory,
             run_id=new_run_id(),
             root=str(self._request.root),
+            is_pytest=self._request.program.is_pytest,
         )
         result = run_round(
             self._request.program,
@@ -279,11 +282,9 @@ class _Supervisor:
             return status or 1, None
         return status, result.folder
 
-    def _show(self, verdict: object, path: Path) -> None:
-        from pytest_negativa.models.verdict import Verdict
+    def _show(self, verdict: Verdict, path: Path) -> None:
         from pytest_negativa.reporting.verdict import render_verdict
 
-        assert isinstance(verdict, Verdict)
         for paragraph in render_verdict(verdict, path, self._settings.reports):
             _say(paragraph)
 

@@ -6,11 +6,11 @@ program on them, outlives its crashes and judges. See ``supervise`` for how pyte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +19,20 @@ import msgspec
 
 from pytest_negativa.config_models import CopyKind, Granularity, Settings
 from pytest_negativa.errors import StoreError
+from pytest_negativa.evidence import (
+    REDIRECT_LOGS,
+    count_gpu_tests,
+    first_uses,
+    gather,
+    problems_of,
+    trace_files,
+)
 from pytest_negativa.merge import merge_traces
-from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.models.trace import Phase, Usage
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     RoundFacts,
@@ -33,7 +41,6 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.pipeline import AnalyzedLibrary
 from pytest_negativa.proving.judge import (
-    Evidence,
     TestEvidence,
     judge_libraries,
     judge_tests,
@@ -47,15 +54,14 @@ from pytest_negativa.proving.outcomes import (
     read_outcomes,
 )
 from pytest_negativa.proving.redirect import (
+    make_logs_folder,
     make_table,
-    read_logs,
     redirect_environment,
     why_not_replaceable,
     why_unsupported,
     write_table,
 )
 from pytest_negativa.proving.rerun import (
-    MAX_ROUNDS,
     Program,
     RoundResult,
     run_all,
@@ -64,21 +70,17 @@ from pytest_negativa.proving.rerun import (
 )
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact_records import CompactOptions
+from pytest_negativa.rewriting.holding import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.rundir import is_failed, load_planned, write_record
-from pytest_negativa.tracing.files import SUFFIX
 from pytest_negativa.tracing.roles import new_run_id
 
 RECONSTRUCTED = "reconstructed"
 """The folder with the copies, beside those of the runs."""
 
 _VERIFY = "verify"
-_REDIRECT_LOGS = "redirect"
 _LEAST_SILENCE = 60.0
 _TIMES_SILENCE = 5.0
-
-# What begins in these is no test's doing.
-_OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
 
 Prepare = Callable[[Mapping[str, str], Path], Mapping[str, str]]
 """Environment and round folder to the environment of a program that doesn't trace itself."""
@@ -164,6 +166,7 @@ class Rounds:
     environ: Mapping[str, str]
     prepare: Prepare
     folder: Path
+    copies: Path
     done: list[RoundResult] = field(default_factory=list)
 
     def run(
@@ -190,24 +193,28 @@ class Rounds:
             base=str(self.folder),
             run_id=f"{len(self.done) + 1:03}-{kind.value}",
             root=str(self.root),
+            is_pytest=self.program.is_pytest,
             tests=None if tests is None else tuple(tests),
             expected=str(outcomes_file(self.traced.folder)),
             stop_at_failure=kind is RoundKind.PROBE,
         )
-        result = run_round(
-            self.program,
-            settled,
-            lambda folder: self._environment(folder, table),
-            self._silence_limit(),
-        )
+        # Nobody is to write other copies while the tests run on these.
+        held = contextlib.nullcontext() if table is None else hold_copies(self.copies)
+        with held:
+            result = run_round(
+                self.program,
+                settled,
+                lambda folder: self._environment(folder, table),
+                self._silence_limit(),
+            )
         self.done.append(result)
         return result
 
     def _environment(self, folder: Path, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.environ)
         if table is not None:
-            logs = folder / _REDIRECT_LOGS
-            logs.mkdir(parents=True, exist_ok=True)
+            logs = folder / REDIRECT_LOGS
+            make_logs_folder(logs, Path(self.settings.directory))
             environ.update(redirect_environment(environ, table, logs))
         return self.prepare(environ, folder)
 
@@ -223,6 +230,7 @@ class Attempt:
     """The tests once on all copies."""
 
     reconstruction: Reconstruction
+    table: Path | None
     rounds: tuple[RoundResult, ...]
 
     @property
@@ -258,6 +266,9 @@ class Verification:
         self.folder = traced.folder / _VERIFY / new_run_id()
         self.settings = settings
         self.say = say
+        self._record = traced.folder / "verdict.json"
+        # One of before must not outlive a verification that is interrupted.
+        self._record.unlink(missing_ok=True)
         self._copies = Path(settings.directory) / RECONSTRUCTED
         self._unsubstituted = _why_not_substituted(traced.plans, self._copies)
         self.rounds = Rounds(
@@ -268,6 +279,7 @@ class Verification:
             environ=environ,
             prepare=prepare,
             folder=self.folder,
+            copies=self._copies,
         )
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -275,12 +287,16 @@ class Verification:
         reconstruction, table = self.write_copies(planned)
         self.say(_written_line(reconstruction, planned))
         rounds = self.rounds.run(RoundKind.VERIFY, None, table)
-        return Attempt(reconstruction=reconstruction, rounds=rounds)
+        return Attempt(reconstruction=reconstruction, table=table, rounds=rounds)
 
     def write_copies(
-        self, planned: Sequence[AnalyzedLibrary]
+        self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False
     ) -> tuple[Reconstruction, Path | None]:
-        """Make the copies, and the table that redirects to them; None where there are none."""
+        """Make the copies, and the table that redirects to them; None where there are none.
+
+        Args:
+            copy_all: copy libraries without unused code, too.
+        """
         root = self._copies
         usable = [p for p in planned if p.plan.library.path not in self._unsubstituted]
         reconstruction = reconstruct(
@@ -288,6 +304,7 @@ class Verification:
             root,
             fill=self.settings.verify.fill_byte,
             compact=compact_options(self.settings),
+            copy_all=copy_all,
         )
         if not reconstruction.libraries:
             return reconstruction, None
@@ -299,21 +316,26 @@ class Verification:
         """The verdict on an attempt; runs what differs on the originals, where asked to."""
         after = attempt.tests
         before = by_nodeid(self.traced.session.tests)
-        flaky = self._find_flaky(before, after)
-        usage = merge_traces(_trace_files(attempt.rounds))
+        flaky = self._find_flaky(before, after, attempt.table)
+        usage = merge_traces(trace_files(attempt.rounds))
         tests = TestEvidence(
             before=before,
             after=after,
             flaky=flaky,
-            used=_first_uses(self.traced.usage),
-            gpu_tests=_count_gpu_tests(usage),
+            used=first_uses(self.traced.usage),
+            gpu_tests=count_gpu_tests(usage),
             traced_on={d for plan in plans for d in plan.devices},
             verified_on={d.compute_capability for d in usage.devices},
-            problems=tuple(dict.fromkeys(_problems(attempt.rounds))),
+            problems=(
+                *dict.fromkeys(problems_of(attempt.rounds)),
+                *check_copies(attempt.reconstruction),
+            ),
+            statuses=(self.traced.session.exit_status, attempt.rounds[0].session.exit_status),
         )
         verdicts = judge_tests(tests)
         reasons = list(reasons_of_tests(tests, verdicts))
-        evidence = _gather(attempt, usage, self._unsubstituted)
+        copied = {c.library.path for c in attempt.reconstruction.libraries}
+        evidence = gather(attempt.rounds, usage, copied, self._unsubstituted)
         libraries = tuple(
             judge_libraries(
                 plans,
@@ -344,34 +366,46 @@ class Verification:
         )
 
     def _find_flaky(
-        self, before: Mapping[str, TestResult], after: Mapping[str, TestResult]
+        self,
+        before: Mapping[str, TestResult],
+        after: Mapping[str, TestResult],
+        table: Path | None,
     ) -> frozenset[str]:
+        """Tests that differ, and of which originals and copies give both outcomes alike.
+
+        So a test that only ever passes on the originals isn't one, nor is one that only ever
+        fails on the copies; nor one that lost its CUDA context.
+        """
         different = [
             d.nodeid
             for d in iter_differences(before, after)
-            if d.before is not None and d.after is not None
+            if d.before is not None and d.after is not None and d.gpu_error is None
         ]
-        flaky: set[str] = set()
+        as_after: set[str] = set()
+        as_before: set[str] = set()
         for _ in range(self.settings.verify.rerun):
-            left = [nodeid for nodeid in different if nodeid not in flaky]
+            left = [n for n in different if n not in as_after or n not in as_before]
             if not left:
                 break
             tests = format_items(len(left), "test differs", "tests differ")
-            self.say(f"negativa: {tests}; running what differs on the originals")
-            for result in self.rounds.run(RoundKind.ORIGINAL, left, None):
-                flaky.update(
-                    t.nodeid
-                    for t in settled_tests(result)
-                    if t.nodeid in before and t.outcome is not before[t.nodeid].outcome
-                )
-        return frozenset(flaky)
+            self.say(f"negativa: {tests}; running what differs on originals and copies again")
+            originals = self._outcomes(RoundKind.ORIGINAL, left, None)
+            as_after.update(n for n in left if originals.get(n) is after[n].outcome)
+            copies = self._outcomes(RoundKind.VERIFY, left, table)
+            as_before.update(n for n in left if copies.get(n) is before[n].outcome)
+        return frozenset(as_after & as_before)
+
+    def _outcomes(
+        self, kind: RoundKind, tests: Sequence[str], table: Path | None
+    ) -> dict[str, Outcome]:
+        rounds = self.rounds.run(kind, tests, table)
+        return {test.nodeid: test.outcome for r in rounds for test in settled_tests(r)}
 
     def write(self, verdict: Verdict) -> Path:
         """Write ``verdict.json`` into the verification's folder and the run's."""
         write_record(self.folder / "verdict.json", verdict, indent=1)
-        path = self.traced.folder / "verdict.json"
-        write_record(path, verdict, indent=1)
-        return path
+        write_record(self._record, verdict, indent=1)
+        return self._record
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:
@@ -380,8 +414,10 @@ def compact_options(settings: Settings) -> CompactOptions | None:
 
 
 def exit_code(verdict: Verdict) -> int:
-    """The program's own where the plan is proved, else 1."""
-    return (verdict.exit_status or 0) if verdict.proved else 1
+    """The program's own where the plan is proved, with 128 added for a signal; else 1."""
+    status = verdict.exit_status or 0
+    own = status if status >= 0 else 128 - status
+    return own if verdict.proved else 1
 
 
 def _written_line(reconstruction: Reconstruction, planned: Sequence[AnalyzedLibrary]) -> str:
@@ -397,95 +433,12 @@ def _written_line(reconstruction: Reconstruction, planned: Sequence[AnalyzedLibr
     return f"{text} ({reused} unchanged since last time)" if reused else text
 
 
-def _trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
-    return [path for r in rounds for path in sorted((r.folder / "trace").glob(f"*{SUFFIX}"))]
-
-
-def _first_uses(usage: Usage) -> dict[str, set[str]]:
-    """By node id: the libraries of which the test was the first to use something."""
-    used: dict[str, set[str]] = defaultdict(set)
-    for library in usage.libraries:
-        for image in library.images:
-            firsts = [image.use.first, *(k.first for k in image.use.kernels)]
-            for first in firsts:
-                nodeid = usage.contexts[first.context].nodeid
-                if nodeid is not None:
-                    used[nodeid].add(library.library.path)
-    return used
-
-
-def _count_gpu_tests(usage: Usage) -> int:
-    """How many contexts of tests were the first to load an image or to look up a kernel.
-
-    Fixtures, and children that no test is known to have started, count too.
-    """
-    if usage.replay is not None:
-        return 0
-    contexts = set()
-    for use in usage.iter_images():
-        contexts.add(use.first.context)
-        contexts.update(k.first.context for k in use.kernels)
-    found = [usage.contexts[i] for i in contexts]
-    return len({(c.nodeid, c.detail) for c in found if c.phase not in _OUTSIDE_TESTS})
-
-
-def _problems(rounds: Sequence[RoundResult]) -> Iterator[str]:
-    for result in rounds:
-        for error in result.session.collection_errors:
-            yield f"not collected: {error}"
-        if not result.session.tests and result.died:
-            how = f"signal {-result.status}" if result.status < 0 else f"status {result.status}"
-            how = "no test began in time" if result.silent else how
-            yield f"the session ended before its first test ({how})"
-    if len(rounds) == MAX_ROUNDS and rounds[-1].goes_on:
-        yield f"{MAX_ROUNDS} sessions in a row died or lost their CUDA context; no more were run"
-
-
 def _why_not_substituted(plans: Sequence[LibraryPlan], root: Path) -> dict[str, str]:
     """By real path: why a library can't be replaced by its copy on this machine."""
     paths = [plan.library.path for plan in plans]
     if (everywhere := why_unsupported()) is not None:
         return dict.fromkeys(paths, everywhere)
     return {path: why for path in paths if (why := why_not_replaceable(root, path)) is not None}
-
-
-def _gather(attempt: Attempt, usage: Usage, unsubstituted: Mapping[str, str]) -> Evidence:
-    """What logs and traces of the rounds say of copies and originals."""
-    copied = {c.library.path: c for c in attempt.reconstruction.libraries}
-    copies: dict[str, set[object]] = defaultdict(set)
-    originals: dict[str, str] = {}
-    incomplete: str | None = None
-    for result in attempt.rounds:
-        logs = result.folder / _REDIRECT_LOGS
-        # Not there where nothing can be redirected.
-        for process in read_logs(logs) if logs.is_dir() else ():
-            who = f"process {process.pid} ({process.executable})"
-            for load in process.loads:
-                for path in load.copies:
-                    copies[path].add((process.log, load.pid))
-            for path, opened in sorted(process.originals):
-                originals.setdefault(path, f"{who} opened the original, as {opened}")
-            problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
-            if problems and incomplete is None:
-                incomplete = f"{who}: {problems[0]}"
-    _add_traced(usage, copied, originals)
-    return Evidence(
-        copies=copies,
-        originals=originals,
-        unsubstituted=unsubstituted,
-        incomplete=incomplete,
-    )
-
-
-def _add_traced(usage: Usage, copied: Mapping[str, object], originals: dict[str, str]) -> None:
-    """Originals that traced processes had mapped, whatever the redirect knows of them."""
-    for library in usage.libraries:
-        path = library.library.path
-        if path in copied and library.processes:
-            process = usage.processes[library.processes[0]].header
-            originals.setdefault(
-                path, f"process {process.pid} ({process.executable}) had the original mapped"
-            )
 
 
 def _versions(usage: Usage) -> Versions:

@@ -28,6 +28,13 @@ class Outcome(str, enum.Enum):
     TIMED_OUT = "timed out"
 
 
+class SessionKind(str, enum.Enum):
+    """What ran: which of the two can start it again, and compare."""
+
+    PYTEST = "pytest"  # its tests are the outcomes
+    COMMAND = "command"  # any program, whose exit status is the one outcome
+
+
 class OutcomeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
     """Base of the lines."""
 
@@ -38,6 +45,7 @@ class SessionStarted(OutcomeRecord, frozen=True, kw_only=True, tag="session"):
     format_version: int
     command: tuple[str, ...]
     time_ns: int
+    kind: SessionKind = SessionKind.PYTEST
 
 
 class TestStarted(OutcomeRecord, frozen=True, kw_only=True, tag="start"):
@@ -128,6 +136,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         exit_status: None where the session died.
         context_lost: it stopped because the CUDA context was lost.
         complete: the last line is there.
+        kind: what ran.
     """
 
     tests: tuple[TestResult, ...]
@@ -137,6 +146,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
     longest_silence: float
     exit_status: int | None
     context_lost: bool = False
+    kind: SessionKind = SessionKind.PYTEST
 
     @property
     def complete(self) -> bool:

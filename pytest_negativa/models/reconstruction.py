@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Offset, Record, Span
 from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.plan import CodeRange
 
 RECONSTRUCTION_VERSION = 1
 """Of the reconstruction file. History: 1 is the first."""
 
-MANIFEST_VERSION = 1
-"""Of the manifest in the folder of copies. History: 1 is the first."""
+MANIFEST_VERSION = 2
+"""Of the manifest in the folder of copies. History: 2 tells what was spared, and which code."""
+
+
+class FileState(Record, frozen=True, kw_only=True):
+    """What changes when somebody writes to a file, as long as the system isn't restarted."""
+
+    size: Offset
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
 
 
 class RepackedCubin(Record, frozen=True, kw_only=True):
@@ -17,16 +28,20 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
 
     Attributes:
         start: file offset of its payload or frame.
-        code_bytes: unpacked code that is overwritten.
+        filled: unpacked code that is overwritten, as offsets in the unpacked cubin.
         stored_before, stored_after: of the payload or frame in use.
         left_alone: why nothing could be overwritten, or None.
     """
 
     start: Offset
-    code_bytes: Offset
+    filled: tuple[CodeRange, ...]
     stored_before: Offset
     stored_after: Offset
     left_alone: str | None = None
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(code.size for code in self.filled)
 
 
 class Compaction(Record, frozen=True, kw_only=True):
@@ -50,12 +65,16 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
         library: the original; its sha256 is that of the bytes the copy was made from.
         copy: real path of the copy.
         copy_sha256: hex digest of all its bytes.
-        unused: what is filled in the copy; neighbours are one span.
+        unused: the elements and frames that are filled in the copy or gone from it, as offsets
+            in the original; neighbours are one span. Less than is planned where compaction left
+            some as they are.
         unused_bytes: sum of their sizes.
-        elements: how many elements and frames are overwritten as a whole.
+        elements: how many elements and frames that is.
         repacked: kept cubins that lost a part of their code, by offset.
         reused: the copy of an earlier reconstruction, found unchanged.
         compaction: how the copy was made smaller; None where all bytes are in their old places.
+        copy_state, original_state: of the two files when the copy had been made, or was found
+            unchanged.
     """
 
     library: LibraryIdentity
@@ -67,6 +86,17 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     reused: bool
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None
+    copy_state: FileState
+    original_state: FileState
+
+    @property
+    def changes_code(self) -> bool:
+        """Whether any GPU code is gone: tests on a copy without show nothing.
+
+        All of it may have been spared. The copy is the original then, byte by byte, or without
+        what is never loaded.
+        """
+        return bool(self.unused) or any(cubin.filled for cubin in self.repacked)
 
 
 class RefusedLibrary(Record, frozen=True, kw_only=True):
@@ -92,16 +122,6 @@ class Reconstruction(Record, frozen=True, kw_only=True):
     refused: tuple[RefusedLibrary, ...]
 
 
-class FileState(Record, frozen=True, kw_only=True):
-    """What changes when somebody writes to a file, as long as the system isn't restarted."""
-
-    size: Offset
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    device: int
-
-
 class CopyRecord(Record, frozen=True, kw_only=True):
     """A copy as it was when it had been checked.
 
@@ -111,6 +131,8 @@ class CopyRecord(Record, frozen=True, kw_only=True):
         copy, original: the two files at that time.
         boot: which start of the system that was; after another one, states prove nothing: what
             had not reached the disk when power failed is gone.
+        spared: elements and frames, planned as unused, that are in the copy as they were; a span
+            each, by offset in the original.
     """
 
     recipe: str
@@ -118,6 +140,7 @@ class CopyRecord(Record, frozen=True, kw_only=True):
     copy: FileState
     original: FileState
     boot: str
+    spared: tuple[Span, ...] = ()
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None
 

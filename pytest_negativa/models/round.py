@@ -13,6 +13,7 @@ class RoundKind(str, enum.Enum):
     TRACE = "trace"  # the traced run itself
     VERIFY = "verify"  # on the copies
     ORIGINAL = "original"  # on the originals again: is a test that differs flaky?
+    CONTROL = "control"  # on copies with all spans given back: is their place the cause?
     PROBE = "probe"  # on copies with some spans given back: are these the needed ones?
 
 
@@ -23,6 +24,8 @@ class Round(Record, frozen=True, kw_only=True):
         supervisor: the process that started the program and waits for it.
         base, run_id: the round's folder is ``base/run_id``.
         root: the folder against which paths of the project can be understood.
+        is_pytest: whether the program is a pytest session that takes part in the round. Any other
+            program is only started and watched, also where it happens to be pytest.
         tests: node ids to run; None: all that the command selects.
         expected: the outcomes file of the traced run; None where there is none yet.
         stop_at_failure: whether one test that fails, and didn't when traced, ends the round.
@@ -33,6 +36,7 @@ class Round(Record, frozen=True, kw_only=True):
     base: str
     run_id: str
     root: str
+    is_pytest: bool
     tests: tuple[str, ...] | None = None
     expected: str | None = None
     stop_at_failure: bool = False

@@ -78,15 +78,19 @@ class SlimStatus(str, enum.Enum):
     SLIMMED = "slimmed"
     WOULD_SLIM = "would be slimmed"
     ALREADY = "slimmed before"
+    SOUND = "sound"
     UNDONE = "original is back"
+    WOULD_UNDO = "would be put back"
     LEFT = "left as it is"
     DIFFERENT = "another file"
     MISSING = "not found"
+    CHANGED = "changed"
+    GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
 
 
-PROBLEMS = frozenset({SlimStatus.DAMAGED, SlimStatus.FAILED})
+PROBLEMS = frozenset({SlimStatus.CHANGED, SlimStatus.GONE, SlimStatus.DAMAGED, SlimStatus.FAILED})
 """What ends the command with an error."""
 
 UNMET = frozenset({SlimStatus.DIFFERENT, SlimStatus.MISSING})
@@ -98,8 +102,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         path: below the folder; as the lock has it where it was not found.
-        before, after: size of the file. For what would be slimmed, ``after`` is the least that
-            it can get.
+        before, after: size of the file.
         why: more of it.
         others: how many further names lead to the file.
     """

@@ -6,6 +6,7 @@ import enum
 
 from pytest_negativa.models.base import Offset, Record, Span
 from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
 VERDICT_VERSION = 1
@@ -25,6 +26,18 @@ class LibraryStatus(str, enum.Enum):
     NOTHING_UNUSED = "nothing unused"
 
 
+class TrimmedCode(Record, frozen=True, kw_only=True):
+    """Code that was overwritten inside of a kept cubin.
+
+    Attributes:
+        start: file offset of its payload or frame.
+        filled: offsets in the unpacked cubin.
+    """
+
+    start: Offset
+    filled: tuple[CodeRange, ...]
+
+
 class ProvedLibrary(Record, frozen=True, kw_only=True):
     """One library with a plan. Sizes in bytes.
 
@@ -33,9 +46,11 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
             None where there is none.
         spans: file offsets of what was overwritten as a whole.
-        trimmed_code_bytes: code that was overwritten inside kept cubins, unpacked.
+        trimmed: what was overwritten inside kept cubins.
+        trimmed_code_bytes: how much code that is, unpacked.
         left_bytes: GPU code that stays: what is not overwritten, packed as it is in the copy.
         why: the reason where it isn't proved.
+        notes: what a reader should know of the copy, as what could not be taken out of it.
         copy_size: bytes of the copy's file; None where there is none.
         processes: how many processes had the copy mapped.
     """
@@ -57,6 +72,8 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     copy_size: Offset | None = None
     processes: Offset
     spans: tuple[Span, ...]
+    trimmed: tuple[TrimmedCode, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class TestVerdict(Record, frozen=True, kw_only=True):
@@ -107,15 +124,18 @@ class Versions(Record, frozen=True, kw_only=True):
 
 
 class NeededSpan(Record, frozen=True, kw_only=True):
-    """What healing gave back: an element, frame or function without which a test fails.
+    """What healing gave back: an element, frame or function.
 
     Attributes:
         library: real path.
         region: file offset of the region that holds it.
         start, end: file offsets, as in the plan.
-        test: the node id of a test that needs it.
+        test: the node id of a test that fails without it; where the search isn't finished, of
+            one that it is made for.
         code: where only code inside a cubin was given back, its offset in the unpacked cubin.
         function: the mangled name of that code's first function.
+        complete: whether it is known to be needed; if not, it is kept only because the search
+            isn't finished.
     """
 
     library: str
@@ -125,6 +145,14 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     test: str
     code: Offset | None = None
     function: str | None = None
+    complete: bool = True
+
+    @property
+    def why(self) -> str:
+        """Why it is kept, for people."""
+        if self.complete:
+            return f"needed by {self.test}, found by bisection"
+        return "kept: the search for what is needed is not finished"
 
 
 class Healing(Record, frozen=True, kw_only=True):
@@ -132,9 +160,10 @@ class Healing(Record, frozen=True, kw_only=True):
 
     Attributes:
         needed: what was given back.
-        runs: how often the failing tests were started.
+        runs: how often the failing tests were started with some parts given back.
         seconds: how long that took.
-        complete: False where a limit was reached: then ``needed`` holds more than is needed.
+        complete: the search is finished; if not, ``needed`` may hold more than is needed, or
+            not all of it.
         why: what kept it from being complete, or from giving anything back.
     """
 

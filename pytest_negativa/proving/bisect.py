@@ -2,10 +2,10 @@
 
 The one assumption: giving more back never makes a test fail. The removed parts stand in an
 order, the likely ones first. A galloping search finds a beginning of that order that suffices,
-and QuickXplain (U. Junker, AAAI 2004) a smallest set within it: it divides the parts, by
+and QuickXplain (U. Junker, AAAI 2004) a minimal set within it: it divides the parts, by
 library, then by region, then by element, and looks into a half only with the other half given
 back. For k needed parts among n it takes about 2 k log2(n / k) + 2 k runs at the worst. The result
-is minimal: without any one of its parts a test fails.
+is minimal: without any one of its parts a test fails. A smaller set of other parts may do, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Found(Generic[T]):
 
     Attributes:
         needed: the parts that are needed; empty if a limit ended the search.
-        enough: the smallest set with which all tests were seen to pass.
+        enough: the smallest set that is known to suffice: all parts, as long as no test passed
+            with fewer of them.
         complete: no limit ended the search.
     """
 
@@ -57,12 +58,13 @@ def find_needed(
     groups: Sequence[Callable[[T], Hashable]],
     failing: str,
 ) -> Found[T]:
-    """A smallest set of ``parts`` with which no test fails.
+    """A minimal set of ``parts`` with which no test fails.
 
-    With all of them given back no test may fail, and with none of them one must.
+    With all of them given back no test may fail, and with none of them one must: the caller has
+    seen both.
 
     Args:
-        parts: the likely ones first.
+        parts: the likely ones first; at least one.
         probe: see there. May raise ``LimitReached``.
         groups: what belongs together, from large groups to small ones: parts are divided
             between groups where they can be.

@@ -13,6 +13,7 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
+    TrimmedCode,
 )
 from pytest_negativa.proving.outcomes import iter_differences
 
@@ -45,6 +46,7 @@ class TestEvidence:
         gpu_tests: how many tests were seen to load GPU code on the copies.
         traced_on, verified_on: compute capabilities.
         problems: what else speaks against the run: collection errors, a session that died.
+        statuses: exit status of the session when traced, and on the copies; None: it died.
     """
 
     __test__ = False
@@ -57,6 +59,7 @@ class TestEvidence:
     traced_on: Collection[str]
     verified_on: Collection[str]
     problems: tuple[str, ...] = ()
+    statuses: tuple[int | None, int | None] = (None, None)
 
 
 def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
@@ -92,6 +95,12 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
         yield f"{_count(missing, 'test')} of the traced run did not run"
     if new:
         yield f"{_count(new, 'test')} ran that the traced run doesn't have"
+    before, after = tests.statuses
+    # Where a test differs, the status may well differ with it.
+    if not any(v.differs for v in verdicts) and None not in (before, after) and before != after:
+        yield f"the session ended with exit status {after}, with {before} when it was traced"
+    if verdicts and all(v.differs for v in verdicts):
+        yield "no test ended as in the traced run"
     if not tests.gpu_tests:
         yield "no test was seen to use the GPU"
     elif set(tests.traced_on) != set(tests.verified_on):
@@ -116,6 +125,7 @@ def judge_libraries(
         path = plan.library.path
         copy = copies.get(path)
         repacked = copy.repacked if copy is not None else ()
+        unused = copy.unused_bytes if copy is not None else 0
         processes = evidence.copies.get(path, ())
         why: str | None = None
         status = LibraryStatus.NOT_PROVED
@@ -133,6 +143,8 @@ def judge_libraries(
             status, why = LibraryStatus.NOT_SUBSTITUTED, "the tests don't load it"
         elif evidence.incomplete is not None:
             why = evidence.incomplete
+        elif copy is None or not copy.changes_code:
+            status = LibraryStatus.NOTHING_UNUSED
         elif not tests_agree:
             why = TESTS_DIFFER
         else:
@@ -147,17 +159,28 @@ def judge_libraries(
             status=status,
             why=why,
             code_bytes=plan.code_bytes,
-            unused_bytes=plan.unused_bytes,
+            # Of the copy, not of the plan: what could not be overwritten isn't proved.
+            unused_bytes=unused,
             elements=len(plan.decisions),
-            unused_elements=sum(not d.kept for d in plan.decisions),
+            unused_elements=copy.elements if copy is not None else 0,
+            trimmed=tuple(TrimmedCode(start=c.start, filled=c.filled) for c in repacked),
+            notes=_notes(copy),
             trimmed_code_bytes=sum(c.code_bytes for c in repacked),
             left_bytes=plan.code_bytes
-            - plan.unused_bytes
+            - unused
             - sum(c.stored_before - c.stored_after for c in repacked),
             copy_size=_size(copy),
             processes=len(processes),
             spans=copy.unused if copy is not None else (),
         )
+
+
+def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
+    if copy is None:
+        return ()
+    left = [c.left_alone for c in copy.repacked if c.left_alone is not None]
+    notes = copy.compaction.notes if copy.compaction is not None else ()
+    return (*notes, *(f"a cubin stays whole: {why}" for why in dict.fromkeys(left)))
 
 
 def _size(copy: ReconstructedLibrary | None) -> int | None:

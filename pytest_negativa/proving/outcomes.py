@@ -18,6 +18,7 @@ from pytest_negativa.models.outcomes import (
     OutcomeRecord,
     PhaseReported,
     SessionFinished,
+    SessionKind,
     SessionResult,
     SessionStarted,
     TestResult,
@@ -102,6 +103,7 @@ class _Session:
         self._lost: dict[str | None, str] = {}
         self._collection_errors: list[str] = []
         self._command: tuple[str, ...] = ()
+        self._kind = SessionKind.PYTEST
         self._times: list[int] = []
         self._end: SessionFinished | None = None
 
@@ -117,6 +119,7 @@ class _Session:
         elif isinstance(record, SessionStarted):
             self._times.append(record.time_ns)
             self._command = record.command
+            self._kind = record.kind
         elif isinstance(record, SessionFinished):
             self._times.append(record.time_ns)
             self._end = record
@@ -163,6 +166,7 @@ class _Session:
             longest_silence=max(gaps, default=0) / 1e9,
             exit_status=None if self._end is None else self._end.exit_status,
             context_lost=self._end is not None and self._end.context_lost,
+            kind=self._kind,
         )
 
 

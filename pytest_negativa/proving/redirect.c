@@ -17,7 +17,7 @@
  *   the same name exists outside.
  *
  * Rules: never fail the process; on any doubt the name is returned unchanged and the log
- * says what was mapped. No malloc (it isn't the process's own one, and not safe after a
+ * says what was mapped. The one exception is an original that no log would tell of. No malloc (it isn't the process's own one, and not safe after a
  * fork), no descriptor kept open (tests close what they did not open), one write() for each
  * line. The loader calls la_objsearch and la_objopen under its lock: static buffers will do.
  */
@@ -223,6 +223,7 @@ static const Row *row_of_copy(const char *path) {
 /* ---- The log ---- */
 
 static char log_path[PATH_MAX];
+static bool has_log; /* an empty one tells of a problem, too */
 static unsigned long lost_lines;
 static struct {
     char data[2 * 4 * PATH_MAX + 512]; /* two paths, each byte escaped, and the rest */
@@ -269,6 +270,7 @@ static void write_line(int create) {
     bool written = false;
     int fd = log_path[0] ? open_file(log_path, O_WRONLY | O_APPEND | create, 0644) : -1;
     if (fd >= 0) {
+        has_log = true;
         /* Writing past RLIMIT_FSIZE would be a signal that ends the process. */
         struct rlimit limit;
         struct statx status;
@@ -422,7 +424,7 @@ static void make_folder(const char *name, const char *outside) {
 }
 
 /* Whether this process can open the copy, and it is the file of the table. If not, the process
- * goes on with the original, and the log says so. */
+ * goes on with the original, and the log says so; see may_be_original. */
 static bool copy_is_there(const Row *row) {
     int fd = open_file(row->copy, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) return false;
@@ -430,6 +432,16 @@ static bool copy_is_there(const Row *row) {
     bool there = identify_open(fd, &id) && same_file(id, row->copy_id);
     close_file(fd);
     return there;
+}
+
+/* A process that could make no log would run on the original, and nothing would show it: a copy
+ * would be called proved that it never had. So that library is not to be had in it. */
+static bool may_be_original(const char *name) {
+    FileId id;
+    if (has_log || !identify(name, &id)) return true;
+    for (size_t i = 0; i < table.count; i++)
+        if (same_file(id, table.rows[i].original_id)) return false;
+    return true;
 }
 
 /* The row of the original that a path leads to. `resolved`: its real path, empty if there is
@@ -623,6 +635,17 @@ EXPORT unsigned int la_version(unsigned int version) {
 EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {
     int saved = errno;
     const char *found = search(name, cookie, flag);
+    if (strchr(found, '/') != NULL && !may_be_original(found)) {
+        /* No such file: the loader's message will say why. */
+        static char refused[PATH_MAX + 128];
+        line.length = 0;
+        put_string(found);
+        put_string(" (negativa: on the original, and no log of it can be written)");
+        size_t length = line.length < sizeof refused ? line.length : sizeof refused - 1;
+        memcpy(refused, line.data, length);
+        refused[length] = 0;
+        found = refused;
+    }
     errno = saved;
     return (char *)found;
 }

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.store import write_atomically
@@ -219,6 +219,8 @@ def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
 def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTable:
     """The table of originals whose copies lie below the root.
 
+    The folders of the copies become passable for other users, as those of the originals are.
+
     Raises:
         RedirectError: a path can't stand in a table, a copy isn't there, or nothing can be
             loaded from the root's file system.
@@ -249,6 +251,7 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
         if row.original_id == row.copy_id:
             raise RedirectError(f"{copy} and {path} are one file (a hard link?), expected a copy")
         replacements[path] = row
+        make_passable(Path(copy).parent, Path(root))
     return RedirectTable(root, tuple(replacements.values()))
 
 
@@ -271,6 +274,39 @@ def write_table(table: RedirectTable, path: Path) -> None:
     ]
     lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"))
+    # Processes of other users read it too, whatever this one's umask.
+    with contextlib.suppress(OSError):
+        path.chmod(0o644)
+
+
+def make_logs_folder(logs: Path, base: Path) -> None:
+    """Make the folder in which processes of any user can make their logs, below ``base``.
+
+    The folders between the two, ``base`` too, become passable for others. Those above it stay as
+    they are: where another user can't pass them there is no log of that user's processes.
+
+    Raises:
+        StoreError: it can't be created.
+    """
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        logs.chmod(0o1777)
+    except OSError as e:
+        raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
+    make_passable(logs.parent, base)
+
+
+def make_passable(folder: Path, base: Path) -> None:
+    """Let other users pass ``folder`` and those above it up to ``base``, where that is allowed."""
+    top = Path(base).resolve()
+    inner = Path(folder).resolve()
+    if not inner.is_relative_to(top):
+        return
+    for passed in (inner, *(p for p in inner.parents if p.is_relative_to(top))):
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(passed.stat().st_mode)
+            if mode & 0o011 != 0o011:
+                passed.chmod(mode | 0o011)
 
 
 def _numbers(identity: FileId) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ from pytest_negativa.models.outcomes import (
     Outcome,
     PhaseReported,
     SessionFinished,
+    SessionKind,
     SessionResult,
     SessionStarted,
     TestResult,
@@ -42,9 +43,10 @@ _FILE = "round.json"
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
-    """The round that this process is the program of; None in any other process.
+    """The round that this process takes part in as its program; None in any other process.
 
-    What a test starts inherits the variable, but has another parent.
+    What a test starts inherits the variable, but has another parent. A program that was not
+    started as a pytest session takes no part: who started it writes its outcome.
 
     Raises:
         StoreError: the round file can't be read.
@@ -53,7 +55,7 @@ def current_round(environ: Mapping[str, str]) -> Round | None:
     if not path:
         return None
     found = load_round(Path(path))
-    return found if found.supervisor == os.getppid() else None
+    return found if found.is_pytest and found.supervisor == os.getppid() else None
 
 
 def load_round(path: Path) -> Round:
@@ -197,7 +199,10 @@ class CommandOutcome:
         self._writer = LineWriter(path)
         self._writer.write(
             SessionStarted(
-                format_version=OUTCOMES_VERSION, command=tuple(command), time_ns=time.time_ns()
+                format_version=OUTCOMES_VERSION,
+                command=tuple(command),
+                time_ns=time.time_ns(),
+                kind=SessionKind.COMMAND,
             )
         )
         self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))

@@ -12,6 +12,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items, format_s
 
 _IN_TABLE = {
     SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY, SlimStatus.UNDONE,
+    SlimStatus.WOULD_UNDO,
 }  # fmt: skip
 # Of these many alike, such as small libraries that there is nothing to remove from, a line.
 _MANY = 4
@@ -43,6 +44,22 @@ def render_rows(rows: Sequence[SlimRow]) -> str:
     return "\n\n".join(parts) if rows else "nothing to slim"
 
 
+def render_check(rows: Sequence[SlimRow]) -> str:
+    """A table of the libraries that are sound, and lines for those that are others by now."""
+    sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
+    parts = []
+    if sound:
+        cells = [
+            (printable(r.path), format_bytes(r.after), r.status.value, printable(r.why or ""))
+            for r in sound
+        ]
+        parts.append(format_table("lrll", ("library", "size", "", ""), cells))
+    lines = list(_lines(rows))
+    if lines:
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) if rows else "nothing here was slimmed"
+
+
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
     for row in rows:
         if row.status in PROBLEMS:
@@ -50,12 +67,11 @@ def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
 
 
 def _cells(row: SlimRow) -> tuple[str, ...]:
-    others = f" and {row.others} more names" if row.others else ""
+    others = f" and {format_items(row.others, 'more name', 'more names')}" if row.others else ""
     return (
         row.path + others,
         format_bytes(row.before),
-        # Which it will be, nobody knows before it is done.
-        (">= " if row.status is SlimStatus.WOULD_SLIM else "") + format_bytes(row.after),
+        format_bytes(row.after),
         _share(row.after, row.before),
         row.status.value,
     )
@@ -84,7 +100,7 @@ def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
 def _kind(row: SlimRow) -> str:
     """The reason without its figures."""
     why = row.why or ""
-    return "they would hardly get smaller" if why.startswith(_SMALL) else why
+    return "each would save less than the minimum" if why.startswith(_SMALL) else why
 
 
-_SMALL = ("it would get smaller by", "there is nothing to remove")
+_SMALL = ("saves only", "there is nothing to remove")

@@ -36,6 +36,7 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         # That tests differ is said below, once.
         if row.why is not None and row.why != TESTS_DIFFER:
             yield f"{printable(Path(row.path).name)}: {printable(row.why)}"
+        yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
     if verdict.differences:
         yield _tests("Tests that end otherwise on the copies:", verdict.differences)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
@@ -98,13 +99,18 @@ def _healing(healing: Healing, options: Reports) -> str:
     ]
     if healing.why is not None:
         lines.append(f"  {printable(healing.why)}")
-    if healing.needed:
+    known = [span for span in healing.needed if span.complete]
+    if known:
         lines.append("Kept from now on, because a test fails without it:")
-    for span in healing.needed:
+    for span in known:
         what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
         lines.append(
-            f"  {printable(Path(span.library).name)} {printable(what)}: needed by "
-            f"{printable(span.test)}, found by bisection"
+            f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.why)}"
+        )
+    if unfinished := len(healing.needed) - len(known):
+        lines.append(
+            f"{format_items(unfinished, 'part', 'parts')} kept for now: the search for what is "
+            "needed is not finished"
         )
     return "\n".join(lines)
 

@@ -11,15 +11,18 @@ child process has loaded it.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact_check import check_compacted
@@ -29,6 +32,7 @@ from pytest_negativa.rewriting.compact_records import (
     CannotCompactError,
     Compacted,
     CompactOptions,
+    Forecast,
     NotCompacted,
 )
 from pytest_negativa.rewriting.compact_tables import MARKER, Tail, build_tail, junk
@@ -94,14 +98,49 @@ def compact_library(
         raise ReconstructError(str(e)) from e
 
 
-def _compact(
+def foresee_compaction(
+    path: str | os.PathLike[str],
+    library_map: LibraryMap | None = None,
+    plan: LibraryPlan | None = None,
+    edits: Edits | None = None,
+    options: CompactOptions | None = None,
+) -> Forecast | NotCompacted:
+    """What ``compact_library`` would do, without writing. That the file is the one that was
+    analyzed is not checked, and the result is not loaded.
+
+    Raises:
+        ReconstructError: the file can't be read.
+    """
+    try:
+        with ByteSource(path) as source:
+            try:
+                design = _design(source, library_map, plan, edits, options or CompactOptions())
+            except CannotCompactError as e:
+                return NotCompacted(path=source.path, size=source.size, reason=e.reason)
+            return Forecast(path=source.path, size_before=source.size, size_after=design.tail.size)
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+
+
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """What a compacted file is to be."""
+
+    tables: ElfTables
+    page_size: int
+    removal: Removal
+    layout: PageLayout
+    tail: Tail
+
+
+def _design(
     source: ByteSource,
-    target: Path,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     edits: Edits | None,
     options: CompactOptions,
-) -> Compacted | NotCompacted:
+) -> _Design:
+    """Raises CannotCompactError where the library is better left as it is."""
     tables = read_tables(source)
     if MARKER in tables.names:
         raise CannotCompactError(
@@ -130,15 +169,30 @@ def _compact(
     gain = source.size - tail.size
     if gain < options.min_gain:
         reason = (
-            f"it would get smaller by {gain:,} bytes" if gain > 0 else "there is nothing to remove"
+            f"saves only {gain:,} bytes, the minimum is {options.min_gain:,}"
+            if gain > 0
+            else "there is nothing to remove"
         )
-        return NotCompacted(path=source.path, size=source.size, reason=reason)
+        raise CannotCompactError(source.path, reason)
+    return _Design(tables, page_size, removal, layout, tail)
+
+
+def _compact(
+    source: ByteSource,
+    target: Path,
+    library_map: LibraryMap | None,
+    plan: LibraryPlan | None,
+    edits: Edits | None,
+    options: CompactOptions,
+) -> Compacted:
+    design = _design(source, library_map, plan, edits, options)
+    tables, removal, layout, tail = design.tables, design.removal, design.layout, design.tail
     blueprint = _blueprint(tables, layout.pages, tail, removal, edits)
     with _new_file(source, target) as temporary:
         with temporary.open("r+b") as file:
             write_blueprint(blueprint, source, file.fileno())
         with ByteSource(temporary) as compacted:
-            check_compacted(source, compacted, removal, edits, library_map, plan, page_size)
+            check_compacted(source, compacted, removal, edits, library_map, plan, design.page_size)
             sha256 = compacted.sha256()
         outcome = "switched off"
         if options.load_check:
@@ -164,8 +218,20 @@ def _compact(
         load_segments=sum(map(len, layout.runs)),
         dropped_sections=tail.dropped,
         load_check=outcome,
+        spared=tuple(_spared(plan, removal.zeros)),
         notes=(*removal.notes, *_notes(layout, options)),
     )
+
+
+def _spared(plan: LibraryPlan | None, zeros: Sequence[Range]) -> Iterator[Span]:
+    """What the plan calls unused and is not zeros as a whole. ``zeros``: disjoint, ascending."""
+    starts = [start for start, _ in zeros]
+    for decision in plan.decisions if plan is not None else ():
+        if decision.kept or not decision.size:
+            continue
+        at = bisect.bisect_right(starts, decision.start) - 1
+        if at < 0 or zeros[at][1] < decision.end:
+            yield Span(decision.start, decision.end)
 
 
 def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import Offset, Record, Span
 
 
 class CannotCompactError(ReconstructError):
@@ -62,6 +62,8 @@ class Compacted(Record, frozen=True, kw_only=True):
         load_segments_before, load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
         load_check: what became of loading the result: ``loaded``, or why that tells nothing.
+        spared: payloads and frames that are unused by plan and stay as they are, a span each, by
+            offset in the original; of all others nothing is left.
         notes: what a reader of the report should know.
     """
 
@@ -78,7 +80,16 @@ class Compacted(Record, frozen=True, kw_only=True):
     load_segments: int
     dropped_sections: tuple[str, ...]
     load_check: str
+    spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class Forecast(Record, frozen=True, kw_only=True):
+    """A library that would be compacted; sizes in bytes of the files. Nothing was written."""
+
+    path: str
+    size_before: Offset
+    size_after: Offset
 
 
 class NotCompacted(Record, frozen=True, kw_only=True):

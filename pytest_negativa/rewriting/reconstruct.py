@@ -1,9 +1,9 @@
 """Maps and plans of a run to a folder of copies in which unused code is overwritten.
 
-The copy of ``/a/b.so`` is ``ROOT/a/b.so``. Beside them lie two files of ours: a manifest, which
-says what was written, and a lock, which one process holds at a time; a second one waits, and
-then finds done what it was to do. A copy is renamed to its name when it has been checked, so
-who reads the folder without the lock sees whole copies, too.
+The copy of ``/a/b.so`` is ``ROOT/a/b.so``. Beside them lie files of ours: a manifest, which
+says what was written, and locks. One process writes at a time; a second one waits, and then
+finds done what it was to do. While tests run on the copies, nobody writes. A copy is renamed to
+its name when it has been checked, so who reads the folder without a lock sees whole copies, too.
 
 A copy is used again if it was made from the same bytes by the same edits, and neither file has
 been written to since: size, times, inode and device are those of the manifest, and the system
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -27,6 +26,7 @@ import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
@@ -51,12 +51,12 @@ from pytest_negativa.rewriting.copies import (
     write_copy,
 )
 from pytest_negativa.rewriting.edits import Edits, merge_edits
+from pytest_negativa.rewriting.holding import writing_copies
 from pytest_negativa.rewriting.kernels import KernelEdits, trim_kernels
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.store import write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
-_LOCK_NAME = ".negativa-lock"
 # Raised when copies are written in another way: those of before are then written anew.
 _WRITER_VERSION = 1
 
@@ -79,6 +79,7 @@ def reconstruct(
     *,
     fill: int = 1,
     compact: CompactOptions | None = None,
+    copy_all: bool = False,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Reconstruction:
@@ -90,6 +91,7 @@ def reconstruct(
         fill: the byte that unused code becomes.
         compact: take unused code out of the files instead; a library where that can't be done, or
             gains too little, gets a copy of its old size all the same.
+        copy_all: copy libraries without unused code, too.
         jobs: how many libraries at a time; the default is one for each processor this process
             may use.
         on_done: told the bytes of originals that are done, and of all, after each library.
@@ -99,30 +101,23 @@ def reconstruct(
         no copy of it is left.
 
     Raises:
-        ReconstructError: the folder can't be made or locked.
+        ReconstructError: the folder can't be made or locked, or tests run on its copies.
         StoreError: the manifest can't be written.
     """
     if not 0 <= fill <= 255:
         raise ValueError(f"fill {fill}, expected a byte")
     if len({p.plan.library.path for p in planned}) != len(planned):
         raise ValueError("a library is planned twice")
-    wanted = [p for p in planned if p.plan.unused_bytes or p.plan.trimmed]
+    wanted = [p for p in planned if copy_all or p.plan.unused_bytes or p.plan.trimmed]
     # The largest first, so that none is left to run alone at the end.
     wanted.sort(key=lambda p: (-p.plan.library.size, p.plan.library.path))
     try:
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
-        lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as e:
         raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as e:
-            raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
+    with writing_copies(root):
         return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
-    finally:
-        os.close(lock)
 
 
 def copy_path(root: Path, path: str) -> Path:
@@ -213,17 +208,19 @@ class _Reconstructor:
             remove_abandoned(target)
             record = self._write_compacted(planned, target, recipe)
             record = record or self._write(planned, edits, target, recipe)
-        unused = edits.filled
+        unused = _without(edits, record.spared)
         made = ReconstructedLibrary(
             library=library,
             copy=os.fspath(target),
             copy_sha256=record.sha256,
-            unused=unused,
-            unused_bytes=sum(span.size for span in unused),
-            elements=len(edits.fills),
+            unused=unused.filled,
+            unused_bytes=sum(fill.end - fill.start for fill in unused.fills),
+            elements=len(unused.fills),
             reused=reused,
             repacked=record.repacked,
             compaction=record.compaction,
+            copy_state=record.copy,
+            original_state=record.original,
         )
         return made, record
 
@@ -259,6 +256,7 @@ class _Reconstructor:
             copy=state_of(target),
             original=before,
             boot=self._boot,
+            spared=made.spared,
             repacked=_repacked(trimmed),
             compaction=Compaction(
                 size=made.size_after, load_segments=made.load_segments, notes=made.notes
@@ -353,11 +351,17 @@ def _trim(planned: Planned, fill: int) -> KernelEdits | None:
         return trim_kernels(source, planned.library_map, planned.plan, fill)
 
 
+def _without(edits: Edits, spared: Sequence[Span]) -> Edits:
+    """Only the fills, and of them those that were done."""
+    left = {(span.start, span.end) for span in spared}
+    return Edits(edits.size, tuple(f for f in edits.fills if (f.start, f.end) not in left))
+
+
 def _repacked(trimmed: KernelEdits | None) -> tuple[RepackedCubin, ...]:
     return tuple(
         RepackedCubin(
             start=cubin.start,
-            code_bytes=sum(code.size for code in cubin.filled),
+            filled=cubin.filled,
             stored_before=cubin.stored_before,
             stored_after=cubin.stored_after,
             left_alone=cubin.left_alone,

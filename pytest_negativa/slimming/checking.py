@@ -3,84 +3,112 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from pathlib import Path
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact_damage import diagnose
 from pytest_negativa.slimming.manifests import digest_of, load_manifest
 from pytest_negativa.slimming.recordfile import read_lines, record_digest
 from pytest_negativa.slimming.sites import Site
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import FileGroup, Tree
+
+_Recorded = Mapping[str, Mapping[str, Path]]
 
 
 def check(tree: Tree) -> list[SlimRow]:
-    """Compare digests with the manifest, and look for what other tools do to compacted files.
+    """Compare digests with the manifest; and look at compacted libraries that it doesn't know.
 
-    Compacted libraries that no manifest knows are looked at, too.
+    A library with another digest than the manifest's is a problem, unless it is the original or
+    the RECORD of its distribution has that digest: then it was installed anew.
 
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = load_manifest(tree.root)
-    rows = []
-    known: set[str] = set()
-    for _, entry in sorted(manifest.slimmed.items()):
-        known.update(entry.names)
-        rows += [_check_entry(tree, name, entry) for name in entry.names]
-    for group in tree.groups:
-        if not known.intersection(group.names) and tree.is_library(group):
-            path = tree.root / group.name
-            try:
-                diagnosis = diagnose(path)
-            except FormatError as e:
-                rows.append(_row(group.name, SlimStatus.FAILED, group.size, e.problem))
-                continue
-            if diagnosis.damage is not None:
-                rows.append(_row(group.name, SlimStatus.DAMAGED, group.size, diagnosis.damage))
-            elif diagnosis.compacted:
-                rows.append(_row(group.name, SlimStatus.ALREADY, group.size, "not in the manifest"))
-    return rows + _check_records(tree, manifest)
+    known = {name: e for e in manifest.slimmed.values() for name in e.names}
+    others = [
+        group
+        for group in tree.groups
+        if not known.keys() & set(group.names) and tree.is_library(group)
+    ]
+    recorded = _recorded(tree, {*known, *(name for group in others for name in group.names)})
+    rows = [_check_entry(tree, name, known[name], recorded) for name in sorted(known)]
+    for group in others:
+        row = _check_unknown(tree, group, recorded)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
-def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
+def _check_entry(tree: Tree, name: str, entry: SlimmedFile, recorded: _Recorded) -> SlimRow:
     group = tree.group_of(name)
+    remedy = "reinstall" if entry.original is None else "reinstall, or negativa slim --undo"
     if group is None:
-        return _row(name, SlimStatus.MISSING, 0, "the manifest names it")
-    path = tree.root / name
-    if digest_of(path) == entry.sha256:
-        return _row(name, SlimStatus.ALREADY, group.size, None)
+        return _row(name, SlimStatus.GONE, 0, f"it was slimmed, and is no longer there; {remedy}")
+    digest = digest_of(tree.root / name)
+    if digest is None:
+        return _row(name, SlimStatus.FAILED, group.size, "it cannot be read")
+    records = recorded.get(name, {})
+    if digest == entry.sha256:
+        wrong = [path for line, path in records.items() if line != record_digest(digest)]
+        if wrong:
+            why = f"{wrong[0]} has another digest; run negativa slim again"
+            return _row(name, SlimStatus.DAMAGED, group.size, why)
+        return _row(name, SlimStatus.SOUND, group.size, None)
+    if digest == entry.original_sha256:
+        return _row(name, SlimStatus.DIFFERENT, group.size, "the original is back")
+    if record_digest(digest) in records:
+        why = "another one was installed since: RECORD has its digest"
+        return _row(name, SlimStatus.DIFFERENT, group.size, why)
+    try:
+        damage = diagnose(tree.root / name).damage
+    except FormatError as e:
+        return _row(name, SlimStatus.FAILED, group.size, e.problem)
+    if damage is not None:
+        return _row(name, SlimStatus.DAMAGED, group.size, f"{damage}; {remedy}")
+    # Whether somebody patched it or a disk lost a page of kernels, nobody can tell.
+    why = f"differs from what was written; {remedy}"
+    return _row(name, SlimStatus.CHANGED, group.size, why)
+
+
+def _check_unknown(tree: Tree, group: FileGroup, recorded: _Recorded) -> SlimRow | None:
+    path = tree.root / group.name
     try:
         diagnosis = diagnose(path)
     except FormatError as e:
-        return _row(name, SlimStatus.FAILED, group.size, e.problem)
+        return _row(group.name, SlimStatus.FAILED, group.size, e.problem)
     if diagnosis.damage is not None:
-        return _row(name, SlimStatus.DAMAGED, group.size, diagnosis.damage)
-    if diagnosis.compacted:
-        why = "another tool changed it since; nothing was found that harms"
-        return _row(name, SlimStatus.DIFFERENT, group.size, why)
-    return _row(name, SlimStatus.DIFFERENT, group.size, "another file took its place")
+        return _row(group.name, SlimStatus.DAMAGED, group.size, diagnosis.damage)
+    if not diagnosis.compacted:
+        return None
+    lines = {line for name in group.names for line in recorded.get(name, {})}
+    digest = digest_of(path)
+    if digest is not None and record_digest(digest) in lines:
+        why = "not in the manifest; RECORD has its digest"
+        return _row(group.name, SlimStatus.SOUND, group.size, why)
+    if lines:
+        why = "not in the manifest, and differs from what RECORD says; reinstall"
+        return _row(group.name, SlimStatus.CHANGED, group.size, why)
+    why = "not in the manifest: what was written is not known; reinstall"
+    return _row(group.name, SlimStatus.CHANGED, group.size, why)
 
 
-def _check_records(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
-    wanted = {
-        os.path.join(tree.root, name): (name, entry)
-        for entry in manifest.slimmed.values()
-        for name in entry.names
-    }
-    rows = []
+def _recorded(tree: Tree, names: Set[str]) -> _Recorded:
+    """What RECORD files say: the RECORD by digest, by name."""
+    paths = {os.path.join(tree.root, name): name for name in names}
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
     for site in tree.sites:
         for installed in Site(site).installed():
-            files = installed.files & wanted.keys()
-            if not files:
+            wanted = installed.files & paths.keys()
+            if not wanted:
                 continue
-            for path, line in read_lines(installed.record, site, files).items():
-                name, entry = wanted[path]
-                if digest_of(tree.root / name) == entry.sha256 and line.digest != record_digest(
-                    entry.sha256
-                ):
-                    why = f"{installed.record} has another digest; run negativa slim again"
-                    rows.append(_row(name, SlimStatus.DAMAGED, entry.size, why))
-    return rows
+            for path, line in read_lines(installed.record, site, wanted).items():
+                if line.digest:
+                    found[paths[path]][line.digest] = installed.record
+    return found
 
 
 def _row(name: str, status: SlimStatus, size: int, why: str | None) -> SlimRow:

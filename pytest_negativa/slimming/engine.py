@@ -25,10 +25,10 @@ from pytest_negativa.models.slimming import (
     SlimRow,
     SlimStatus,
 )
-from pytest_negativa.rewriting.compact_records import Compacted, NotCompacted
+from pytest_negativa.rewriting.compact_records import Compacted, Forecast, NotCompacted
 from pytest_negativa.slimming.manifests import save_manifest
 from pytest_negativa.slimming.placing import dress, link, put_aside, staged_name, take_place
-from pytest_negativa.slimming.recipes import NO_GPU_CODE, Prepared, apply
+from pytest_negativa.slimming.recipes import NO_GPU_CODE, Prepared, apply, foresee
 from pytest_negativa.slimming.recordfile import (
     RecordLine,
     read_lines,
@@ -117,6 +117,8 @@ class Slimmer:
         before = self._copy_of_manifest()
         for key in self.todo.stale:
             del self.manifest.slimmed[key]
+        for name in [n for n in self.manifest.left if self.tree.group_of(n) is None]:
+            del self.manifest.left[name]
         try:
             self._link_names()
             self._run_works(on_done)
@@ -171,12 +173,12 @@ class Slimmer:
 
     def _do(
         self, work: Work, staged: Path
-    ) -> tuple[Prepared | None, Compacted | NotCompacted | str | None]:
+    ) -> tuple[Prepared | None, Compacted | Forecast | NotCompacted | str]:
         prepared = work.recipe.prepare(work.source)
         if isinstance(prepared, str):
             return None, prepared
         if self.options.dry_run:
-            return prepared, None
+            return prepared, foresee(prepared, work.source, strip=self.options.strip)
         result = apply(
             prepared,
             work.source,
@@ -191,13 +193,12 @@ class Slimmer:
         work: Work,
         staged: Path,
         prepared: Prepared | None,
-        result: Compacted | NotCompacted | str | None,
+        result: Compacted | Forecast | NotCompacted | str,
     ) -> None:
         if isinstance(result, Compacted) and prepared is not None:
             self._publish(work, staged, prepared, result)
-        elif result is None and prepared is not None:
-            least = work.size - prepared.unused_bytes
-            self._add_row(work, SlimStatus.WOULD_SLIM, least, None)
+        elif isinstance(result, Forecast):
+            self._add_row(work, SlimStatus.WOULD_SLIM, result.size_after, None)
         else:
             reason = result.reason if isinstance(result, NotCompacted) else str(result)
             if work.before is not None:
@@ -220,8 +221,7 @@ class Slimmer:
         notes = [*prepared.notes, *result.notes, *dress(staged, work.source)]
         if work.outside:
             notes.append(
-                f"{work.outside:,} names elsewhere lead to the original still, which takes its "
-                "space as long as they do"
+                f"the original takes its space still: {work.outside:,} of its names are elsewhere"
             )
         original = None if work.before is None else work.before.original
         if self.options.keep_originals is not None:
@@ -248,7 +248,13 @@ class Slimmer:
             notes=tuple(notes),
         )
         save_manifest(self.root, self.manifest)
-        take_place(staged, names)
+        try:
+            take_place(staged, names)
+        except ReconstructError:
+            if work.before is None and not any(_is_file(name, status) for name in names):
+                del self.manifest.slimmed[work.name]
+                save_manifest(self.root, self.manifest)
+            raise
         self.todo.current.update(work.names)
         others = len(work.names) - 1
         self.rows.append(
@@ -304,6 +310,14 @@ class Slimmer:
             if name in self.todo.current
         }
         write_records(self._sites, changes)
+
+
+def _is_file(path: Path, status: os.stat_result) -> bool:
+    """Whether a name leads to the file of that status."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
 
 
 def write_records(sites: Sequence[Site], changes: dict[str, RecordLine]) -> None:

@@ -21,8 +21,13 @@ from pytest_negativa.locking import needs_content, plan_from_lock
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact import compact_library
-from pytest_negativa.rewriting.compact_records import Compacted, CompactOptions, NotCompacted
+from pytest_negativa.rewriting.compact import compact_library, foresee_compaction
+from pytest_negativa.rewriting.compact_records import (
+    Compacted,
+    CompactOptions,
+    Forecast,
+    NotCompacted,
+)
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.kernels import trim_kernels
 from pytest_negativa.slimming.archs import plan_for_devices
@@ -39,10 +44,6 @@ class Prepared:
     plan: LibraryPlan | None = None
     edits: Edits | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def unused_bytes(self) -> int:
-        return 0 if self.plan is None else self.plan.unused_bytes
 
 
 class Recipe(Protocol):
@@ -162,6 +163,16 @@ def apply(
         prepared.edits,
         CompactOptions(strip=strip, load_check=load_check),
     )
+
+
+def foresee(prepared: Prepared, path: Path, *, strip: bool) -> Forecast | NotCompacted:
+    """What ``apply`` would write, or why it would write nothing; loading is not tried.
+
+    Raises:
+        NegativaError: the library can't be read.
+    """
+    options = CompactOptions(strip=strip)
+    return foresee_compaction(path, prepared.library_map, prepared.plan, prepared.edits, options)
 
 
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:

@@ -1,4 +1,5 @@
-// One region of a library with a kernel that nothing else has: compiled with NAME and VALUE set.
+// One region of a library with a kernel that nothing else has, and one that nobody calls: compiled
+// with NAME and VALUE set.
 
 #include <cuda_runtime.h>
 
@@ -6,6 +7,8 @@
 #define JOIN(a, b) JOIN_(a, b)
 
 __global__ void JOIN(kernel_, NAME)(int *result) { *result = VALUE; }
+
+__global__ void JOIN(idle_, NAME)(int *result) { *result = -VALUE; }
 
 // What the kernel wrote, or the negative CUDA error. With `bad`, it writes where nothing may.
 extern "C" int JOIN(run_, NAME)(int bad) {

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.models.library import Cubin
+from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.rundir import load_planned, save_plans
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 
 LIBRARIES = 5
-KERNELS = 5  # of each library, every one in a region of its own
+KERNELS = 5  # that tests call, of each library; every one in a region of its own
 
 # Tests that behave otherwise on the copies find out by the variable that names the round.
 PROJECT = f"""
@@ -93,7 +98,7 @@ def test_flaky():
     runs = len(count.read_text()) if count.exists() else 0
     count.write_text("x" * (runs + 1))
     assert run(4, 4) == 404
-    assert runs % 2 == 0
+    assert runs % 4 in (0, 3)
 """
 
 
@@ -171,6 +176,28 @@ class Project:
             path.write_text(json.dumps(plan))
         return planted
 
+    def plant_function(self, library: int, kernel: int) -> str:
+        """Call the code of a used kernel unused, in a cubin that stays; the kernel's name."""
+        name = f"_Z10kernel_{library}_{kernel}Pi"
+        [(planned, trimmed)] = [
+            (planned, trimmed)
+            for planned in load_planned(self.run)
+            for trimmed in planned.plan.trimmed
+            if trimmed.kept == (name,)
+        ]
+        elements = planned.library_map.iter_elements()
+        [cubin] = [e.content for e in elements if e.payload.start == trimmed.start]
+        assert isinstance(cubin, Cubin)
+        every = sorted(
+            CodeRange(k.offset_in_cubin, k.offset_in_cubin + k.code_size) for k in cubin.kernels
+        )
+        assert {*trimmed.unused} < {*every}
+        faulty = replace(trimmed, kept=(), unused=tuple(every))
+        others = [t for t in planned.plan.trimmed if t is not trimmed]
+        both = tuple(sorted([*others, faulty], key=lambda t: t.start))
+        save_plans(self.run, [replace(planned.plan, trimmed=both)])
+        return name
+
 
 def _loaded(plan: Any) -> list[list[Any]]:
     return [row for row in plan["decisions"] if row[2] and row[3] == "loaded"]
@@ -219,7 +246,35 @@ def test_proved_with_other_fillings(project: Project, fill: str) -> None:
 
 def test_kernel_granularity(project: Project) -> None:
     project.pytest("--negativa", "--negativa-verify", "--negativa-granularity=kernel")
-    assert project.verdict["granularity"] == "kernel"
+    verdict = project.verdict
+    assert verdict["proved"] and verdict["granularity"] == "kernel"
+    assert len(verdict["libraries"]) == LIBRARIES
+    for row in verdict["libraries"]:
+        # Of each used cubin the kernel that no test calls.
+        assert [len(cubin["filled"]) for cubin in row["trimmed"]] == [1] * KERNELS
+        assert row["trimmed_code_bytes"] > 0
+
+
+def test_a_used_function_is_missed(project: Project) -> None:
+    traced(project, "", "--negativa-granularity=kernel")
+    name = project.plant_function(1, 1)
+    out = project.pytest("--negativa-verify", status=1)
+    assert not project.verdict["proved"], out
+    assert project.differences() == {"test_kernel[1-1]": ("passed", "failed")}
+    assert "NOT PROVED" in out
+
+    out = project.pytest("--negativa-heal")
+    verdict = project.verdict
+    assert verdict["proved"] and verdict["healing"]["complete"]
+    [needed] = verdict["healing"]["needed"]
+    assert (Path(needed["library"]).name, needed["function"]) == ("libmany1.so", name)
+    assert needed["code"] is not None
+    assert needed["test"].endswith("test_kernel[1-1]")
+    # The kernel that no test calls stays overwritten, beside the one that was given back.
+    rows = {Path(row["path"]).name: row for row in verdict["libraries"]}
+    assert len(rows["libmany1.so"]["trimmed"]) == KERNELS
+    project.pytest("--negativa-verify")
+    assert project.verdict["proved"]
 
 
 def test_a_used_element_is_missed(project: Project) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from pytest_negativa.proving.redirect import (
     RedirectedProcess,
     RedirectError,
     copy_path,
+    make_logs_folder,
     make_table,
     read_logs,
     redirect_environment,
@@ -242,6 +245,13 @@ def test_another_namespace(stage: Stage) -> None:
     lines = stage.load("namespace", "liblib.so.1", LD_LIBRARY_PATH=str(stage.lib.parent))
     assert lines == ["copy"]
     assert_copy(stage)
+
+
+def test_a_path_in_another_namespace_is_seen(stage: Stage) -> None:
+    """glibc doesn't ask the auditor for it; what was mapped is in the log."""
+    path = f"{stage.near.parent}:{stage.far.parent}"
+    assert stage.load("namespace", stage.lib, LD_LIBRARY_PATH=path) == ["original"]
+    assert_original(stage, stage.lib)
 
 
 def test_origin_in_a_name(stage: Stage) -> None:
@@ -555,6 +565,63 @@ def test_a_process_without_a_log_folder_runs(stage: Stage) -> None:
     stage.logs.rmdir()
     assert stage.load("open", stage.lib) == ["copy"]
     assert not stage.logs.exists()
+
+
+def test_an_original_that_no_log_would_tell_of_is_not_loaded(stage: Stage) -> None:
+    """Else the copy would be called proved, and nothing would show that it never ran."""
+    link = stage.lib.with_name("hard.so")
+    link.hardlink_to(stage.lib)
+    Path(copy_path(stage.root, stage.lib)).unlink()
+    stage.logs.rmdir()
+    why = "(negativa: on the original, and no log of it can be written)"
+    gone = f"{why}: cannot open shared object file: No such file or directory"
+    lines = stage.load("open", stage.lib, "open", link, "open", stage.near)
+    assert lines == [f"failed: {stage.lib} {gone}", f"failed: {link} {gone}", "opened"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process as another user")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_process_of_another_user(built: Path, umask: int) -> None:
+    # pytest's own temporary folders are closed to others.
+    with tempfile.TemporaryDirectory(prefix="negativa-") as name:
+        folder = Path(name).resolve()
+        folder.chmod(0o755)
+        for part in ("a", "far"):
+            shutil.copytree(built / part, folder / part)
+        loader = Path(shutil.copy(built / "loader", folder))
+        lib, base = folder / "a/liblib.so.1", folder / "runs"
+        before = os.umask(umask)
+        try:
+            logs, table = base / "run/verify/redirect", base / "run/verify/table"
+            copy = Path(copy_path(base / "copies", lib))
+            copy.parent.mkdir(parents=True)
+            shutil.copy(built / "copy.so", copy)
+            copy.chmod(0o755)  # as the original
+            write_table(make_table(base / "copies", [lib]), table)
+            make_logs_folder(logs, base)
+        finally:
+            os.umask(before)
+        environ = {**os.environ, **redirect_environment(os.environ, table, logs)}
+        # The package's own folder may be closed to others.
+        auditor = shutil.copy(str(redirect_library()), folder)
+        environ["LD_AUDIT"] = environ["LD_AUDIT"].replace(str(redirect_library()), str(auditor))
+        # That user can't make the folders in which the copy looks for its neighbours.
+        environ["LD_LIBRARY_PATH"] = f"{folder}/a:{folder}/far"
+        done = subprocess.run(
+            [loader, "open", lib],
+            env=environ,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert (done.stdout, done.stderr) == ("copy\n", "")
+        (process,) = read_logs(logs)
+        assert process.copies == {str(lib)} and process.problems == ()
+        # What lies above is the user's own.
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
 
 
 def test_a_small_limit_for_files_does_not_end_the_process(stage: Stage) -> None:

@@ -26,13 +26,14 @@ from pytest_negativa.proving.rerun import (
 )
 
 
-def settled(folder: Path, name: str = "001") -> Round:
+def settled(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Round:
     return Round(
         kind=RoundKind.VERIFY,
         supervisor=os.getpid(),
         base=str(folder),
         run_id=name,
         root=str(folder),
+        is_pytest=is_pytest,
     )
 
 
@@ -89,8 +90,9 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
         run(tmp_path, "/no/such")
 
 
-def test_only_the_program_itself_is_of_the_round(tmp_path: Path) -> None:
-    """What it starts inherits the variable."""
+@pytest.mark.parametrize("is_pytest", [True, False])
+def test_only_the_program_itself_is_of_the_round(tmp_path: Path, is_pytest: bool) -> None:
+    """What it starts inherits the variable; and a program that is no session is not asked."""
     code = (
         "import os, sys, subprocess\n"
         "from pytest_negativa.proving.rerun import current_round\n"
@@ -102,8 +104,8 @@ def test_only_the_program_itself_is_of_the_round(tmp_path: Path) -> None:
         command=("sh", "-c", f"exec {script}"), again=(), cwd=tmp_path, is_pytest=False
     )
     environ = {**os.environ, "CODE": code}
-    run_round(program, settled(tmp_path), lambda _: environ, None)
-    assert (tmp_path / "seen").read_text().split() == ["True", "False"]
+    run_round(program, settled(tmp_path, is_pytest=is_pytest), lambda _: environ, None)
+    assert (tmp_path / "seen").read_text().split() == [str(is_pytest), "False"]
     assert current_round({}) is None
     with pytest.raises(StoreError, match="not a round of this release"):
         current_round({ROUND_VARIABLE: str(tmp_path / "seen")})

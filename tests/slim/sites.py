@@ -25,6 +25,7 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
+    TrimmedCode,
     Verdict,
     Versions,
 )
@@ -102,6 +103,7 @@ def _proved(one: Planned, status: LibraryStatus) -> ProvedLibrary:
         left_bytes=plan.code_bytes - plan.unused_bytes,
         processes=1,
         spans=tuple(Span(s.start, s.end) for s in spans_of(plan).spans),
+        trimmed=tuple(TrimmedCode(start=t.start, filled=t.unused) for t in plan.trimmed),
     )
 
 

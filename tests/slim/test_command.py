@@ -96,7 +96,10 @@ class TestSlim:
         assert digests(site.folder) != before
         again = negativa("slim", *lock, site.folder)
         assert "slimmed before" in again.stdout
-        assert "slimmed before" in negativa("slim", "--check", site.folder).stdout
+        checked = negativa("slim", "--check", site.folder).stdout
+        assert "sound" in checked and "before" not in checked
+        planned = negativa("slim", "--undo", "--dry-run", site.folder).stdout
+        assert "would be put back" in planned and "original is back" not in planned
         assert "original is back" in negativa("slim", "--undo", site.folder).stdout
         assert digests(site.folder) == before
 
@@ -172,6 +175,26 @@ class TestSlim:
         data[56:58] = (4).to_bytes(2, "little")
         site.one.write_bytes(data)
         assert "damaged" in negativa("slim", "--check", site.folder, code=1).stderr
+
+    def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        with site.one.open("r+b") as file:
+            file.seek(site.one.stat().st_size // 2)
+            file.write(bytes(8192))
+        site.two.unlink()
+        result = negativa("slim", "--check", site.folder, code=1)
+        assert "differs from what was written; reinstall" in result.stderr
+        assert "libtwo.so: gone" in result.stderr
+
+    def test_inspect_and_image_report_tell_of_it(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        result = negativa("inspect", site.one, code=1)
+        assert "slimmed by negativa slim: its GPU code is not listed" in result.stderr
+        assert "GPU code" not in result.stdout
+        assert json.loads(negativa("inspect", "--json", site.one, code=1).stdout)["libraries"] == []
+        report = json.loads(negativa("image-report", "--json", site.folder).stdout)
+        assert report["libraries"] == []
+        assert any(ONE in note and TWO in note for note in report["notes"])
 
     def test_names_are_made_fit_for_a_terminal(self, site: Made) -> None:
         site.one.rename(site.one.with_name("lib\x1b[2J.so"))

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.locate import locate_library
@@ -26,6 +26,7 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.plan import KeepPolicy, plan_library
+from pytest_negativa.slimming import engine
 from pytest_negativa.slimming.checking import check
 from pytest_negativa.slimming.engine import SlimOptions
 from pytest_negativa.slimming.sites import Places
@@ -33,7 +34,15 @@ from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.builders import ElementSpec, build_region
 from tests.slim.conftest import HOST, ONE, PLAIN_NAME, TWO, Made
-from tests.slim.sites import Planned, digests, lock_of, snapshot, verdict_of, wrong_files
+from tests.slim.sites import (
+    Planned,
+    digest_field,
+    digests,
+    lock_of,
+    snapshot,
+    verdict_of,
+    wrong_files,
+)
 from tests.unit.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded
 from tests.unit.libraries import BIN, IS_ROOT
 from tests.unit.usages import library_usage, usage_of
@@ -119,8 +128,24 @@ def test_dry_run_writes_nothing(site: Made) -> None:
     report = run(site, replace(FAST, dry_run=True), strip_others=True)
     assert snapshot(site.folder) == before
     assert statuses(report)[ONE] is SlimStatus.WOULD_SLIM
-    run(site)
-    assert row_of(report, ONE).after <= site.one.stat().st_size
+    done = run(site, strip_others=True)
+    real = {SlimStatus.SLIMMED: SlimStatus.WOULD_SLIM}
+    assert [(r.path, r.status, r.after, r.why) for r in report.rows] == [
+        (r.path, real.get(r.status, r.status), r.after, r.why) for r in done.rows
+    ]
+
+
+def test_nothing_slimmed_and_nothing_known_leaves_no_manifest(
+    site: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is written before files are replaced; here no file can be."""
+
+    def refuse(staged: Path, names: object) -> None:
+        raise ReconstructError(f"{staged}: cannot be replaced")
+
+    monkeypatch.setattr(engine, "take_place", refuse)
+    assert run(site).failed
+    assert not (site.folder / MANIFEST_NAME).exists()
 
 
 def test_only_libraries_of_the_lock_and_what_it_requires_are_stripped(site: Made) -> None:
@@ -229,7 +254,7 @@ def test_names_outside_of_the_folder_are_told_of(site: Made, tmp_path: Path) -> 
     before = outside.read_bytes()
     report = run(site)
     assert outside.read_bytes() == before
-    assert any("1 names elsewhere" in note for note in row_of(report, ONE).notes)
+    assert any("1 of its names are elsewhere" in note for note in row_of(report, ONE).notes)
 
 
 def test_symbolic_links_lead_to_the_new_file(site: Made) -> None:
@@ -554,7 +579,49 @@ class TestCheck:
     def test_sound(self, site: Made) -> None:
         run(site)
         [tree] = scan((site.folder,))
-        assert {row.status for row in check(tree)} == {SlimStatus.ALREADY}
+        assert {row.status for row in check(tree)} == {SlimStatus.SOUND}
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_kernel_code_that_is_zeroed(self, site: Made, tmp_path: Path, kept: bool) -> None:
+        aside = tmp_path / "aside" if kept else None
+        run(site, replace(FAST, keep_originals=aside))
+        data = bytearray(site.one.read_bytes())
+        [where] = [i for i in [len(data) // 2] if any(data[i : i + 8192])]
+        data[where : where + 8192] = bytes(8192)
+        site.one.write_bytes(data)
+        [row] = [row for row in check(scan((site.folder,))[0]) if row.path == ONE]
+        assert row.status is SlimStatus.CHANGED
+        assert "differs from what was written; reinstall" in (row.why or "")
+        assert ("--undo" in (row.why or "")) is kept
+
+    def test_library_that_is_cut_or_gone(self, site: Made) -> None:
+        run(site)
+        os.truncate(site.one, site.one.stat().st_size // 2)
+        site.two.unlink()
+        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        assert found == {ONE: SlimStatus.CHANGED, TWO: SlimStatus.GONE}
+
+    def test_original_and_another_release_are_no_damage(self, site: Made, installed: Made) -> None:
+        run(site)
+        record = site.info / "RECORD"
+        site.one.write_bytes(installed.one.read_bytes())
+        newer = b"a newer release"
+        site.two.write_bytes(newer)
+        lines = record.read_text().splitlines()
+        new_line = f"{TWO},{digest_field(newer)},{len(newer)}"
+        record.write_text("\n".join(new_line if x.startswith(TWO) else x for x in lines) + "\n")
+        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        assert found == {ONE: SlimStatus.DIFFERENT, TWO: SlimStatus.DIFFERENT}
+
+    def test_without_manifest_by_record(self, site: Made) -> None:
+        run(site)
+        (site.folder / MANIFEST_NAME).unlink()
+        assert {r.status for r in check(scan((site.folder,))[0])} == {SlimStatus.SOUND}
+        with site.one.open("r+b") as file:
+            file.seek(site.one.stat().st_size // 2)
+            file.write(b"other")
+        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        assert found == {ONE: SlimStatus.CHANGED, TWO: SlimStatus.SOUND}
 
     def test_library_that_another_tool_has_damaged(self, site: Made) -> None:
         run(site)

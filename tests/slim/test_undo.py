@@ -51,28 +51,36 @@ def test_all_is_as_before(slimmed: tuple[Made, dict[str, str]]) -> None:
     assert not (site.folder / MANIFEST_NAME).exists()
 
 
-def test_from_another_file_system(
-    slimmed: tuple[Made, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_what_is_kept_stays_a_file_of_its_own(
+    slimmed: tuple[Made, dict[str, str]], tmp_path: Path
 ) -> None:
-    site, before = slimmed
-
-    def refuse(source: object, target: object, **_: object) -> None:
-        if "originals" in str(source):
-            raise OSError(18, "Invalid cross-device link")
-        real_link(source, target)  # type: ignore[arg-type]
-
-    real_link = os.link
-    monkeypatch.setattr(os, "link", refuse)
+    site, _ = slimmed
     undo_all(site)
+    assert site.two.stat().st_nlink == 2
+    assert site.one.stat().st_nlink == 1
+    kept = {path.stat().st_ino for path in (tmp_path / "originals").iterdir()}
+    assert not kept & {path.stat().st_ino for path in (site.one, site.two, site.host)}
+
+
+def test_damaged_libraries_get_their_originals(slimmed: tuple[Made, dict[str, str]]) -> None:
+    site, before = slimmed
+    os.truncate(site.one, site.one.stat().st_size // 2)
+    with site.two.open("r+b") as file:
+        file.seek(site.two.stat().st_size // 2)
+        file.write(bytes(8192))
+    site.host.unlink()
+    dry = undo_all(site, dry_run=True)
+    assert {row.status for row in dry.values()} == {SlimStatus.WOULD_UNDO}
+    assert {row.status for row in undo_all(site).values()} == {SlimStatus.UNDONE}
     assert digests(site.folder) == before
-    assert stat.S_IMODE(site.one.stat().st_mode) == 0o751
+    assert site.two.samefile(site.folder / "gpu/linked.so")
 
 
 def test_dry_run_writes_nothing(slimmed: tuple[Made, dict[str, str]]) -> None:
     site, _ = slimmed
     before = snapshot(site.folder)
     rows = undo_all(site, dry_run=True)
-    assert rows[ONE].status is SlimStatus.UNDONE
+    assert rows[ONE].status is SlimStatus.WOULD_UNDO
     assert snapshot(site.folder) == before
 
 

@@ -115,6 +115,7 @@ def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     result = compact(path, target, library_map, plan)
     assert result.load_check == "loaded"
     assert result.notes == ()
+    assert result.spared == ()
     unused = sum(d.size for d in plan.decisions if not d.kept)
     assert result.gpu_code_removed > unused - 60_000
     assert result.gpu_code_removed + result.gpu_code_zeroed > unused
@@ -416,7 +417,7 @@ def test_small_gain_is_left(library: Path, tmp_path: Path) -> None:
         library, tmp_path / "x.so", library_map, plan, options=CompactOptions(min_gain=1 << 30)
     )
     assert isinstance(result, NotCompacted)
-    assert result.reason.startswith("it would get smaller by ")
+    assert result.reason.startswith("saves only ")
     assert result.size == library.stat().st_size
     stripped = build(tmp_path / "build", "-s")
     result = compact_library(stripped, tmp_path / "x.so")
@@ -457,6 +458,7 @@ def test_relocation_target_in_unused_code_keeps_it(flag: str, tmp_path: Path) ->
     assert "1 unused regions or frames stay" in result.notes[0]
     assert "a relocation writes to" in result.notes[0]
     region = next(s for s in library_map.sections if s.name == ".ldata").regions[0]
+    assert result.spared == tuple(element.payload for element in region.elements)
     vaddr = vaddr_of(library_map, region.span.start)
     before, after = image(path), image(target)
     assert after.at(vaddr, region.span.size) == before.at(vaddr, region.span.size)
@@ -477,6 +479,7 @@ def test_dynamic_symbol_in_unused_code_keeps_it(tmp_path: Path) -> None:
     result = compact(path, target, library_map, plan)
     assert "a dynamic symbol uses" in result.notes[0]
     region = library_map.sections[0].regions[0]
+    assert result.spared == tuple(element.payload for element in region.elements)
     vaddr = vaddr_of(library_map, region.span.start)
     before, after = image(path), image(target)
     assert after.at(vaddr, region.span.size) == before.at(vaddr, region.span.size)

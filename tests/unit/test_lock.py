@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
+from pytest_negativa.giveback import functions_of, give_back, iter_parts
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.locate import locate_library
 from pytest_negativa.lockfile import decode_lock, encode_lock, load_lock, save_lock
@@ -21,7 +22,8 @@ from pytest_negativa.locking import Place, code_digest, make_lock, plan_from_loc
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary
-from pytest_negativa.models.verdict import LibraryStatus
+from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming.sites import Places
 from pytest_negativa.store import shipped_schema
@@ -147,6 +149,73 @@ class TestMaking:
         made = make_lock("run", [Planned(one.library_map, bolder)], verdict, place)
         assert made.left_out[0].reason == "planned anew since it was proved"
 
+    def test_what_compaction_spared_is_kept(self) -> None:
+        one = planned()
+        verdict = verdict_of(one)
+        [row] = verdict.libraries
+        spared, *proved = row.spans
+        compacted = msgspec.structs.replace(
+            verdict,
+            copies="compacted",
+            libraries=(msgspec.structs.replace(row, spans=tuple(proved)),),
+        )
+        [library] = make_lock("run", [one], compacted, place).libraries
+        assert library.not_proved is None
+        [code] = [code for code in library.kept if code.offset == spared.start]
+        assert code.why == "not proved: it was still there when the tests ran"
+        assert library.unused_bytes == one.plan.unused_bytes - spared.size
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path))
+        assert [(d.start, d.end) for d in plan.decisions if not d.kept] == [
+            (s.start, s.end) for s in proved
+        ]
+
+    def test_all_was_spared(self) -> None:
+        one = planned()
+        verdict = verdict_of(one)
+        row = msgspec.structs.replace(verdict.libraries[0], spans=())
+        verdict = msgspec.structs.replace(verdict, copies="compacted", libraries=(row,))
+        made = make_lock("run", [one], verdict, place)
+        assert made.libraries == ()
+        assert "nothing that is unused was taken out" in made.left_out[0].reason
+        [library] = make_lock("run", [one], verdict, place, unproved=True).libraries
+        assert library.not_proved == made.left_out[0].reason
+        assert library.unused_bytes == one.plan.unused_bytes
+
+    def test_code_in_cubins_that_was_spared_is_kept(self) -> None:
+        """By name, with what it calls."""
+        one = trimmed()
+        [cubin] = one.plan.trimmed
+        assert len(cubin.unused) > 1
+        for spared in cubin.unused:
+            proved = tuple(code for code in cubin.unused if code != spared)
+            [library] = make_lock("run", [one], with_trimmed(one, proved), place).libraries
+            plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+            locked = {code for cubin in plan.trimmed for code in cubin.unused}
+            assert locked < set(cubin.unused)
+            assert spared not in locked
+            names = functions_of(one.library_map, cubin.start, spared)
+            assert names and set(names) <= set(library.kept[0].functions or ())
+            assert set(cubin.kept) < set(library.kept[0].functions or ())
+
+    def test_no_code_in_a_cubin_was_taken(self) -> None:
+        """As verdicts of before say nothing of it."""
+        one = trimmed()
+        for verdict in (with_trimmed(one, ()), with_trimmed(one, None)):
+            made = make_lock("run", [one], verdict, place)
+            for library in made.libraries:
+                assert all(code.functions is None for code in library.kept)
+            assert made.libraries or "nothing that is unused" in made.left_out[0].reason
+
+    def test_code_that_was_given_back_is_kept(self) -> None:
+        one = trimmed()
+        [cubin] = one.plan.trimmed
+        needed = cubin.unused[0]
+        [part] = [p for p in iter_parts(one.library_map, one.plan) if p.code == needed.start]
+        healed = Planned(one.library_map, give_back(one.plan, [part], "needed by a test"))
+        [library] = lock(healed).libraries
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+        assert all(needed not in cubin.unused for cubin in plan.trimmed)
+
     def test_map_of_another_state_is_refused(self) -> None:
         one = planned()
         fewer = msgspec.structs.replace(one.plan, decisions=one.plan.decisions[1:])
@@ -167,6 +236,16 @@ class TestMaking:
         both = [planned(), planned(tmp_path / "libagain.so")]
         made = make_lock("run", both, verdict_of(*both), place)
         assert len(made.libraries) == 1
+
+
+def with_trimmed(one: Planned, filled: tuple[CodeRange, ...] | None) -> Verdict:
+    """A verdict on the one cubin of a plan; None: it says nothing about it."""
+    verdict = verdict_of(one)
+    trimmed = (
+        () if filled is None else (TrimmedCode(start=one.plan.trimmed[0].start, filled=filled),)
+    )
+    row = msgspec.structs.replace(verdict.libraries[0], trimmed=trimmed)
+    return msgspec.structs.replace(verdict, libraries=(row,))
 
 
 class TestPlaces:

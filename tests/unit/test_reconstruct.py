@@ -15,19 +15,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.plan import CodeRange, TrimmedCubin
 from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.rewriting import holding
 from pytest_negativa.rewriting import reconstruct as module
+from pytest_negativa.rewriting.compact_records import CompactOptions
 from pytest_negativa.rewriting.copies import state_of
+from pytest_negativa.rewriting.holding import (
+    IN_USE_NAME,
+    WRITING_NAME,
+    check_copies,
+    hold_copies,
+)
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.reconstruct import MANIFEST_NAME, copy_path, reconstruct
+from tests.unit import compacting
 from tests.unit.libraries import BIN, SHARED_OBJECTS
 from tests.unit.reconstructing import Planned, apply, planned_of
 
 NAMES = ("libmultiarch.so", "libmode_none.so", "libframes.so")
-OURS = {MANIFEST_NAME, ".negativa-lock"}
+OURS = {MANIFEST_NAME, WRITING_NAME, IN_USE_NAME}
 
 
 @pytest.fixture
@@ -403,3 +413,174 @@ def test_threads_of_one_process(planned: list[Planned], root: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(sum(c.reused for c in m.libraries) for m in made) == [0, 3, 3, 3]
+
+
+@compacting.needs_compiler
+def test_what_compaction_spares_is_not_claimed(root: Path, tmp_path: Path) -> None:
+    """The loader uses an address in the first region: that one stays as it is."""
+    path = compacting.build(
+        tmp_path / "build",
+        extra="    .globl exported_blob\n    .set exported_blob, fatbin_start + 4096\n"
+        "    .type exported_blob, @object\n    .size exported_blob, 100\n",
+    )
+    library_map = compacting.read(path)
+    plan = compacting.plan_of(library_map, lambda i: False)
+    one = Planned(library_map, plan)
+    spared = [e.payload for e in library_map.sections[0].regions[0].elements]
+    others = [(d.start, d.end) for d in plan.decisions if (d.start, d.end) != astuple(spared[0])]
+    assert len(spared) == 1 and len(others) == len(plan.decisions) - 1
+    options = CompactOptions(load_check=False)
+    [first] = reconstruct([one], root, compact=options).libraries
+    [again] = reconstruct([one], root, compact=options).libraries
+    assert again == replace(first, reused=True)
+    assert [astuple(s) for s in first.unused] == others
+    assert first.elements == len(others)
+    assert first.unused_bytes == plan.unused_bytes - spared[0].size
+    assert first.compaction is not None
+    assert "a dynamic symbol uses" in first.compaction.notes[0]
+    data = path.read_bytes()
+    kept = data[spared[0].start : spared[0].end]
+    copy = Path(first.copy).read_bytes()
+    assert kept in copy
+    for start, end in others:
+        assert data[start:end] not in copy
+    # Overwriting asks nobody.
+    [overwritten] = reconstruct([one], root).libraries
+    assert overwritten.unused_bytes == plan.unused_bytes
+    assert overwritten.elements == len(plan.decisions)
+
+
+def test_copy_in_which_all_was_left_alone(root: Path) -> None:
+    """Tests on it would show nothing, so it must be seen."""
+    one = planned_of(BIN / "libcallgraph.so")
+    kept = tuple(replace(d, kept=True) for d in one.plan.decisions)
+    cubin = TrimmedCubin(start=kept[0].start, kept=(), code_size=16, unused=(CodeRange(1, 17),))
+    plan = replace(one.plan, decisions=kept, trimmed=(cubin,))
+    [copy] = reconstruct([Planned(one.library_map, plan)], root).libraries
+    assert copy.repacked[0].left_alone is not None
+    assert copy.copy_sha256 == copy.library.sha256
+    assert not copy.changes_code
+    [copy] = reconstruct([one], root).libraries
+    assert copy.copy_sha256 != copy.library.sha256
+    assert copy.changes_code
+
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from pytest_negativa.rewriting.holding import hold_copies
+
+end, keep = os.pipe()
+with hold_copies(Path(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        # Has the lock's file, and must not have the lock when its parent is done.
+        os.close(keep)
+        os.read(end, 1)
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+print("done", flush=True)
+sys.stdin.readline()
+assert os.waitpid(child, os.WNOHANG) == (0, 0)
+os.close(keep)
+os.waitpid(child, 0)
+"""
+
+
+class TestHolding:
+    def test_nobody_writes_while_tests_run(
+        self, planned: list[Planned], root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(holding, "_PATIENCE", 0.2)
+        first = reconstruct(planned, root)
+        with hold_copies(root), hold_copies(root):
+            with pytest.raises(ReconstructError, match="in use by a verification"):
+                reconstruct(planned[1:], root)
+            assert check_copies(first) == ()
+        assert below(root) == {c.library.path for c in first.libraries}
+        check(planned[1:], reconstruct(planned[1:], root))
+
+    def test_other_process_and_its_children(
+        self, planned: list[Planned], root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(holding, "_PATIENCE", 0.2)
+        reconstruct(planned, root)
+        command = [sys.executable, "-c", HOLDER, str(root)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            pid = process.stdout.readline().strip()
+            with pytest.raises(ReconstructError, match="in use by a verification") as caught:
+                reconstruct(planned, root)
+            if "FLOCK" in Path("/proc/locks").read_text():
+                assert f"(process {pid})" in str(caught.value)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+            check(planned, reconstruct(planned, root))
+            process.stdin.close()
+            assert process.wait() == 0
+
+    def test_waits_for_tests_that_end_soon(self, planned: list[Planned], root: Path) -> None:
+        reconstruct(planned, root)
+        held = hold_copies(root)
+        held.__enter__()
+        timer = threading.Timer(0.3, held.__exit__, (None, None, None))
+        timer.start()
+        check(planned, reconstruct(planned, root))
+        timer.join()
+
+    def test_waits_for_who_writes(self, planned: list[Planned], root: Path) -> None:
+        order: list[str] = []
+
+        def hold() -> None:
+            with hold_copies(root):
+                order.append("held")
+
+        holder = threading.Thread(target=hold)
+
+        def on_done(done: int, total: int) -> None:
+            if not order:
+                order.append("writing")
+                holder.start()
+                time.sleep(0.1)
+            if done == total:
+                order.append("written")
+
+        reconstruct(planned, root, jobs=1, on_done=on_done)
+        holder.join()
+        assert order == ["writing", "written", "held"]
+
+    def test_folder_that_is_not_there(self, root: Path) -> None:
+        with pytest.raises(ReconstructError, match="cannot be made or written"), hold_copies(root):
+            pass
+
+
+class TestChecking:
+    @pytest.mark.parametrize("which", ["copy", "original"])
+    @pytest.mark.parametrize("how", ["written", "replaced", "gone"])
+    def test_what_happens_to_files(
+        self, planned: list[Planned], root: Path, which: str, how: str
+    ) -> None:
+        made = reconstruct(planned, root)
+        assert check_copies(made) == ()
+        # What is used again is known as well.
+        made = reconstruct(planned, root)
+        assert check_copies(made) == ()
+        library = made.libraries[1]
+        path = Path(library.copy if which == "copy" else library.library.path)
+        data, status = path.read_bytes(), path.stat()
+        time.sleep(0.02)
+        if how == "written":
+            path.write_bytes(data)
+        else:
+            path.rename(path.with_name("old"))
+        if how == "replaced":
+            path.write_bytes(data)
+        if how == "gone":
+            assert check_copies(made) == (f"{path} was removed while the tests ran",)
+            return
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert check_copies(made) == (f"{path} changed while the tests ran",)
