@@ -196,9 +196,7 @@ def load_healed(folder: Path) -> tuple[NeededSpan, ...]:
         raise StoreError(f"{path}: not a list of healed spans: {e}") from e
 
 
-def save_healed(
-    folder: Path, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]
-) -> None:
+def save_healed(folder: Path, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]) -> None:
     """Note what healing gave back, so that planning the run again keeps it.
 
     Args:

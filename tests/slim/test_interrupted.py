@@ -82,8 +82,8 @@ def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, st
         subprocess.run(["cp", "-a", installed.folder, site.folder], check=True)
         os.link(site.two, site.folder / "gpu/linked.so")
         process = start(site)
-        # Before that it only imports.
-        time.sleep(duration * rng.uniform(0.6, 1.02))
+        # The first third it only imports; under load the next start may be quicker.
+        time.sleep(duration * rng.uniform(0.3, 1.02))
         process.kill()
         process.communicate()
         found = digests(site.folder)
