@@ -11,29 +11,14 @@ from pytest_negativa.cli_measure import COMMANDS as MEASURE_COMMANDS
 from pytest_negativa.cli_prove import COMMANDS as PROVE_COMMANDS
 from pytest_negativa.cli_run import COMMANDS as RUN_COMMANDS
 from pytest_negativa.cli_slim import COMMANDS as SLIM_COMMANDS
-from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.cli_types import DeviceType
+from pytest_negativa.errors import NegativaError
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
 
 EXIT_FAILED = 1
 """Something could not be read or done; 2 is click's, for wrong usage."""
-
-
-class _Device(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
-    """A compute capability, in any of the forms that ``ComputeCapability.parse`` reads."""
-
-    name = "ARCH"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ComputeCapability:
-        from pytest_negativa.arch import ComputeCapability
-
-        try:
-            return ComputeCapability.parse(value)
-        except OptionError as e:
-            self.fail(str(e), param, ctx)
 
 
 class _Group(click.Group):
@@ -65,7 +50,7 @@ def main() -> None:
 @click.option(
     "--arch",
     "device",
-    type=_Device(),
+    type=DeviceType(),
     help="Also show what a device (sm_90, 9.0) loads.",
 )
 @click.option("--deps", is_flag=True, help="With a distribution, take those that it requires too.")

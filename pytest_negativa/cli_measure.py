@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.cli_types import DeviceType
+from pytest_negativa.errors import StoreError
 from pytest_negativa.options import click_options, pick_flags
 
 if TYPE_CHECKING:
@@ -119,22 +120,6 @@ def _suite_of_run(folder: Path) -> Suite:
     return suite_of_run(folder.resolve().name, usage, load_plans(folder) if planned else ())
 
 
-class _Device(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
-    """A compute capability, in any of the forms that ``ComputeCapability.parse`` reads."""
-
-    name = "ARCH"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ComputeCapability:
-        from pytest_negativa.arch import ComputeCapability
-
-        try:
-            return ComputeCapability.parse(value)
-        except OptionError as e:
-            self.fail(str(e), param, ctx)
-
-
 @click.command("image-report")
 @click.argument("folder", type=_FOLDER, metavar="DIR")
 @click.option(
@@ -150,7 +135,7 @@ class _Device(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click
 @click.option(
     "--arch",
     "devices",
-    type=_Device(),
+    type=DeviceType(),
     multiple=True,
     help="Code that no such device (sm_90) loads is slimmable; default: devices of run or lock.",
 )

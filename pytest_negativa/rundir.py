@@ -3,7 +3,9 @@
 ``.negativa/RUN/`` holds ``trace/`` (a file for each process), ``usage.json``, ``trace.json`` and
 ``spans/`` (readable by what reads Negativa-ML's), ``map/`` and ``plan/`` (a file for each
 library) and ``report.json``; an empty file ``failed`` tells that the run did not end well.
-``.negativa/latest`` leads to the last run that got here.
+``tests.jsonl`` says how its tests ended. ``verify/`` holds the rounds of verifications and
+``verdict.json`` the last verdict; ``healed.json`` what healing gave back, ``unhealed.json`` the
+plans before a search that isn't finished. ``.negativa/latest`` leads to the last run.
 """
 
 from __future__ import annotations

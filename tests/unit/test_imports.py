@@ -46,7 +46,7 @@ DOORS = {
     "lz4": ("gpucode.payload", "rewriting.repack"),
     "tabulate": ("reporting.tables",),
     "rich": ("progress",),
-    "click": ("cli", "cli_run", "cli_prove", "cli_slim", "cli_measure", "options"),
+    "click": ("cli", "cli_run", "cli_prove", "cli_slim", "cli_measure", "cli_types", "options"),
     "cupti": ("tracing",),
     "pynvml": ("measuring.nvml",),
 }
