@@ -95,6 +95,8 @@ def make_lock(
     proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
     left_out: list[LeftOut] = []
+    # A lock is applied by digest: what is left out at one place must not be slimmed for another.
+    spared: dict[str | None, str] = {}
     for one in planned:
         place = place_of(one.plan.library.path)
         row = proved.get(one.plan.library.path)
@@ -108,6 +110,7 @@ def make_lock(
         if why is None:
             libraries.append(_lock_library(plan, one.library_map, place, doubt))
         else:
+            spared[one.plan.library.sha256] = place.path
             left_out.append(
                 LeftOut(
                     path=place.path,
@@ -116,6 +119,16 @@ def make_lock(
                     reason=why,
                 )
             )
+    for library in [row for row in libraries if row.sha256 in spared]:
+        libraries.remove(library)
+        left_out.append(
+            LeftOut(
+                path=library.path,
+                distribution=library.distribution,
+                version=library.version,
+                reason=f"{spared[library.sha256]} has the same bytes, and is left out",
+            )
+        )
     return Lock(
         format_version=LOCK_VERSION,
         proof=_proof(run_id, verdict, reasons, planned),

@@ -28,7 +28,7 @@ def check(tree: Tree) -> list[SlimRow]:
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = load_manifest(tree.root)
-    known = {name: e for e in manifest.slimmed.values() for name in e.names}
+    known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group
         for group in tree.groups

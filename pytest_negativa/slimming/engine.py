@@ -110,14 +110,18 @@ class Slimmer:
         if self.options.dry_run:
             self._run_works(on_done)
             return self.rows
-        for path in self.tree.leftovers:
+        for path in self.tree.leftovers if self.root == self.tree.root else ():
             with contextlib.suppress(OSError):
                 path.unlink()
         self._sites = [Site(folder) for folder in self._site_folders()]
         before = self._copy_of_manifest()
         for key in self.todo.stale:
             del self.manifest.slimmed[key]
-        for name in [n for n in self.manifest.left if self.tree.group_of(n) is None]:
+        for name in [
+            n
+            for n in self.manifest.left
+            if self.tree.covers((n,)) and self.tree.group_of(n) is None
+        ]:
             del self.manifest.left[name]
         try:
             self._link_names()

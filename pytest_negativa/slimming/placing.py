@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, StoreError
-from pytest_negativa.slimming.tree import STAGED_SUFFIX
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, STAGED_SUFFIX
 
 # linux/fs.h: _IOW(0x94, 9, int).
 _FICLONE = 0x40049409
@@ -124,9 +125,12 @@ def put_aside(original: Path, target: Path) -> None:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
-        if target.exists() and target.stat().st_size == original.stat().st_size:
-            return
+        if target.exists():
+            with ByteSource(target) as kept:
+                if kept.sha256() == target.name:
+                    return
         target.unlink(missing_ok=True)
         try:
             os.link(original, target)

@@ -14,6 +14,9 @@ from pytest_negativa.slimming.sites import find_site
 MANIFEST_NAME = "negativa-slim.json"
 """Of the manifest, in the folder that is slimmed."""
 
+ORIGINALS_MARK = ".negativa-originals"
+"""An empty file in a folder of kept originals, which no scan enters."""
+
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that are to take a library's place; the writer adds its own."""
 
@@ -57,6 +60,7 @@ class Tree:
     groups: list[FileGroup] = field(default_factory=list)
     sites: list[Path] = field(default_factory=list)
     leftovers: list[Path] = field(default_factory=list)
+    partial: bool = False
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
@@ -75,6 +79,10 @@ class Tree:
 
     def group_of(self, name: str) -> FileGroup | None:
         return self._by_name.get(name)
+
+    def covers(self, names: Sequence[str]) -> bool:
+        """Whether the tree can tell what became of a file of these names."""
+        return not self.partial or any(name in self._by_name for name in names)
 
     def is_library(self, group: FileGroup) -> bool:
         """Whether it is a shared object, by name and by its first bytes."""
@@ -122,7 +130,7 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
     trees = []
     for folder, wanted in sorted(by_folder.items()):
         found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
-        tree = Tree(folder)
+        tree = Tree(folder, partial=True)
         for entry in os.scandir(folder):
             if not entry.is_file(follow_symlinks=False):
                 continue
@@ -148,6 +156,9 @@ def _walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         except OSError as e:
             if not below:
                 raise OptionError(f"{root}: cannot be listed: {e.strerror}") from e
+            continue
+        # Found by their digest, kept originals would be slimmed as well.
+        if any(entry.name == ORIGINALS_MARK for entry in listed):
             continue
         for entry in listed:
             name = f"{below}{entry.name}"

@@ -39,6 +39,8 @@ def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
         lines: dict[str, RecordLine] = {}
         try:
             for key, entry in sorted(manifest.slimmed.items()):
+                if not tree.covers(entry.names):
+                    continue
                 try:
                     row = _undo_one(tree, key, entry, dry_run=dry_run)
                 except NegativaError as e:
@@ -85,7 +87,11 @@ def _undo_one(tree: Tree, key: str, entry: SlimmedFile, *, dry_run: bool) -> Sli
 def _undo_gone(tree: Tree, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:
     """A library that somebody deleted; where its folder is gone, its package was removed."""
     names = [tree.root / name for name in entry.names]
-    if entry.original is None or not all(name.parent.is_dir() for name in names):
+    ours = all(
+        not os.path.lexists(name) and name.parent.is_dir() and name.parent.resolve() == name.parent
+        for name in names
+    )
+    if entry.original is None or not ours:
         return _row(key, entry, SlimStatus.LEFT, 0, "it is no longer there")
     aside = _kept_original(key, entry)
     if dry_run:
@@ -135,7 +141,11 @@ def _put_back(aside: Path, names: list[Path]) -> None:
 
 
 def _lines(root: Path, entry: SlimmedFile) -> dict[str, RecordLine]:
-    return {os.path.join(root, row.name): RecordLine(row.digest, row.size) for row in entry.rows}
+    return {
+        os.path.join(root, row.name): RecordLine(row.digest, row.size)
+        for row in entry.rows
+        if digest_of(root / row.name) == entry.original_sha256
+    }
 
 
 def _row(key: str, entry: SlimmedFile, status: SlimStatus, after: int, why: str | None) -> SlimRow:

@@ -83,7 +83,7 @@ class _Finder:
             if results:
                 self._results[key] = results[0]
                 self.todo.current.update(results)
-            else:
+            elif self.tree.covers(entry.names):
                 self.todo.stale.append(key)
 
     def is_free(self, group: FileGroup) -> bool:
@@ -210,7 +210,7 @@ def find_by_lock(
     recipes = [ByLock(library, lock.proof.fill, strip, source) for library in lock.libraries]
     looked_at = {recipe.digest for finder in finders for recipe in finder.add_all_left(recipes)}
     digests = [_digests(finder, lock, jobs) for finder in finders]
-    unmet: list[SlimRow] = []
+    missing: list[LockedLibrary] = []
     for recipe in recipes:
         sha256 = recipe.locked.sha256
         found = recipe.digest in looked_at
@@ -221,7 +221,8 @@ def find_by_lock(
                 if finder.is_free(group):
                     finder.add_work(group, recipe)
         if not found:
-            unmet.append(_unmet(recipe.locked, finders))
+            missing.append(recipe.locked)
+    unmet = [_unmet(library, finders) for library in missing]
     if others is not None:
         names = {library.distribution for library in lock.libraries}
         names.update(row.distribution for row in lock.left_out)
