@@ -650,3 +650,24 @@ def test_fault():
     assert test["nodeid"].endswith("-m pytest -q") and test["after"] == "passed"
     failed = project.negativa("verify", status=1, FAULT="fail").stdout
     assert "exit status 1, 0 when traced" in failed and "NOT PROVED" in failed
+
+
+def test_last_failed(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+
+def test_fails_once():
+    assert FAULT != "once"
+""",
+    )
+    project.environ["PYTEST_ADDOPTS"] = "-p no:hypothesispytest -p standin_gpu"
+    project.trace()
+    project.verify("--lf")  # None has failed yet: all run.
+    assert project.verdict["proved"]
+    project.verify(status=1, FAULT="once")
+    # Only the one that failed runs, so the others are missing.
+    project.verify("--lf", status=1)
+    assert project.differing() == {"test_use": ("passed", None)}
