@@ -1,4 +1,4 @@
-"""Fills the code of unused functions inside an unpacked cubin.
+"""Overwrites unused functions inside an unpacked cubin, and takes them out of its tables.
 
 What the plan calls unused it took from symbols and call graph. Here the cubin's section and
 relocation tables are the second witness. The driver places each section by itself, so code
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
 
 from pytest_negativa.gpucode.cubin import (
@@ -23,6 +24,7 @@ from pytest_negativa.gpucode.cubin import (
 from pytest_negativa.gpucode.elf import ELF_HEADER
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.rewriting.cubin_tables import CubinTables
 
 # gABI.
 _SHT_PROGBITS = 1
@@ -41,14 +43,25 @@ class CubinCodeError(Exception):
     """Why the code of a cubin is left as it is; the caller knows the file and the offset."""
 
 
-def fill_code(
-    cubin: bytes, unused: Sequence[CodeRange], value: int
-) -> tuple[bytes, tuple[CodeRange, ...]]:
-    """Set the code of ``unused`` to ``value``.
+@dataclass(frozen=True, slots=True)
+class FilledCubin:
+    """A cubin without some of its functions.
 
-    Returns:
-        The cubin, in which nothing else is changed, and what of ``unused`` was filled: what
-        code or data that stays refers to is not.
+    Attributes:
+        content: all of it, of the old length.
+        filled: the code that was overwritten.
+        tables: where else it changed. Sorted and disjoint, as ``filled`` is, and both together.
+    """
+
+    content: bytes
+    filled: tuple[CodeRange, ...]
+    tables: tuple[CodeRange, ...]
+
+
+def fill_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> FilledCubin:
+    """Set the code of ``unused`` to ``value``, and let no table name it.
+
+    What code or data that stays refers to is not touched.
 
     Raises:
         CubinCodeError: the tables of the cubin are not as expected, or ``unused`` is no code.
@@ -57,14 +70,20 @@ def fill_code(
         sections = _sections(cubin)
         found = _sections_of(sections, unused)
         _check_apart(cubin, sections)
-        unreferred = found.keys() - _referred(cubin, sections, frozenset(found))
+        tables = CubinTables(cubin, sections)
+        owner = tables.owned_by(found)
+        referred = _referred(cubin, sections, found.keys(), owner)
+        code = found.keys() - referred
+        content, changed = tables.remove(
+            code, {index for index, of in owner.items() if of in code} - referred
+        )
     except PayloadError as e:
         raise CubinCodeError(str(e)) from e
-    filled = tuple(sorted(found[index] for index in unreferred))
-    result = bytearray(cubin)
-    for code in filled:
-        result[code.start : code.end] = bytes([value]) * code.size
-    return bytes(result), filled
+    filled = tuple(sorted(found[index] for index in code))
+    result = bytearray(content)
+    for span in filled:
+        result[span.start : span.end] = bytes([value]) * span.size
+    return FilledCubin(bytes(result), filled, changed)
 
 
 def _sections(cubin: bytes) -> Sections:
@@ -105,8 +124,14 @@ def _check_apart(cubin: bytes, sections: Sections) -> None:
             raise CubinCodeError(f"the section or table at {start:#x} overlaps what is before it")
 
 
-def _referred(cubin: bytes, sections: Sections, unused: frozenset[int]) -> frozenset[int]:
-    """Those of ``unused`` (indices) that can be reached from a section that is loaded and stays."""
+def _referred(
+    cubin: bytes, sections: Sections, code: Set[int], owner: Mapping[int, int]
+) -> frozenset[int]:
+    """What can be reached from a section that is loaded and stays: of ``code`` and what it owns."""
+    candidates = frozenset(code | owner.keys())
+    owned: defaultdict[int, set[int]] = defaultdict(set)
+    for index, of in owner.items():
+        owned[of].add(index)
     tables: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
     for section in sections:
         target = section[7]
@@ -119,13 +144,15 @@ def _referred(cubin: bytes, sections: Sections, unused: frozenset[int]) -> froze
             tables[target].append(section)
     symbols: dict[int, dict[int, int]] = {}
     referred: set[int] = set()
-    waiting = [target for target in tables if target not in unused]
+    waiting = [target for target in tables if target not in candidates]
     while waiting:
         for table in tables[waiting.pop()]:
             if table[6] not in symbols:
-                symbols[table[6]] = _symbols_in(cubin, sections[table[6]], unused)
+                symbols[table[6]] = _symbols_in(cubin, sections[table[6]], candidates)
             known = symbols[table[6]]
             new = {known[s] for s in _symbols_of(cubin, table) if s in known} - referred
+            # Code that stays, stays with all that is its own.
+            new |= {index for one in new for index in owned[one]} - referred
             referred |= new
             waiting += new
     return frozenset(referred)

@@ -16,15 +16,13 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Element, Frame, LibraryMap
 from pytest_negativa.models.plan import CodeRange, LibraryPlan, TrimmedCubin
-from pytest_negativa.rewriting.cubin_code import CubinCodeError, fill_code
+from pytest_negativa.rewriting.cubin_code import CubinCodeError, FilledCubin, fill_code
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
 
 # Of compressed_size in the header of an element, see gpucode.fatbin.
 _COMPRESSED_SIZE_OFFSET = 0x10
 _COMPRESSED_SIZE = struct.Struct("<I")
-
-_Filled = tuple[CodeRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +113,31 @@ class _Rewriter:
     def rewrite(self) -> tuple[list[Fill | Patch], RewrittenCubin]:
         try:
             content = unpack(self._stored, self._compression, self._holder.unpacked_size)
-            content, filled = fill_code(content, self._trimmed.unused, self._value)
-            if not filled:
+            cubin = fill_code(content, self._trimmed.unused, self._value)
+            if not cubin.filled:
                 raise CubinCodeError("all its code is referred to by what stays")
             if self._compression is Compression.NONE:
-                return self._in_place(filled)
+                return self._in_place(cubin)
             if isinstance(self._holder, Frame):
-                return self._as_frame(content, filled)
-            return self._as_payload(self._holder, content, filled)
+                return self._as_frame(cubin)
+            return self._as_payload(self._holder, cubin)
         except (PayloadError, CubinCodeError, RepackError) as e:
             return [], self._result((), len(self._stored), str(e))
 
-    def _in_place(self, filled: _Filled) -> tuple[list[Fill | Patch], RewrittenCubin]:
+    def _in_place(self, cubin: FilledCubin) -> tuple[list[Fill | Patch], RewrittenCubin]:
         start = self._space.start
-        fills: list[Fill | Patch] = [
-            Fill(start + code.start, start + code.end, self._value) for code in filled
+        edits: list[Fill | Patch] = [
+            Fill(start + code.start, start + code.end, self._value) for code in cubin.filled
         ]
-        return fills, self._result(filled, len(self._stored))
+        edits += [
+            Patch(start + span.start, cubin.content[span.start : span.end]) for span in cubin.tables
+        ]
+        return edits, self._result(cubin.filled, len(self._stored))
 
     def _as_payload(
-        self, element: Element, content: bytes, filled: _Filled
+        self, element: Element, cubin: FilledCubin
     ) -> tuple[list[Fill | Patch], RewrittenCubin]:
-        packed = repack(content, self._stored, self._compression, self._space.size)
+        packed = repack(cubin.content, self._stored, self._compression, self._space.size)
         padding = self._space.size - len(packed)
         edits: list[Fill | Patch] = [
             Patch(
@@ -145,17 +146,20 @@ class _Rewriter:
             ),
             Patch(self._space.start, packed + bytes(padding)),
         ]
-        return edits, self._result(filled, len(packed), zeros=padding)
+        return edits, self._result(cubin.filled, len(packed), zeros=padding)
 
-    def _as_frame(
-        self, content: bytes, filled: _Filled
-    ) -> tuple[list[Fill | Patch], RewrittenCubin]:
-        packed, padding = repack_frame(content, self._stored)
+    def _as_frame(self, cubin: FilledCubin) -> tuple[list[Fill | Patch], RewrittenCubin]:
+        packed, padding = repack_frame(cubin.content, self._stored)
         edits: list[Fill | Patch] = [Patch(self._space.start, packed)]
-        return edits, self._result(filled, len(packed) - padding, zeros=padding)
+        return edits, self._result(cubin.filled, len(packed) - padding, zeros=padding)
 
     def _result(
-        self, filled: _Filled, stored_after: int, left_alone: str | None = None, *, zeros: int = 0
+        self,
+        filled: tuple[CodeRange, ...],
+        stored_after: int,
+        left_alone: str | None = None,
+        *,
+        zeros: int = 0,
     ) -> RewrittenCubin:
         return RewrittenCubin(
             start=self._space.start,

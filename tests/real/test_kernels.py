@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.locate import locate_library
 from pytest_negativa.models.library import Compression, Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.plan import KeepPolicy, plan_library
+from pytest_negativa.rewriting.cubin_code import fill_code
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.kernels import trim_kernels
 from tests.unit.usages import library_usage, usage_of
@@ -103,10 +106,9 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
             if (pair := unpacked(source, holder, trimmed, patches)) is not None
         ]
     for cubin, old, new in pairs:
-        expected = bytearray(old)
+        assert new == fill_code(old, cubin.unused, 1).content
         for code in cubin.unused:
-            expected[code.start : code.end] = b"\1" * code.size
-        assert new == expected
+            assert new[code.start : code.end] == b"\1" * code.size
     # The smallest: cuobjdump takes minutes for the largest.
     pairs.sort(key=lambda pair: len(pair[1]))
     for cubin, old, new in pairs[:SHOWN]:
@@ -136,19 +138,32 @@ def unpacked(
 
 
 def judge(cuobjdump: Path, folder: Path, cubin: TrimmedCubin, old: bytes, new: bytes) -> None:
-    """cuobjdump prints the same of both, but for the code sections of unused kernels."""
+    """cuobjdump reads the result, and prints the same of all that is not for unused kernels."""
     before, after = folder / "before.cubin", folder / "after.cubin"
     before.write_bytes(old)
     after.write_bytes(new)
-    changed = [
-        name
-        for (name, was), (_, now) in zip(
-            sections(listing(cuobjdump, before)),
-            sections(listing(cuobjdump, after)),
-            strict=True,
-        )
-        if was != now
-    ]
-    assert changed
-    assert all(name.startswith(".text.") for name in changed)
-    assert not {name.removeprefix(".text.") for name in changed} & {*cubin.kept}
+    was, now = (dict(sections(listing(cuobjdump, path))) for path in (before, after))
+    gone = gone_of(cubin, old)
+    ends = tuple(f".{name}" for name in gone)
+    kept = {name for name in was if name.startswith(".") and not name.endswith(ends)}
+    assert {name.removeprefix(".text.") for name in kept} >= {*cubin.kept}
+    # ".section" are the tables, which name what is gone.
+    for name in kept - {".section"}:
+        assert now[name] == [without_names(line, gone) for line in was[name]]
+    assert now.keys() - kept - {"", ".text."} == set()
+    assert len(was) > len(kept)
+
+
+def without_names(line: str, names: set[str]) -> str:
+    """``.nv.info`` names functions by their symbols, "function: NAME(0xf)"."""
+    before, word, after = line.partition("function: ")
+    name, bracket, rest = after.partition("(0x")
+    return before + word + ("" if name in names else name) + bracket + rest
+
+
+def gone_of(cubin: TrimmedCubin, content: bytes) -> set[str]:
+    names = NameTable()
+    read = parse_cubin(content, names)
+    unused = {code.start for code in cubin.unused}
+    functions = (*read.kernels, *read.device_functions)
+    return {names.names()[f.name] for f in functions if f.offset_in_cubin in unused}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.gpucode.cubin import SECTION_HEADER, parse_cubin
 from pytest_negativa.gpucode.elf import ELF_HEADER
@@ -51,22 +56,133 @@ def section_header(cubin: bytes, offset: int) -> int:
     raise AssertionError(f"no code section at {offset:#x}")
 
 
+def changed_outside(old: bytes, new: bytes, spans: Sequence[CodeRange]) -> list[int]:
+    """Where the two differ, but for ``spans``."""
+    assert len(old) == len(new)
+    within = {offset for span in spans for offset in range(span.start, span.end)}
+    return [i for i in range(len(old)) if old[i] != new[i] and i not in within]
+
+
+def inside(inner: CodeRange, outer: CodeRange) -> bool:
+    return inner != outer and outer.start <= inner.start and inner.end <= outer.end
+
+
+def elf_of(cubin: bytes) -> ELFFile:
+    return ELFFile(io.BytesIO(cubin))
+
+
+def symbol_table(elf: ELFFile) -> SymbolTableSection:
+    table = elf.get_section_by_name(".symtab")
+    assert isinstance(table, SymbolTableSection)
+    return table
+
+
 @pytest.mark.parametrize("value", [0, 1, 0xCC])
-def test_fills_code_and_nothing_else(value: int) -> None:
+def test_overwrites_code_and_tells_all_it_changes(value: int) -> None:
     cubin = cubin_of("libcallgraph.so")
     code = code_of(cubin)
     unused = sorted([code["calls_chain"], code["calls_printf"]])
 
-    filled, spans = fill_code(cubin, unused, value)
+    made = fill_code(cubin, unused, value)
 
-    expected = bytearray(cubin)
+    assert made.filled == tuple(unused)
     for span in unused:
-        for offset in range(span.start, span.end):
-            expected[offset] = value
-    assert filled == bytes(expected) != cubin
-    assert spans == tuple(unused)
-    # Names, sizes and call graph are as before.
-    assert code_of(filled) == code
+        assert made.content[span.start : span.end] == bytes([value]) * span.size
+    spans = [*made.filled, *made.tables]
+    assert changed_outside(cubin, made.content, spans) == []
+    assert [*made.tables] == sorted(made.tables)
+    assert all(a.end <= b.start for a, b in pairwise(sorted(spans)))
+
+
+@pytest.mark.parametrize("library", ["libcallgraph.so", "libpointers.so", "libmode_none.so"])
+def test_what_is_gone_has_no_name(library: str) -> None:
+    cubin = cubin_of(library)
+    code = code_of(cubin)
+    kernel = {"libmode_none.so": "shift"}.get(library, "plain")
+    kernel = kernel if kernel in code else "calls_chain"
+    sections = [span for span in code.values() if not any(inside(span, s) for s in code.values())]
+    unused = sorted(span for span in sections if span != code[kernel])
+
+    made = fill_code(cubin, unused, 1)
+
+    gone = {
+        name
+        for name, span in code.items()
+        if any(span == filled or inside(span, filled) for filled in made.filled)
+    }
+    kept = code.keys() - gone
+    assert gone and kernel in kept
+    left = code_of(made.content)
+    assert {name: left[name] for name in kept} == {name: code[name] for name in kept}
+    assert left.keys() - kept == {""}
+    words = made.content.replace(b".", b"\0").split(b"\0")
+    assert not {name.encode() for name in gone} & set(words)
+
+
+def test_what_stays_is_as_it_was_to_another_reader() -> None:
+    cubin = cubin_of("libpointers.so")
+    code = code_of(cubin)
+
+    made = fill_code(cubin, sorted(code.values()), 1)
+
+    gone = {name for name, span in code.items() if span in made.filled}
+    assert gone and code.keys() - gone
+    old, new = elf_of(cubin), elf_of(made.content)
+    stays = []
+    for index in range(old.num_sections()):
+        was, now = old.get_section(index), new.get_section(index)
+        if not now.name and was.name:
+            assert was.name.rpartition(".")[2] in gone
+            assert now["sh_type"] == "SHT_NULL"
+            assert {*now.header.values()} == {0, "SHT_NULL"}
+        elif now.name == ".text.":
+            assert was.name.removeprefix(".text.") in gone
+            assert now["sh_size"] == min(was["sh_size"], 128)
+            same = {"sh_name": 0, "sh_size": 0}
+            assert dict(now.header) | same == dict(was.header) | same
+        else:
+            assert (now.name, now.header) == (was.name, was.header)
+            stays.append(index)
+    tables = (".symtab", ".strtab", ".shstrtab")
+    for index in stays:
+        if old.get_section(index).name not in tables:
+            assert new.get_section(index).data() == old.get_section(index).data()
+    symbols = zip(symbol_table(old).iter_symbols(), symbol_table(new).iter_symbols(), strict=True)
+    for before, after in symbols:
+        if before["st_shndx"] in ("SHN_UNDEF", "SHN_ABS") or before["st_shndx"] in stays:
+            assert (after.name, after.entry) == (before.name, before.entry)
+        else:
+            assert (after.name, after["st_value"], after["st_size"]) == ("", 0, 0)
+            assert after["st_shndx"] in (before["st_shndx"], "SHN_UNDEF")
+
+
+def test_prototypes_of_the_call_graph_stay() -> None:
+    cubin = cubin_of("libpointers.so")
+    code = code_of(cubin)
+    names = NameTable()
+    read = parse_cubin(cubin, names)
+    prototypes = {names.names()[s.prototype] for s in (*read.address_taken, *read.indirect_calls)}
+    assert prototypes
+
+    made = fill_code(cubin, [code["plain"]], 1)
+
+    names = NameTable()
+    again = parse_cubin(made.content, names)
+    found = {names.names()[s.prototype] for s in (*again.address_taken, *again.indirect_calls)}
+    assert found == prototypes
+
+
+def test_extended_section_indices_leave_the_tables_alone() -> None:
+    cubin = bytearray(cubin_of("libcallgraph.so"))
+    code = code_of(bytes(cubin))["calls_chain"]
+    symtab = symbol_table(elf_of(bytes(cubin)))
+    struct.pack_into("<H", cubin, symtab["sh_offset"] + 24 + 6, 0xFFFF)
+
+    made = fill_code(bytes(cubin), [code], 1)
+
+    assert made.filled == (code,)
+    assert made.tables == ()
+    assert changed_outside(bytes(cubin), made.content, [code]) == []
 
 
 @pytest.mark.parametrize(
@@ -93,12 +209,12 @@ def test_relocations_are_the_second_witness(
     cubin = cubin_of("libpointers.so")
     code = code_of(cubin)
 
-    filled, spans = fill_code(cubin, sorted(code[name] for name in unused), 1)
+    made = fill_code(cubin, sorted(code[name] for name in unused), 1)
 
-    assert spans == tuple(sorted(code[name] for name in {*unused} - {*spared}))
+    assert made.filled == tuple(sorted(code[name] for name in {*unused} - {*spared}))
     for name, span in code.items():
-        was, now = (data[span.start : span.end] for data in (cubin, filled))
-        assert now == (b"\1" * span.size if span in spans else was), name
+        was, now = (data[span.start : span.end] for data in (cubin, made.content))
+        assert now == (b"\1" * span.size if span in made.filled else was), name
 
 
 def test_code_in_two_forms_is_left_alone() -> None:
@@ -134,5 +250,10 @@ def test_damaged_tables() -> None:
 
     with pytest.raises(CubinCodeError, match="section headers end"):
         fill_code(cubin[:-700], [code], 1)
+    for field, value, words in ((62, 999, "no section 999"), (60, 1, "no section of its own")):
+        changed = bytearray(cubin)
+        struct.pack_into("<H", changed, field, value)
+        with pytest.raises(CubinCodeError, match=words):
+            fill_code(bytes(changed), [code], 1)
     with pytest.raises(CubinCodeError, match="not a cubin"):
         fill_code(b"\x7fELF" + bytes(100), [code], 1)

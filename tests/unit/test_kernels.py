@@ -19,6 +19,7 @@ from pytest_negativa.models.library import Compression, Cubin, Element, Frame, L
 from pytest_negativa.models.plan import CodeRange, LibraryPlan
 from pytest_negativa.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting import repack as packing
+from pytest_negativa.rewriting.cubin_code import fill_code
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.kernels import KernelEdits, trim_kernels
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
@@ -68,11 +69,10 @@ def content_of(data: bytes, element: Element) -> bytes:
     return unpack(stored, element.compression, element.unpacked_size)
 
 
-def with_filled(content: bytes, unused: tuple[CodeRange, ...], value: int) -> bytes:
-    result = bytearray(content)
-    for code in unused:
-        result[code.start : code.end] = bytes([value]) * code.size
-    return bytes(result)
+def without(content: bytes, unused: tuple[CodeRange, ...], value: int) -> bytes:
+    made = fill_code(content, unused, value)
+    assert made.filled == unused
+    return made.content
 
 
 def cubin_element(library_map: LibraryMap, start: int) -> Element:
@@ -116,14 +116,19 @@ def test_elements(
     # Whoever reads the library anew finds the same, and the content that was meant.
     again = read(tmp_path / name)
     found = cubin_element(again, trimmed.start)
-    assert found == replace(element, stored_size=cubin.stored_after)
-    assert again.sections[0].regions != () and again.names == library_map.names
+    assert replace(found, content=None) == replace(
+        element, stored_size=cubin.stored_after, content=None
+    )
+    assert again.sections[0].regions != ()
+    assert isinstance(found.content, Cubin)
+    assert kernel in {k.name for k in again.kernels_of(found.content)}
     content = content_of(original, element)
-    assert content_of(changed, found) == with_filled(content, trimmed.unused, value) != content
+    assert content_of(changed, found) == without(content, trimmed.unused, value) != content
     assert changed[cubin.zeros.start : cubin.zeros.end] == bytes(cubin.zeros.size)
     if compression is Compression.NONE:
         assert cubin.stored_after == cubin.stored_before
-        assert made.edits.patches == ()
+        # Code as fills, of any size; tables as they are now.
+        assert [f.end - f.start for f in made.edits.fills] == [c.size for c in trimmed.unused]
     else:
         assert cubin.stored_after <= cubin.stored_before
         assert cubin.zeros.start == element.payload.start + cubin.stored_after
@@ -156,7 +161,7 @@ def test_frames_keep_their_length(tmp_path: Path) -> None:
     old = original[frame.span.start : frame.span.end]
     new = changed[frame.span.start : frame.span.end]
     content = zstandard.ZstdDecompressor().decompress(old)
-    expected = with_filled(content, trimmed.unused, 1)
+    expected = without(content, trimmed.unused, 1)
     # As its reader does: the old length, frame after frame.
     with zstandard.ZstdDecompressor().stream_reader(
         io.BytesIO(new), read_across_frames=True

@@ -1,0 +1,255 @@
+"""Takes functions whose code is overwritten out of the tables of an unpacked cubin.
+
+Then nothing finds them by name: a lookup fails with CUDA_ERROR_NOT_FOUND, where the overwritten
+code would be run otherwise; the device gets no memory for them; and their names, which are longer
+than the code that a program uses, compress to nothing.
+
+Every section and symbol keeps its index, and every byte that stays its offset. What the driver
+takes, and what not, was tried with real cubins on an H200 with driver 580.159, lazy and eager:
+
+- A section for a function, such as ``.nv.info.NAME``, may become SHT_NULL with its content zeros.
+  With zeros and its type kept the cubin is refused (CUDA_ERROR_INVALID_IMAGE).
+- A code section may be cut to its first bytes, not to none, and may have any name that begins with
+  ``.text.``. With another name, or as SHT_NULL, lazy loading refuses some cubins. It is the name of
+  this section by which kernels are looked up, not that of the symbol.
+- A symbol in a code section may lose name, value and size; without its section, the call
+  graph, which names symbols, makes the driver fail (CUDA_ERROR_UNKNOWN).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from pytest_negativa.gpucode.cubin import SECTION_HEADER, SYMBOL, Sections, section_bytes
+from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.models.plan import CodeRange
+
+# gABI.
+_SHT_NULL = 0
+_SHT_PROGBITS = 1
+_SHT_SYMTAB = 2
+_SHT_RELA = 4
+_SHT_NOBITS = 8
+_SHT_REL = 9
+_SHF_EXECINSTR = 0x4
+_SHN_XINDEX = 0xFFFF
+# "cuobjdump -elf" prints CUDA_INFO for .nv.info and .nv.info.NAME, CUDA_CALLGRAPH for the other.
+_SHT_CUDA_INFO = 0x70000000
+_SHT_CUDA_CALLGRAPH = 0x70000001
+# Of .nv.callgraph, see gpucode.cubin: rows (function, offset of a prototype in .strtab) follow.
+_PARTS_WITH_STRINGS = (0xFFFFFFFE, 0xFFFFFFFD)
+_PARTS = range(0xFFFFFFFC, 0x100000000)
+_PAIR = struct.Struct("<II")
+# What sections of a function are, all of which name its code section in sh_info.
+_OWNED_TYPES = (_SHT_PROGBITS, _SHT_NOBITS, _SHT_REL, _SHT_RELA, _SHT_CUDA_INFO)
+_CODE_PREFIX = b".text."
+# What code sections are aligned to, and the least that one has.
+_CODE_LEFT = 128
+
+
+class CubinTables:
+    """The tables of a cubin, for taking functions out of them.
+
+    Args:
+        cubin: unpacked.
+        sections: its section headers.
+
+    Raises:
+        PayloadError: a table leaves the cubin.
+    """
+
+    def __init__(self, cubin: bytes, sections: Sections) -> None:
+        self._cubin = cubin
+        self._sections = sections
+        self._header = ELF_HEADER.unpack_from(cubin)
+        self._names = self._section_names()
+
+    def owned_by(self, code: Collection[int]) -> dict[int, int]:
+        """The sections that there are for the functions of code sections: to whose, by index.
+
+        Two witnesses: ``sh_info``, and the end of the name.
+        """
+        owner = {index: index for index in code}
+        new = owner
+        while new:
+            new = {
+                index: owner[section[7]]
+                for index, section in enumerate(self._sections)
+                if index not in owner and self._is_for(index, section, owner)
+            }
+            owner |= new
+        return {index: of for index, of in owner.items() if index != of}
+
+    def remove(
+        self, code: Collection[int], owned: Collection[int]
+    ) -> tuple[bytes, tuple[CodeRange, ...]]:
+        """Take functions out.
+
+        Args:
+            code: their code sections, whose content may be anything by now.
+            owned: of the sections that there are for them, those to which nothing refers.
+
+        Returns:
+            The cubin, and where it changed: sorted, disjoint. Unchanged where it has section
+            indices that don't fit into symbols.
+        """
+        symbols = [s for s in self._sections if s[1] == _SHT_SYMTAB]
+        if any(row[3] == _SHN_XINDEX for table in symbols for row in self._rows(table)):
+            return self._cubin, ()
+        result = bytearray(self._cubin)
+        changed = [
+            CodeRange(self._header[6], self._header[6] + self._header[11] * self._header[12])
+        ]
+        for index in owned:
+            section = self._sections[index]
+            if section[1] != _SHT_NOBITS and section[5]:
+                span = CodeRange(section[4], section[4] + section[5])
+                result[span.start : span.end] = bytes(span.size)
+                changed.append(span)
+            self._set_header(result, index, SECTION_HEADER.pack(*[_SHT_NULL] * 10))
+        for table in symbols:
+            self._empty_symbols(result, table, {*code}, {*owned})
+            changed.append(CodeRange(table[4], table[4] + table[5]))
+        changed += self._empty_names(result, {*code}, {*owned}, symbols)
+        return bytes(result), tuple(sorted(span for span in changed if span.size))
+
+    def _section_names(self) -> list[bytes]:
+        table = self._content(self._header[13], "section names")
+        return [_string_at(table, section[0]) for section in self._sections]
+
+    def _is_for(self, index: int, section: tuple[int, ...], owner: Mapping[int, int]) -> bool:
+        """``.nv.info.NAME`` for ``.text.NAME``, ``.rel.nv.constant0.NAME`` for that without rel."""
+        kind, flags, of = section[1], section[2], section[7]
+        # Of code, sh_info is a symbol.
+        if kind not in _OWNED_TYPES or flags & _SHF_EXECINSTR or of not in owner:
+            return False
+        name = self._names[of]
+        if owner[of] == of:
+            name = b"." + name.removeprefix(_CODE_PREFIX)
+        return len(name) > 1 and self._names[index].endswith(name)
+
+    def _content(self, index: int, what: str) -> bytes:
+        if index >= len(self._sections):
+            raise PayloadError(f"cubin: no section {index} for {what}")
+        return section_bytes(self._cubin, self._sections[index], what)
+
+    def _rows(self, table: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        rows = section_bytes(self._cubin, table, "symbol table")
+        if len(rows) % SYMBOL.size:
+            raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
+        return SYMBOL.iter_unpack(rows)
+
+    def _set_header(self, result: bytearray, index: int, header: bytes) -> None:
+        at = self._header[6] + index * SECTION_HEADER.size
+        result[at : at + SECTION_HEADER.size] = header
+
+    def _empty_symbols(
+        self, result: bytearray, table: tuple[int, ...], code: set[int], owned: set[int]
+    ) -> None:
+        for number, row in enumerate(self._rows(table)):
+            at = table[4] + number * SYMBOL.size
+            if row[3] in code:
+                SYMBOL.pack_into(result, at, 0, *row[1:4], 0, 0)
+            elif row[3] in owned:
+                SYMBOL.pack_into(result, at, 0, 0, 0, 0, 0, 0)
+
+    def _empty_names(
+        self,
+        result: bytearray,
+        code: set[int],
+        owned: set[int],
+        symbols: Sequence[tuple[int, ...]],
+    ) -> Iterator[CodeRange]:
+        """Zeros over the names of what is gone, and one name for all code sections that are cut."""
+        gone = code | owned
+        shstrndx = self._header[13]
+        kept: dict[int, set[int]] = defaultdict(set)
+        names = {self._names[index] for index in gone}
+        names |= {self._names[index][len(_CODE_PREFIX) :] for index in code}
+        kept[shstrndx].update(s[0] for i, s in enumerate(self._sections) if i not in gone)
+        for table in symbols:
+            strings = self._content(table[6], "symbol names")
+            for row in self._rows(table):
+                if row[3] in gone:
+                    names.add(_string_at(strings, row[0]))
+                else:
+                    kept[table[6]].add(row[0])
+        strings_used = set(self._strings_of_call_graphs())
+        names.discard(b"")
+        for index, offsets in kept.items():
+            section = self._sections[index]
+            emptied = _without(self._content(index, "names"), names, offsets | strings_used)
+            if index == shstrndx:
+                self._cut_code(result, emptied, code)
+            result[section[4] : section[4] + section[5]] = emptied
+            yield CodeRange(section[4], section[4] + section[5])
+
+    def _strings_of_call_graphs(self) -> Iterator[int]:
+        for section in self._sections:
+            if section[1] == _SHT_CUDA_CALLGRAPH:
+                part = 0
+                rows = section_bytes(self._cubin, section, "call graph")
+                for first, second in _PAIR.iter_unpack(
+                    rows[: len(rows) // _PAIR.size * _PAIR.size]
+                ):
+                    if first == 0 and second in _PARTS:
+                        part = second
+                    elif part in _PARTS_WITH_STRINGS:
+                        yield second
+
+    def _cut_code(self, result: bytearray, names: bytearray, code: set[int]) -> None:
+        """Cut the code sections, and give all whose name is gone the same one."""
+        common = None
+        for index in sorted(code):
+            name, kind, flags, address, offset, size, *others = self._sections[index]
+            if self._names[index].startswith(_CODE_PREFIX) and not names[name]:
+                if common is None:
+                    # Where a longer one has been; the zero after it is there.
+                    common = name
+                    names[name : name + len(_CODE_PREFIX)] = _CODE_PREFIX
+                name = common
+            header = SECTION_HEADER.pack(
+                name, kind, flags, address, offset, min(size, _CODE_LEFT), *others
+            )
+            self._set_header(result, index, header)
+
+
+def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:
+    """A string table, with zeros over ``names``, alone or at the end of a section's name.
+
+    Args:
+        kept: offsets of strings that are needed; they may lie inside of longer ones.
+    """
+    result = bytearray(strings)
+    ends = sorted(kept)
+    position = 0
+    at = 0
+    while position < len(strings):
+        end = strings.find(b"\0", position)
+        end = len(strings) if end < 0 else end
+        while at < len(ends) and ends[at] < position:
+            at += 1
+        needed = at < len(ends) and ends[at] < end
+        if end > position and not needed and _ends_with(strings[position:end], names):
+            result[position:end] = bytes(end - position)
+        position = end + 1
+    return result
+
+
+def _ends_with(string: bytes, names: Collection[bytes]) -> bool:
+    """Whether it is one of ``names``, or as a section is called: ``.nv.info.`` and one of them."""
+    if string in names:
+        return True
+    at = 0
+    while string.startswith(b".") and (at := string.find(b".", at + 1)) >= 0:
+        if string[at + 1 :] in names:
+            return True
+    return False
+
+
+def _string_at(table: bytes, offset: int) -> bytes:
+    end = table.find(b"\0", offset)
+    return table[offset:end] if end >= 0 else table[offset:]
