@@ -25,3 +25,9 @@ extern "C" int JOIN(run_, NAME)(int bad) {
         cudaFree(result);
     return error == cudaSuccess ? value : -static_cast<int>(error);
 }
+
+// The CUDA error of looking up the kernel that nobody calls.
+extern "C" int JOIN(find_idle_, NAME)() {
+    cudaFuncAttributes attributes;
+    return static_cast<int>(cudaFuncGetAttributes(&attributes, JOIN(idle_, NAME)));
+}

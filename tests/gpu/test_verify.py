@@ -64,6 +64,15 @@ def test_killed_on_copies():
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
+LOOKS_FOR_IDLE = """
+
+def test_idle_kernel_is_gone_on_copies():
+    if ON_COPIES:
+        error = ctypes.CDLL(str(HERE / "libmany2.so")).find_idle_2_2()
+        (HERE / "error").write_text(str(error))
+    assert run(2, 2) == 202
+"""
+
 LOSES_CONTEXT = """
 
 def test_a_loses_its_context_on_copies():
@@ -244,8 +253,13 @@ def test_proved_with_other_fillings(project: Project, fill: str) -> None:
     assert project.verdict["fill"] == int(fill, 16)
 
 
-def test_kernel_granularity(project: Project) -> None:
-    project.pytest("--negativa", "--negativa-verify", "--negativa-granularity=kernel")
+@pytest.mark.parametrize("eager", [False, True])
+def test_kernel_granularity(project: Project, eager: bool) -> None:
+    add_test(project, LOOKS_FOR_IDLE)
+    options = ("--negativa", "--negativa-verify", "--negativa-granularity=kernel")
+    project.pytest(*options, eager=eager)
+    # Not found, and so not run: cudaErrorInvalidDeviceFunction or cudaErrorSymbolNotFound.
+    assert (project.folder / "error").read_text() in ("98", "500")
     verdict = project.verdict
     assert verdict["proved"] and verdict["granularity"] == "kernel"
     assert len(verdict["libraries"]) == LIBRARIES
