@@ -136,6 +136,7 @@ class _Planner:
         self._whole = self._reason_for_all(incomplete)
         self._relocatable = self._needed_relocatable_regions()
         self._left_whole: Counter[str] = Counter()
+        self._used_anywhere = located.used_kernels
         # By offset of the region; choosing is half of the work for 30,000 regions.
         self._chosen = {
             r.region.span.start: _choose(r.region.elements, devices) for r in located.regions
@@ -196,6 +197,9 @@ class _Planner:
         if not use.kernels <= kernels.keys() or not use.functions <= functions.keys():
             return "a kernel that was used is not in them"
         wanted = {index for name, index in kernels.items() if self._kernel_glob(name)}
+        # Of templates each translation unit has its own; which one a program asks for depends on
+        # which came first, and so on the order of the tests: CUB asks one EmptyKernel for all.
+        wanted |= {kernels[name] for name in self._used_anywhere & kernels.keys()}
         return wanted | {kernels[n] for n in use.kernels} | {functions[n] for n in use.functions}
 
     def loadable_kernels(self) -> frozenset[str]:

@@ -26,8 +26,10 @@ extern "C" int JOIN(run_, NAME)(int bad) {
     return error == cudaSuccess ? value : -static_cast<int>(error);
 }
 
-// The CUDA error of looking up the kernel that nobody calls.
+// The CUDA error of looking up the kernel that nobody calls; forgotten at once.
 extern "C" int JOIN(find_idle_, NAME)() {
     cudaFuncAttributes attributes;
-    return static_cast<int>(cudaFuncGetAttributes(&attributes, JOIN(idle_, NAME)));
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, JOIN(idle_, NAME));
+    cudaGetLastError();
+    return static_cast<int>(error);
 }

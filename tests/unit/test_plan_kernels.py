@@ -11,7 +11,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.config_globs import GlobSet
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.locate import locate_library
-from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import (
     DataKind,
@@ -75,6 +76,32 @@ def test_what_no_used_kernel_reaches_is_unused() -> None:
     element_plan = plan(library_map, usage_of(used(library_map, "calls_shared")), KeepPolicy())
     assert element_plan == replace(found, trimmed=(), granularity="element")
     assert found.notes == ()
+
+
+def moved(region: Region, by: int) -> Region:
+    def span(old: Span) -> Span:
+        return Span(old.start + by, old.end + by)
+
+    elements = tuple(
+        replace(e, header_offset=e.header_offset + by, payload=span(e.payload))
+        for e in region.elements
+    )
+    return replace(region, span=span(region.span), elements=elements)
+
+
+def test_a_kernel_that_another_image_used_stays_in_all() -> None:
+    library_map = read("libcallgraph.so")
+    section = library_map.sections[0]
+    first = next(r for r in section.regions if any(e.content for e in r.elements))
+    second = moved(first, 1 << 20)
+    both = replace(library_map, sections=(replace(section, regions=(first, second)),))
+    uses = {first.span.start: ["calls_shared"], second.span.start: ["calls_chain"]}
+
+    found = plan(both, usage_of(library_usage(both, uses)))
+
+    kept = [set(cubin.kept) for cubin in found.trimmed]
+    assert len(kept) == 2 and kept[0] == kept[1]
+    assert kept[0] >= {"calls_shared", "calls_chain"}
 
 
 def test_kernel_globs_keep_what_they_name() -> None:
