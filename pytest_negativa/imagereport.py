@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
-from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.imagesuite import KnownLibrary, Suite
 from pytest_negativa.imagetree import Tree, find_owners, walk_tree
 from pytest_negativa.mapcache import MapCache
@@ -23,6 +22,7 @@ from pytest_negativa.models.image import (
     SuiteUse,
 )
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.slimmed import Removed
 
 OnDone = Callable[[int, int], None]
 """Called with the bytes of libraries done and of all libraries."""
@@ -45,25 +45,24 @@ def report_image(
         OptionError: the folder can't be listed.
     """
     tree = walk_tree(folder)
-    slimmed = [path for path in tree.files if is_slimmed(tree.root / path)]
-    for path in slimmed:
-        del tree.files[path]
     devices = tuple(devices) or (() if suite is None else suite.devices)
     judge = _Judge(suite, devices)
-    with_code: list[LibraryMap] = []
+    with_code: list[tuple[str, LibraryMap, Removed | None]] = []
+    slimmed: list[str] = []
     unreadable = list(tree.unlisted)
     without = 0
     for path, mapped in _map_all(tree, judge, cache, jobs, on_done):
+        if mapped.removed is not None:
+            slimmed.append(path)
         if mapped.error is not None:
             unreadable.append(str(mapped.error))
         elif mapped.library_map is not None and mapped.library_map.sections:
-            with_code.append(mapped.library_map)
+            with_code.append((path, mapped.library_map, mapped.removed))
         else:
             without += tree.files[path]
-    paths = {m.library.path: str(Path(m.library.path).relative_to(tree.root)) for m in with_code}
-    owners = find_owners(tree, tuple(paths.values()))
+    owners = find_owners(tree, tuple(path for path, _, _ in with_code))
     libraries = sorted(
-        (judge.row(m, path := paths[m.library.path], owners.get(path)) for m in with_code),
+        (judge.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
         key=lambda row: (-row.code_bytes, row.path),
     )
     return ImageReport(
@@ -98,7 +97,11 @@ def _map_all(
             if judge.wants_digest(size) is with_digest
         }
         request = MapRequest(
-            Scope(headers_only=True), with_map=True, with_summary=False, with_digest=with_digest
+            Scope(headers_only=True),
+            with_map=True,
+            with_summary=False,
+            with_digest=with_digest,
+            slimmed=True,
         )
         for mapped in map_libraries(tuple(paths), request, cache, jobs):
             path = paths[mapped.path]
@@ -132,17 +135,23 @@ class _Judge:
     def wants_digest(self, size: int) -> bool:
         return size in self._digest_sizes
 
-    def row(self, library_map: LibraryMap, path: str, package: Package | None) -> ImageLibrary:
+    def row(
+        self,
+        library_map: LibraryMap,
+        path: str,
+        package: Package | None,
+        removed: Removed | None,
+    ) -> ImageLibrary:
         library = library_map.library
         suite, matched_by = self._use(library)
-        slimmable, slimmable_by = self._slimmable(library_map)
+        # What was slimmed can't be slimmed again.
+        slimmable, slimmable_by = self._slimmable(library_map) if removed is None else (None, None)
         return ImageLibrary(
             path=path,
             size=library.size,
             build_id=library.build_id,
             package=package,
-            code_bytes=sum(e.payload.size for e in library_map.iter_elements())
-            + sum(f.span.size for f in library_map.iter_frames()),
+            code_bytes=_code_bytes(library_map) if removed is None else removed.stored_bytes,
             suite=suite,
             matched_by=matched_by,
             slimmable_bytes=slimmable,
@@ -173,6 +182,11 @@ class _Judge:
 
     def _known(self, library: LibraryIdentity) -> KnownLibrary | None:
         return None if library.sha256 is None else self._by_digest.get(library.sha256)
+
+
+def _code_bytes(library_map: LibraryMap) -> int:
+    elements = sum(e.payload.size for e in library_map.iter_elements())
+    return elements + sum(f.span.size for f in library_map.iter_frames())
 
 
 def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
@@ -225,8 +239,8 @@ def _notes(
 ) -> Iterator[str]:
     if slimmed:
         yield (
-            f"slimmed by negativa slim, so their GPU code is not listed, nor counted anywhere here "
-            f"({len(slimmed):,}): {', '.join(sorted(slimmed))}"
+            f"slimmed by negativa slim, so only what is left is counted, and nothing of it is "
+            f"slimmable ({len(slimmed):,}): {', '.join(sorted(slimmed))}"
         )
     if suite is None:
         return

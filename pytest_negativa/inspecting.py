@@ -9,8 +9,6 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.slimmed import SLIMMED, is_slimmed
 from pytest_negativa.inputs import LibrarySet, find_libraries
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MappedLibrary, MapRequest, map_libraries
@@ -47,6 +45,7 @@ class InspectionRequest:
             scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),
             device=self.device,
             with_map=self.details,
+            slimmed=True,
         )
 
 
@@ -64,7 +63,7 @@ def inspect_libraries(
     jobs: int | None = None,
     on_done: OnDone | None = None,
 ) -> tuple[InspectedSet, ...]:
-    """Map all libraries that the arguments stand for; slimmed ones have an error instead.
+    """Map all libraries that the arguments stand for, of slimmed ones what is left.
 
     Raises:
         OptionError: an argument stands for nothing.
@@ -76,14 +75,8 @@ def inspect_libraries(
     total, done = sum(sizes.values()), 0
     if on_done is not None:
         on_done(0, total)
-    mapped: dict[object, MappedLibrary] = {
-        path: MappedLibrary(path, error=FormatError(path, None, SLIMMED))
-        for path in sizes
-        if is_slimmed(path)
-    }
-    done += sum(sizes[path] for path in sizes if path in mapped)
-    wanted = tuple(path for path in sizes if path not in mapped)
-    for library in map_libraries(wanted, request.map_request, cache, jobs):
+    mapped: dict[object, MappedLibrary] = {}
+    for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
         mapped[library.path] = library
         done += sizes[library.path]
         if on_done is not None:
@@ -104,7 +97,7 @@ def render_json(inspected: Sequence[InspectedSet]) -> str:
     document = Inspection(
         format_version=JSON_VERSION,
         libraries=tuple(
-            InspectedLibrary(summary=m.summary, map=m.library_map)
+            InspectedLibrary(summary=m.summary, map=m.library_map, removed=m.removed)
             for s in inspected
             for m in s.mapped
             if m.summary is not None
@@ -127,20 +120,26 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
     from pytest_negativa.reporting.text import printable
 
     for one in inspected:
-        summaries = [m.summary for m in one.mapped if m.summary is not None]
+        summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
         if one.libraries.explicit:
-            yield from map(inspection.library_report, summaries)
+            yield from (inspection.library_report(*row) for row in summaries)
         elif not one.libraries.paths:
             yield f"{printable(one.libraries.label)}: no ELF files"
         elif summaries:
-            yield inspection.set_report(one.libraries.label, summaries)
+            yield inspection.set_report(
+                one.libraries.label,
+                [summary for summary, _ in summaries],
+                {s.path: removed for s, removed in summaries if removed is not None},
+            )
         for mapped in one.mapped:
             if mapped.library_map is None or not mapped.library_map.sections:
                 continue
             path = printable(str(mapped.path))
             if request.elements:
                 yield f"{path}, elements:"
-                yield inspection.element_table(mapped.library_map, request.device)
+                yield inspection.element_table(
+                    mapped.library_map, request.device, slimmed=mapped.removed is not None
+                )
             if request.kernels:
                 yield f"{path}, kernels:"
                 yield "\n".join(inspection.kernel_lines(mapped.library_map))

@@ -36,7 +36,7 @@ DEFAULT_LIMIT = 1 << 30
 
 _MAGIC = "negativa-map"
 # Raised when reading finds more or other things than before: old entries are then not found.
-_READER_VERSION = 3
+_READER_VERSION = 4
 _SUFFIX = ".map"
 # No write takes this long: its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9

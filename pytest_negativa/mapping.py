@@ -18,10 +18,12 @@ from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.library import read_library, read_slimmed
+from pytest_negativa.gpucode.slimmed import SLIMMED, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.store import decode_map, encode_map
 from pytest_negativa.summarize import summarize
@@ -42,6 +44,8 @@ class MapRequest:
         with_map: whether the maps are wanted.
         with_summary: whether the summaries are.
         with_digest: whether the maps of libraries with GPU code hold the digest of the file.
+        slimmed: whether slimmed libraries are read, too, whose maps have addresses for offsets.
+            Otherwise such a library is an error, unless no GPU code is left.
     """
 
     scope: Scope
@@ -49,15 +53,20 @@ class MapRequest:
     with_map: bool = False
     with_summary: bool = True
     with_digest: bool = False
+    slimmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MappedLibrary:
-    """What came of one library: ``error``, or what was asked for of it."""
+    """What came of one library: ``error``, or what was asked for of it.
+
+    ``removed`` is of slimmed libraries.
+    """
 
     path: Path
     summary: LibrarySummary | None = None
     library_map: LibraryMap | None = None
+    removed: Removed | None = None
     error: NegativaError | None = None
     cached: bool = False
 
@@ -204,6 +213,8 @@ def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
 
 
 def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
+    if is_slimmed(path):
+        return _read_slimmed(path, request)
     try:
         key = _cache_key(path, cache)
         with ByteSource(path) as source:
@@ -224,6 +235,21 @@ def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibr
             if _cache_key(path, cache) == key:
                 cache.save(key, library_map, summary)
     return MappedLibrary(path, summary, library_map if request.with_map else None)
+
+
+def _read_slimmed(path: Path, request: MapRequest) -> MappedLibrary:
+    """Not kept in the cache: what is left is read fast, and an entry has no place for the rest."""
+    try:
+        library_map, removed = read_slimmed(path, request.scope)
+        if not request.slimmed and (library_map.sections or library_map.problems):
+            raise FormatError(path, None, SLIMMED)
+        if _lacks_digest(library_map, request):
+            with ByteSource(path) as source:
+                library_map = _with_digest(library_map, source)
+    except NegativaError as e:
+        return MappedLibrary(path, error=e)
+    summary = summarize(library_map, request.device)
+    return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 
 def _read_encoded(

@@ -211,6 +211,11 @@ class _Tables:
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{len(data):#x}"
                     )
+                # Nothing finds it, neither the driver nor a reader: taken out of the tables, see
+                # rewriting.cubin_tables. The call graph may still name it.
+                if not self._strings[st_name]:
+                    self._names.nameless[bool(st_other & _STO_CUDA_ENTRY)] += 1
+                    continue
                 function = Function(name, offset, st_size)
                 if st_other & _STO_CUDA_ENTRY:
                     self.kernels.append(function)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from elftools.elf.constants import P_FLAGS, SH_FLAGS
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
+from elftools.elf.sections import NoteSection, Section
 from elftools.elf.segments import InterpSegment
 
 from pytest_negativa.errors import FormatError
@@ -66,12 +66,18 @@ class HostSegment:
 
 @dataclass(frozen=True, slots=True)
 class HostElf:
-    """What this project needs to know of a library apart from its GPU code."""
+    """What this project needs to know of a library apart from its GPU code.
+
+    Attributes:
+        sections: allocated, with bytes in the file.
+        zeros: allocated, without: they take memory alone. ``offset`` says nothing.
+    """
 
     machine: str
     build_id: str | None
     soname: str | None
     sections: tuple[HostSection, ...]
+    zeros: tuple[HostSection, ...] = ()
 
 
 def read_host_elf(source: ByteSource) -> HostElf:
@@ -193,10 +199,16 @@ def _check_header(source: ByteSource) -> None:
 def _read(source: ByteSource) -> HostElf:
     elf = ELFFile(_BudgetedReader(source))
     sections: list[HostSection] = []
+    zeros: list[HostSection] = []
     build_id = soname = None
     for section in elf.iter_sections():
         header = section.header
-        if header["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
+        if header["sh_type"] == "SHT_NOBITS":
+            # Thread-local zeros take no address of the library.
+            if header["sh_flags"] & (SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_TLS) == SH_FLAGS.SHF_ALLOC:
+                zeros.append(_host_section(section))
+            continue
+        if header["sh_type"] == "SHT_NULL":
             continue
         offset, size = header["sh_offset"], header["sh_size"]
         if isinstance(section, NoteSection):
@@ -212,17 +224,20 @@ def _read(source: ByteSource) -> HostElf:
                 f"section {section.name} ends at {offset + size:#x}, past the end of the file at "
                 f"{source.size:#x}; is it truncated?",
             )
-        sections.append(
-            HostSection(
-                name=section.name,
-                offset=offset,
-                size=size,
-                vaddr=header["sh_addr"],
-                executable=bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
-            )
-        )
+        sections.append(_host_section(section))
     _check_overlap(source, sections)
-    return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections))
+    return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections), tuple(zeros))
+
+
+def _host_section(section: Section) -> HostSection:
+    header = section.header
+    return HostSection(
+        name=section.name,
+        offset=header["sh_offset"],
+        size=header["sh_size"],
+        vaddr=header["sh_addr"],
+        executable=bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
+    )
 
 
 def _read_segments(source: ByteSource) -> tuple[HostSegment, ...]:

@@ -29,7 +29,7 @@ import struct
 
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Element, Region
 
@@ -119,7 +119,7 @@ class WalkBudget:
             )
 
 
-def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) -> Region:
+def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) -> Region:
     """The region whose header is at ``offset``, within a section that ends at ``end``.
 
     Raises:
@@ -152,7 +152,7 @@ def parse_region(source: ByteSource, offset: int, end: int, budget: WalkBudget) 
     return Region(span=Span(offset, region_end), elements=tuple(elements))
 
 
-def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
+def _parse_element(source: Readable, offset: int, end: int) -> Element:
     if offset + ELEMENT_HEADER.size > end:
         raise RegionFault(offset, f"element header leaves its region, which ends at {end:#x}")
     (
@@ -223,6 +223,12 @@ def _parse_element(source: ByteSource, offset: int, end: int) -> Element:
         options=None if kind is ElementKind.CUBIN else _header_options(extra, options_offset),
         unreadable=unreadable,
     )
+
+
+def is_removed(element: Element) -> bool:
+    """Whether the element only holds the place of code that was overwritten or taken out."""
+    arch = SmArch.from_number(OVERWRITTEN_ARCH, element.arch.suffix)
+    return element.kind_number == OVERWRITTEN_KIND or element.arch == arch
 
 
 def _header_text(header: bytes, offset: int, length: int) -> str | None:

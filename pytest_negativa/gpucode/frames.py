@@ -12,7 +12,7 @@ from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_head
 from pytest_negativa.gpucode.elf import ELF_HEADER
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Frame
 
@@ -28,7 +28,7 @@ _CHECKSUM_SIZE = 4
 _FRONT_STEPS = 8
 
 
-def parse_frame(source: ByteSource, offset: int, end: int, budget: WalkBudget) -> Frame | None:
+def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
     """The frame at ``offset`` if it is one that holds a cubin, else None (other data).
 
     Raises:
@@ -71,7 +71,7 @@ def parse_frame(source: ByteSource, offset: int, end: int, budget: WalkBudget) -
     )
 
 
-def _front(source: ByteSource, offset: int, end: int) -> bytes:
+def _front(source: Readable, offset: int, end: int) -> bytes:
     """The first bytes of a frame's content, without unpacking the rest."""
     # The first block yields them; it is at most 128 KB and its header 3 bytes.
     packed = source.read(offset, min(end - offset, _MAX_FRAME_HEADER + 3 + _MAX_BLOCK_SIZE))

@@ -1,21 +1,23 @@
-"""One library file to its ``LibraryMap``."""
+"""One library file to its ``LibraryMap``, and what is left of a slimmed one likewise."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
-from pytest_negativa.gpucode.elf import HostSection, read_host_elf
-from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED
+from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf, read_segments
+from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED, is_removed
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
-from pytest_negativa.gpucode.scan import Problems, iter_containers
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
+from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
@@ -30,6 +32,7 @@ from pytest_negativa.models.library import (
     Scope,
     Section,
 )
+from pytest_negativa.models.slimmed import Removed
 
 # Code unpacks to at most 207 times its size in libtorch_cuda.so, zstd could do 30,000 times. What
 # unpacks to more than usual may do so for this many bytes in all of a library.
@@ -49,6 +52,78 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
         host = read_host_elf(source)
         reader = _Reader(source, scope)
         sections = tuple(filter(None, map(reader.read_section, host.sections)))
+        return reader.library_map(source, host, sections)
+
+
+def read_slimmed(path: str | os.PathLike[str], scope: Scope) -> tuple[LibraryMap, Removed]:
+    """Read what is left of the GPU code of a slimmed library, and what is not.
+
+    In the map all offsets are addresses (of sections, ``vaddr``), elements that were taken out are
+    not listed, and so regions have gaps: it tells people what there is, and is nothing that a plan
+    could be made of.
+
+    Raises:
+        FormatError: see ``read_library``; or the segments and sections don't fit together.
+    """
+    with ByteSource(path) as source:
+        host = read_host_elf(source)
+        before = size_before(source)
+        space = AddressSpace(source, read_segments(source))
+        reader = _Reader(space, scope)
+        whole = whole_sections(space, host)
+        sections = tuple(filter(None, map(reader.read_section, whole)))
+        left = tuple(map(_without_removed, sections))
+        removed = Removed(
+            size_before=before,
+            gone_bytes=sum(
+                s.size - space.stored_size(s.vaddr, s.vaddr + s.size)
+                for s in (*whole, *(z for z in host.zeros if z.name in FATBIN_SECTIONS))
+            ),
+            elements=_count_elements(sections) - _count_elements(left),
+            kernels=None if scope.headers_only else reader.names.nameless[True],
+            device_functions=None if scope.headers_only else reader.names.nameless[False],
+            stored_bytes=sum(
+                space.stored_size(span.start, span.end) for s in left for span in _code_spans(s)
+            ),
+        )
+        return reader.library_map(source, host, left), removed
+
+
+def _without_removed(section: Section) -> Section:
+    return replace(
+        section,
+        regions=tuple(
+            replace(region, elements=tuple(e for e in region.elements if not is_removed(e)))
+            for region in section.regions
+        ),
+    )
+
+
+def _count_elements(sections: Iterable[Section]) -> int:
+    return sum(len(region.elements) for section in sections for region in section.regions)
+
+
+def _code_spans(section: Section) -> Iterator[Span]:
+    for region in section.regions:
+        yield from (element.payload for element in region.elements)
+    yield from (frame.span for frame in section.frames)
+
+
+class _Reader:
+    """Reads the sections of one library; collects names and problems."""
+
+    def __init__(self, source: Readable, scope: Scope) -> None:
+        self._source = source
+        self._scope = scope
+        self._devices = scope.capabilities
+        self.names = NameTable()
+        self.problems = Problems()
+        self._excess_left = _MAX_EXCESS
+
+    def library_map(
+        self, source: ByteSource, host: HostElf, sections: tuple[Section, ...]
+    ) -> LibraryMap:
+        """The map, once all sections are read."""
         return LibraryMap(
             format_version=FORMAT_VERSION,
             library=LibraryIdentity(
@@ -59,23 +134,11 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
                 soname=host.soname,
                 machine=host.machine,
             ),
-            scope=scope,
+            scope=self._scope,
             sections=sections,
-            problems=reader.problems.found(),
-            names=reader.names.names(),
+            problems=self.problems.found(),
+            names=self.names.names(),
         )
-
-
-class _Reader:
-    """Reads the sections of one library; collects names and problems."""
-
-    def __init__(self, source: ByteSource, scope: Scope) -> None:
-        self._source = source
-        self._scope = scope
-        self._devices = scope.capabilities
-        self.names = NameTable()
-        self.problems = Problems()
-        self._excess_left = _MAX_EXCESS
 
     def read_section(self, host: HostSection) -> Section | None:
         """The GPU code in a section, or None if it has none."""

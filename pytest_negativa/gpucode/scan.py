@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pytest_negativa.gpucode import fatbin, frames
 from pytest_negativa.gpucode.elf import HostSection
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.library import Frame, Problem, Region
 
 # Sections that hold nothing but regions (names: fatbinary_section.h of the CUDA toolkit).
 # Bytes there that are no region are damage, and reported; elsewhere they are other data.
-_FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
+FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
 
 # Regions mostly follow each other, so a look at what is next starts small; a stretch of
 # other data is searched in ever larger steps.
@@ -41,20 +41,21 @@ class Problems:
 
 
 def iter_containers(
-    source: ByteSource, section: HostSection, problems: Problems
+    source: Readable, section: HostSection, problems: Problems
 ) -> Iterator[Region | Frame]:
     """All regions and bare cubin frames of a section, by offset; never overlapping.
 
     What looks like a region without being one is passed over. In a section that should hold
     regions alone it goes to ``problems``, with everything else that isn't understood.
     """
-    strict = section.name in _FATBIN_SECTIONS
+    strict = section.name in FATBIN_SECTIONS
     end = section.offset + section.size
     # Instructions hold no frames; a frame in a fatbin section would be a payload's.
     with_frames = not (strict or section.executable)
     magics = (fatbin.MAGIC, frames.MAGIC) if with_frames else (fatbin.MAGIC,)
     search = _Search(source, end, magics)
-    budget = WalkBudget(source.path, section.size)
+    stored = sum(stop - start for start, stop in _iter_stored(source, section.offset, end))
+    budget = WalkBudget(source.path, stored)
     position = section.offset
     while (hit := search.next(position)) is not None:
         offset, magic = hit
@@ -89,19 +90,27 @@ def iter_containers(
         )
 
 
-def _first_nonzero(source: ByteSource, start: int, end: int) -> int | None:
-    while start < end:
-        data = source.read(start, min(end - start, _MAX_WINDOW))
-        if stripped := data.lstrip(b"\0"):
-            return start + len(data) - len(stripped)
-        start += len(data)
+def _iter_stored(source: Readable, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of ``[start, end)`` that lie in the file."""
+    while start < end and (found := source.next_stored(start)) is not None and found[0] < end:
+        start = min(found[1], end)
+        yield found[0], start
+
+
+def _first_nonzero(source: Readable, start: int, end: int) -> int | None:
+    for position, stored_end in _iter_stored(source, start, end):
+        while position < stored_end:
+            data = source.read(position, min(stored_end - position, _MAX_WINDOW))
+            if stripped := data.lstrip(b"\0"):
+                return position + len(data) - len(stripped)
+            position += len(data)
     return None
 
 
 class _Search:
     """The next occurrence of any magic number, reading the file in windows."""
 
-    def __init__(self, source: ByteSource, end: int, magics: tuple[bytes, ...]) -> None:
+    def __init__(self, source: Readable, end: int, magics: tuple[bytes, ...]) -> None:
         self._source = source
         self._end = end
         self._magics = magics
@@ -113,7 +122,11 @@ class _Search:
 
     def next(self, position: int) -> tuple[int, bytes] | None:
         """Offset and magic of the first occurrence at or after ``position``."""
-        while position + self._overlap < self._end:
+        while (stored := self._source.next_stored(position)) is not None:
+            # What the file does not hold are zeros, and no magic number has any.
+            position = stored[0]
+            if position + self._overlap >= self._end:
+                break
             if not self._base <= position < self._base + len(self._data) - self._overlap:
                 self._load(position)
             if (hit := self._next_in_window(position)) is not None:

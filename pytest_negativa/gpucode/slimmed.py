@@ -1,10 +1,11 @@
-"""Whether a library was slimmed: then its sections are in pieces, and no GPU code is found there.
+"""Whether a library was slimmed, and by which release's rules.
 
 ``negativa slim`` leaves a section ``.negativa`` in the files that it writes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 
@@ -12,8 +13,13 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC
 from pytest_negativa.gpucode.source import ByteSource
 
-SLIMMED = "slimmed by negativa slim: its GPU code is not listed; look at the original"
-_MARKER = b"\0.negativa\0"
+SLIMMED = (
+    "slimmed by negativa slim, so nothing is planned for it: offsets in it are others than in the "
+    "original; take that (negativa inspect shows what is left)"
+)
+_MARKER = b".negativa"
+_MARKER_VERSION = 1
+_MAX_MARKER_SIZE = 1 << 16
 # gABI: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info, sh_addralign,
 # sh_entsize.
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
@@ -24,13 +30,60 @@ def is_slimmed(path: str | os.PathLike[str]) -> bool:
     """Whether the names of the sections have the marker; False for what can't be read."""
     try:
         with ByteSource(path) as source:
-            if source.size < ELF_HEADER.size:
-                return False
-            header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-            if not header[0].startswith(ELF_MAGIC) or header[11] != _SECTION_HEADER.size:
-                return False
-            at = header[6] + header[13] * _SECTION_HEADER.size
-            names = _SECTION_HEADER.unpack(source.read(at, _SECTION_HEADER.size))
-            return _MARKER in source.read(names[4], min(names[5], _MAX_NAMES))
+            return source.size >= ELF_HEADER.size and b"\0" + _MARKER + b"\0" in _names(source)
     except FormatError:
         return False
+
+
+def size_before(source: ByteSource) -> int | None:
+    """The size of the original, by the marker of a slimmed library; None if it doesn't tell.
+
+    Raises:
+        FormatError: the marker is damaged, or of a later release.
+    """
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    names = _names(source)
+    for index in range(header[12]):
+        section = _section(source, header[6], index)
+        if names.startswith(_MARKER + b"\0", section[0]):
+            return _parse_marker(source, section[4], section[5])
+    raise FormatError(
+        source.path, None, "has no section .negativa, though its name; damaged: install it again"
+    )
+
+
+def _names(source: ByteSource) -> bytes:
+    """The names of all sections; nothing where it is no ELF file with section headers."""
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    if not header[0].startswith(ELF_MAGIC) or header[11] != _SECTION_HEADER.size:
+        return b""
+    names = _section(source, header[6], header[13])
+    return source.read(names[4], min(names[5], _MAX_NAMES))
+
+
+def _section(source: ByteSource, table: int, index: int) -> tuple[int, ...]:
+    at = table + index * _SECTION_HEADER.size
+    return _SECTION_HEADER.unpack(source.read(at, _SECTION_HEADER.size))
+
+
+def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:
+    if size > _MAX_MARKER_SIZE:
+        raise FormatError(
+            source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"
+        )
+    try:
+        facts = json.loads(source.read(offset, size))
+    except (ValueError, RecursionError) as e:
+        raise FormatError(
+            source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
+        ) from e
+    version = facts.get("compacted") if isinstance(facts, dict) else None
+    if version != _MARKER_VERSION:
+        raise FormatError(
+            source.path,
+            offset,
+            f"section .negativa is of version {version!r}, expected {_MARKER_VERSION}: damaged, or "
+            "slimmed by a later release of pytest-negativa",
+        )
+    before = facts.get("size_before")
+    return before if type(before) is int and before >= 0 else None

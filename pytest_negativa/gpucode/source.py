@@ -12,6 +12,7 @@ import os
 import stat
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from pytest_negativa.errors import FormatError
 
@@ -26,6 +27,24 @@ _FILE_TYPES = {
 
 # What fits a processor's cache is hashed fastest.
 _HASH_STEP = 256 << 10
+
+
+class Readable(Protocol):
+    """Bytes of a library by offset, or by address; ``path`` is for messages."""
+
+    path: str
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``.
+
+        Raises:
+            FormatError: they are not all there.
+        """
+        ...
+
+    def next_stored(self, offset: int) -> tuple[int, int] | None:
+        """The first range at or behind ``offset`` that lies in the file; elsewhere are zeros."""
+        ...
 
 
 class ByteSource:
@@ -84,6 +103,10 @@ class ByteSource:
                 f"{length:#x} bytes wanted, {len(data):#x} left: it was truncated",
             )
         return data
+
+    def next_stored(self, offset: int) -> tuple[int, int] | None:
+        """All of the rest; see ``Readable``."""
+        return (offset, self.size) if offset < self.size else None
 
     def sha256(self) -> str:
         """Hex digest of the whole file.

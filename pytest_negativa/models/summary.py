@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.slimmed import Removed
 
 
 class SectionRow(Record, frozen=True, kw_only=True):
@@ -89,10 +90,16 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
 
 class InspectedLibrary(Record, frozen=True, kw_only=True):
-    """A library in the JSON output of ``negativa inspect``; ``map`` with details only."""
+    """A library in the JSON output of ``negativa inspect``.
+
+    Attributes:
+        map: with details only. Of a slimmed library its offsets are addresses.
+        removed: of slimmed libraries.
+    """
 
     summary: LibrarySummary
     map: LibraryMap | None = None
+    removed: Removed | None = None
 
 
 class Inspection(Record, frozen=True, kw_only=True):

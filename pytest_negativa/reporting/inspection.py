@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import (
@@ -15,6 +15,7 @@ from pytest_negativa.arch import (
     cubin_runs_on,
 )
 from pytest_negativa.models.library import Content, Element, LibraryMap
+from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -25,20 +26,26 @@ from pytest_negativa.summarize import FRAME
 _MAX_PROBLEMS = 10
 
 
-def library_report(summary: LibrarySummary) -> str:
-    """One library: a headline, its sections, its code by arch and kind."""
+def library_report(summary: LibrarySummary, removed: Removed | None = None) -> str:
+    """One library: a headline, its sections, its code by arch and kind.
+
+    ``removed`` is of a slimmed library.
+    """
     if not summary.sections:
         found = "no GPU code that is understood" if summary.problems else "no GPU code"
         return "\n".join(
             [
                 f"{printable(summary.path)}: {format_bytes(summary.size)}, {found}",
                 *_problem_lines(summary),
+                *([_removed_line(removed)] if removed is not None else []),
             ]
         )
+    code = f"GPU code {format_bytes(summary.code_bytes)}"
     counts = [
         f"{format_bytes(summary.size)}",
-        f"GPU code {format_bytes(summary.code_bytes)} "
-        f"({format_share(summary.code_bytes, summary.size)})",
+        f"{code} ({format_share(summary.code_bytes, summary.size)})"
+        if removed is None
+        else f"{code}, of which the file holds {format_bytes(removed.stored_bytes)}",
         format_items(summary.regions, "region", "regions"),
         format_items(summary.elements, "element", "elements"),
     ]
@@ -64,15 +71,23 @@ def library_report(summary: LibrarySummary) -> str:
     if summary.device is not None:
         parts.append(_device_line(summary.device, summary.loaded_bytes or 0, summary.code_bytes))
     parts.extend(_problem_lines(summary))
+    if removed is not None:
+        parts.append(_removed_line(removed))
     return "\n\n".join(parts)
 
 
-def set_report(label: str, summaries: Sequence[LibrarySummary]) -> str:
-    """A folder or distribution: a row for each library with GPU code, totals, code by arch."""
+def set_report(
+    label: str, summaries: Sequence[LibrarySummary], removed: Mapping[str, Removed]
+) -> str:
+    """A folder or distribution: a row for each library with GPU code, totals, code by arch.
+
+    ``removed`` has the slimmed ones among them, by path.
+    """
     with_code = sorted((s for s in summaries if s.sections), key=lambda s: -s.code_bytes)
     without = len(summaries) - len(with_code)
     label = printable(label)
     problems = [line for summary in summaries for line in _problem_lines(summary)]
+    problems += _removed_lines(removed)
     if not with_code:
         return "\n\n".join(
             [
@@ -159,11 +174,15 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
     return format_table("ll" + "r" * (len(headers) - 2), headers, rows)
 
 
-def element_table(library_map: LibraryMap, device: ComputeCapability | None) -> str:
-    """Every element and frame of a library, by file offset."""
+def element_table(
+    library_map: LibraryMap, device: ComputeCapability | None, *, slimmed: bool = False
+) -> str:
+    """Every element and frame of a library, by file offset; of a slimmed one, by address."""
     headers = [
         "offset", "region", "kind", "arch", "packed", "on disk", "unpacked", "kernels", "note",
     ]  # fmt: skip
+    if slimmed:
+        headers[0] = "address"
     if device is not None:
         headers.insert(-1, "loaded")
     rows: list[tuple[int, list[str]]] = []
@@ -250,6 +269,46 @@ def _device_line(device: str, loaded: int, code: int) -> str:
         f"({format_share(loaded, code)}) of this; {format_bytes(code - loaded)} "
         f"({format_share(code - loaded, code)}) is dead weight for it."
     )
+
+
+def _removed_line(removed: Removed, who: str = "Slimmed") -> str:
+    before = "" if removed.size_before is None else f" from {format_bytes(removed.size_before)}"
+    lost = []
+    if removed.gone_bytes:
+        gone = format_bytes(removed.gone_bytes)
+        lost.append(f"{gone} of sections with GPU code are no longer in the file")
+    if removed.elements:
+        places = format_items(removed.elements, "place", "places")
+        lost.append(f"elements are gone from {places} in regions that are left")
+    functions = [
+        format_items(count, *words)
+        for count, *words in (
+            (removed.kernels, "kernel", "kernels"),
+            (removed.device_functions, "device function", "device functions"),
+        )
+        if count
+    ]
+    if functions:
+        lost.append(f"{' and '.join(functions)} are gone from cubins that are left")
+    what = f"listed is what is left. {'; '.join(lost)}" if lost else "no GPU code was taken out"
+    return f"{who} by negativa slim{before}; {what}."
+
+
+def _removed_lines(removed: Mapping[str, Removed]) -> list[str]:
+    """For several libraries: how many were slimmed, and the sums."""
+    if not removed:
+        return []
+    sizes = [r.size_before for r in removed.values()]
+    whole = Removed(
+        size_before=sum(size or 0 for size in sizes) if all(sizes) else None,
+        gone_bytes=sum(r.gone_bytes for r in removed.values()),
+        elements=sum(r.elements for r in removed.values()),
+        kernels=sum(r.kernels or 0 for r in removed.values()),
+        device_functions=sum(r.device_functions or 0 for r in removed.values()),
+        stored_bytes=sum(r.stored_bytes for r in removed.values()),
+    )
+    who = format_items(len(removed), "of these libraries was", "of these libraries were")
+    return [_removed_line(whole, f"{who} slimmed")]
 
 
 def _problem_lines(summary: LibrarySummary) -> list[str]:

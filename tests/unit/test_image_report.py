@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.cli import main
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.library import read_library, read_slimmed
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.imagereport import report_image, wrong_arch_bytes
 from pytest_negativa.imagesuite import Suite, suite_of_run
 from pytest_negativa.imagetree import resolve_inside, walk_tree
@@ -44,8 +45,12 @@ from pytest_negativa.models.lock import (
 )
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
+from pytest_negativa.rewriting.kernels import trim_kernels
 from pytest_negativa.store import image_report_schema, schema_text, shipped_schema
+from tests.unit.compacting import plan_of as small_plan
+from tests.unit.gpucode.test_slimmed import compact, read
 from tests.unit.libraries import BIN, MULTIARCH, PLAIN, without_build_id
+from tests.unit.test_kernels import plan_for
 from tests.unit.usages import library_usage, usage_of
 
 SM_90 = ComputeCapability(9, 0)
@@ -461,6 +466,45 @@ def test_command_without_gpu_code(root: Path) -> None:
     assert invoke(str(root)).stdout == (f"{root}: no GPU code; 1 other ELF file of {size:.1f} kB\n")
 
 
+def test_slimmed_libraries(root: Path) -> None:
+    """What is left is told, and nothing of it could go."""
+    whole = put(MULTIARCH, root / "whole.so")
+    before = read(MULTIARCH)
+    plan = small_plan(before, lambda number: number in (3, 4))
+    compact(before, plan, root / "small.so")
+    compact(before, small_plan(before, lambda number: False), root / "empty.so")
+    suite = run_of(used(whole), plans=[plan])
+    report = report_image(root, suite, [SM_90])
+    rows = by_path(report)
+    assert set(rows) == {"whole.so", "small.so"}
+    assert rows["small.so"].code_bytes == sum(d.size for d in plan.decisions if d.kept)
+    assert (rows["small.so"].slimmable_bytes, rows["small.so"].slimmable_by) == (None, None)
+    assert (rows["small.so"].suite, rows["small.so"].matched_by) == (
+        SuiteUse.USED,
+        MatchedBy.BUILD_ID,
+    )
+    assert rows["whole.so"].slimmable_bytes is not None
+    assert report.without_code == 1
+    assert report.without_code_bytes == (root / "empty.so").stat().st_size
+    assert report.unreadable == ()
+    [note] = [note for note in report.notes if note.startswith("slimmed by negativa slim")]
+    assert note.endswith("(2): empty.so, small.so")
+
+
+def test_of_trimmed_cubins_counts_what_the_file_holds(root: Path) -> None:
+    source = BIN / "libcallgraph.so"
+    root.mkdir()
+    before = read(source)
+    plan = plan_for(before, "calls_nothing")
+    with ByteSource(source) as opened:
+        edits = trim_kernels(opened, before, plan, 1).edits
+    compact(before, plan, root / "lib.so", edits)
+    [row] = report_image(root).libraries
+    left, removed = read_slimmed(root / "lib.so", Scope(headers_only=True))
+    assert row.code_bytes == removed.stored_bytes
+    assert 0 < row.code_bytes < sum(e.payload.size for e in left.iter_elements())
+
+
 def test_files_that_cannot_be_read(root: Path) -> None:
     root.mkdir()
     for number in range(12):
@@ -483,6 +527,9 @@ def test_rows_that_are_left_out(root: Path) -> None:
 
 def test_a_folder_that_is_no_run(root: Path) -> None:
     put(MULTIARCH, root / "libm.so")
+    done = invoke(str(root), "--run", str(root), status=1)
+    assert f"{root}: no traced run here, or one that is not located yet" in done.stderr
+    (root / "usage.json").write_text("{")
     done = invoke(str(root), "--run", str(root), status=1)
     assert "usage.json: not the usage of a traced run of this release" in done.stderr
 

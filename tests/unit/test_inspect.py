@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli import main
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.rewriting.kernels import trim_kernels
 from pytest_negativa.store import shipped_schema
 from tests.builders import (
     CubinSpec,
@@ -24,6 +28,8 @@ from tests.builders import (
     build_region,
     fatbin_section,
 )
+from tests.unit.compacting import plan_of
+from tests.unit.gpucode.test_slimmed import compact, read
 from tests.unit.libraries import (
     BIN,
     IS_ROOT,
@@ -35,6 +41,7 @@ from tests.unit.libraries import (
     make_large,
 )
 from tests.unit.test_inputs import install
+from tests.unit.test_kernels import plan_for
 
 
 @pytest.fixture(autouse=True)
@@ -334,21 +341,99 @@ class TestJson:
         assert not cache_folder.exists()
 
 
+class TestSlimmed:
+    @pytest.fixture
+    def slimmed(self, tmp_path: Path) -> Path:
+        before = read(MULTIARCH)
+        (tmp_path / "libs").mkdir()
+        library = tmp_path / "libs" / "libsmall.so"
+        compact(before, plan_of(before, lambda number: number in (2, 4, 10)), library)
+        return library
+
+    def test_library(self, slimmed: Path) -> None:
+        output = inspect(slimmed).stdout
+        line = output.split("\n")[0]
+        assert ", of which the file holds " in line
+        assert line.startswith(f"{slimmed}: ") and "2 regions, 3 elements, " in line
+        assert output.split("\n\n")[-1].startswith(
+            "Slimmed by negativa slim from 39.5 kB; listed is what is left. "
+        )
+        assert "; elements are gone from 3 places in regions that are left.\n" in output
+        assert "unknown" not in output
+
+    def test_elements_and_kernels_are_those_of_the_original(self, slimmed: Path) -> None:
+        def listed(library: Path) -> list[list[str]]:
+            output = cells(inspect("--elements", library).stdout)
+            return [row[2:] for row in output if row[:1] and row[0].startswith("0x")]
+
+        assert "address" in inspect("--elements", slimmed).stdout
+        original = listed(MULTIARCH)
+        assert listed(slimmed) == [original[i] for i in (2, 4, 10)]
+        names = {line.split("  ")[0] for line in inspect("--kernels", slimmed).stdout.split("\n")}
+        assert {k for k in names if k.startswith("_Z")} <= {
+            line.split("  ")[0] for line in inspect("--kernels", MULTIARCH).stdout.split("\n")
+        }
+
+    def test_functions_that_are_gone(self, tmp_path: Path) -> None:
+        before = read(BIN / "libcallgraph.so")
+        plan = plan_for(before, "calls_nothing")
+        with ByteSource(BIN / "libcallgraph.so") as source:
+            edits = trim_kernels(source, before, plan, 1).edits
+        compact(before, plan, tmp_path / "lib.so", edits)
+        output = inspect("--arch=9.0", "--kernels", tmp_path / "lib.so").stdout
+        assert "calls_nothing  [sm_90 " in output
+        assert "calls_pointer  [" not in output and "\n  [" not in output
+        assert " kernels and " in output and " are gone from cubins that are left" in output
+
+    def test_several_libraries(self, slimmed: Path) -> None:
+        shutil.copy(slimmed, slimmed.with_name("second.so"))
+        shutil.copy(MULTIARCH, slimmed.with_name("whole.so"))
+        output = inspect("--headers-only", slimmed.parent).stdout
+        assert "3 libraries with GPU code, 0 without" in output
+        size = format_bytes(2 * MULTIARCH.stat().st_size)
+        assert f"2 of these libraries were slimmed by negativa slim from {size}; " in output
+        assert "gone from 6 places" in output
+
+    def test_nothing_left(self, tmp_path: Path) -> None:
+        before = read(MULTIARCH)
+        compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
+        first, second, _ = inspect(tmp_path / "lib.so").stdout.split("\n")
+        assert first.endswith(", no GPU code")
+        assert second.startswith("Slimmed by negativa slim from 39.5 kB; ")
+
+    def test_nothing_gone(self, tmp_path: Path) -> None:
+        before = read(PLAIN)
+        compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
+        assert inspect(tmp_path / "lib.so").stdout.endswith(
+            "no GPU code\nSlimmed by negativa slim from 5.7 kB; no GPU code was taken out.\n"
+        )
+
+    @pytest.mark.parametrize("options", [[], ["--elements"], ["--headers-only", "--elements"]])
+    def test_json(self, slimmed: Path, options: list[str]) -> None:
+        [library] = inspect_json(*options, slimmed)["libraries"]
+        assert [section["elements"] for section in library["summary"]["sections"]] == [3]
+        assert library["summary"]["problems"] == []
+        assert library["removed"]["size_before"] == MULTIARCH.stat().st_size
+        assert library["removed"]["elements"] == 3
+        [whole] = inspect_json(*options, MULTIARCH)["libraries"]
+        assert whole["removed"] is None
+
+
 class TestErrors:
     """Exit status 1 for what can't be read, 2 for wrong usage; never a traceback."""
 
     @pytest.mark.parametrize(
         ("arguments", "status", "message"),
         [
-            (["/absent/lib.so"], 1, "negativa: error: /absent/lib.so: no such file or folder\n"),
+            (["/absent/lib.so"], 2, "negativa: error: /absent/lib.so: no such file or folder\n"),
             (
                 ["not-installed-at-all"],
-                1,
+                2,
                 "negativa: error: not-installed-at-all: neither a file or folder nor a "
                 "distribution that is installed for ",
             ),
-            (["pytest-negativ"], 1, "did you mean pytest-negativa?\n"),
-            ([""], 1, "negativa: error: an empty name"),
+            (["pytest-negativ"], 2, "did you mean pytest-negativa?\n"),
+            ([""], 2, "negativa: error: an empty name"),
             (["--arch=foo", str(PLAIN)], 2, "'foo' is no GPU architecture; expected a form like"),
             (["--arch=90", str(PLAIN)], 2, "'90' is no GPU architecture"),
             (["--jobs=0", str(PLAIN)], 2, "0 is not in the range"),

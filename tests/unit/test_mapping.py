@@ -14,6 +14,8 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.mapcache import MapCache
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
+from tests.unit.compacting import plan_of
+from tests.unit.gpucode.test_slimmed import compact, read, rows
 from tests.unit.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS, make_large
 
 ALL = MapRequest(scope=Scope(), with_map=True)
@@ -206,3 +208,56 @@ def spelled_out(library_map: LibraryMap) -> list[object]:
         else:
             rows.append(content)
     return rows
+
+
+@pytest.mark.parametrize("kept", [0, 21])
+def test_slimmed_library_is_read_for_those_who_ask(tmp_path: Path, kept: int) -> None:
+    """Others get an error: offsets in such a file are nothing that a plan could be made of."""
+    before = read(MULTIARCH)
+    plan = plan_of(before, lambda number: number < kept)
+    small = tmp_path / "small.so"
+    compact(before, plan, small)
+    (mapped,) = map_libraries([small], ALL)
+    if kept:
+        assert (mapped.library_map, mapped.summary, mapped.removed) == (None, None, None)
+        assert "slimmed by negativa slim, so nothing is planned for it" in str(mapped.error)
+    else:
+        # Nothing is left to plan for.
+        assert mapped.error is None
+        assert mapped.library_map is not None and not mapped.library_map.sections
+
+    cache = MapCache(tmp_path / "cache", 1 << 30)
+    large = make_large(small, tmp_path / "large.so")
+    request = MapRequest(scope=Scope(), with_map=True, with_digest=True, slimmed=True)
+    for path in (small, large, large):
+        (mapped,) = map_libraries([path], request, cache)
+        assert mapped.library_map is not None and mapped.summary is not None
+        assert rows(mapped.library_map) == rows(before, plan)
+        assert mapped.summary.elements == kept
+        assert mapped.removed is not None and mapped.removed.size_before == before.library.size
+        if kept:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            assert mapped.library_map.library.sha256 == digest
+        assert not mapped.cached
+
+
+def test_slimmed_libraries_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read(MULTIARCH)
+    compact(before, plan_of(before, lambda number: number == 2), tmp_path / "small.so")
+    paths = [tmp_path / "small.so", MULTIARCH, PLAIN]
+    request = MapRequest(scope=Scope(), with_map=True, slimmed=True)
+    alone = {m.path: m for m in map_libraries(paths, request, jobs=1)}
+    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+    assert {m.path: m for m in map_libraries(paths, request, jobs=2)} == alone
+    assert [m.path for m in alone.values() if m.removed is not None] == paths[:1]
+
+
+def test_damaged_slimmed_library(tmp_path: Path) -> None:
+    before = read(MULTIARCH)
+    small = tmp_path / "small.so"
+    compact(before, plan_of(before, lambda number: number == 2), small)
+    data = small.read_bytes()
+    assert data.count(b'"compacted": 1') == 1
+    small.write_bytes(data.replace(b'"compacted": 1', b'"compacted": 9'))
+    (mapped,) = map_libraries([small], MapRequest(scope=Scope(), slimmed=True))
+    assert "section .negativa is of version 9, expected 1" in str(mapped.error)

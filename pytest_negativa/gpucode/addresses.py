@@ -1,0 +1,197 @@
+"""A slimmed library as a process sees it: bytes by address, and its sections in one piece.
+
+``negativa slim`` takes pages out of a library's file. Addresses stay, those of the pages that are
+gone read as zeros, and of a section there is a piece for each run of pages that stay. Offsets in
+such a file say little; here all are addresses.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
+from pytest_negativa.gpucode.source import ByteSource
+
+# Zeros that the file doesn't hold cost nothing to state. What stays of a library never has more of
+# them than the original had bytes.
+_MAX_ZEROS_READ = 4 << 30
+# What is taken out of a file are whole pages; .bss may begin anywhere.
+_SMALLEST_PAGE = 4096
+
+
+class AddressSpace:
+    """What the segments (``PT_LOAD``) of a library make of its file.
+
+    Raises:
+        FormatError: they overlap, are out of order, or leave the file.
+    """
+
+    def __init__(self, source: ByteSource, segments: Sequence[HostSegment]) -> None:
+        self.path = source.path
+        self._source = source
+        self._loads = [s for s in segments if s.kind == "PT_LOAD"]
+        self._zeros_left = _MAX_ZEROS_READ
+        for load in self._loads:
+            self._check(load)
+        for before, after in pairwise(self._loads):
+            if after.vaddr < before.vaddr + before.memory_size:
+                raise FormatError(
+                    self.path,
+                    after.offset,
+                    f"PT_LOAD at address {after.vaddr:#x} begins before the one at "
+                    f"{before.vaddr:#x} ends; crafted or damaged",
+                )
+        # Where one ends and the next begins is of no interest: (start, end, shift to the offset).
+        self._stored: list[tuple[int, int, int]] = []
+        for load in self._loads:
+            if load.file_size:
+                start, end = load.vaddr, load.vaddr + load.file_size
+                shift = load.offset - load.vaddr
+                if self._stored and self._stored[-1][1:] == (start, shift):
+                    start = self._stored.pop()[0]
+                self._stored.append((start, end, shift))
+        self._mapped: list[tuple[int, int]] = []
+        for load in self._loads:
+            start, end = load.vaddr, load.vaddr + load.memory_size
+            if self._mapped and self._mapped[-1][1] == start:
+                start = self._mapped.pop()[0]
+            self._mapped.append((start, end))
+
+    def _check(self, load: HostSegment) -> None:
+        if load.offset + load.file_size > self._source.size:
+            raise FormatError(
+                self.path,
+                load.offset,
+                f"PT_LOAD at address {load.vaddr:#x} ends at {load.offset + load.file_size:#x}, "
+                f"past the end of the file at {self._source.size:#x}; is it truncated?",
+            )
+        if load.file_size > load.memory_size or load.vaddr + load.memory_size > 1 << 64:
+            raise FormatError(
+                self.path,
+                load.offset,
+                f"PT_LOAD at address {load.vaddr:#x}: {load.file_size:#x} bytes of the file in "
+                f"{load.memory_size:#x} of memory; crafted or damaged",
+            )
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes at the address ``offset``; see ``Readable``."""
+        end = offset + length
+        if length < 0 or not self.is_mapped(offset, end):
+            raise FormatError(
+                self.path, None, f"{length:#x} bytes wanted at address {offset:#x}: in no segment"
+            )
+        parts = []
+        position = offset
+        for start, stop, shift in self._parts(offset, end):
+            parts += [self._zeros(start - position), self._source.read(start + shift, stop - start)]
+            position = stop
+        parts.append(self._zeros(end - position))
+        return b"".join(parts)
+
+    def next_stored(self, offset: int) -> tuple[int, int] | None:
+        """The next addresses whose bytes lie in the file; see ``Readable``."""
+        at = bisect.bisect_right(self._stored, offset, key=_end)
+        if at == len(self._stored):
+            return None
+        start, end, _ = self._stored[at]
+        return max(start, offset), end
+
+    def stored_size(self, start: int, end: int) -> int:
+        """How many bytes of ``[start, end)`` lie in the file."""
+        return sum(stop - first for first, stop, _ in self._parts(start, end))
+
+    def is_mapped(self, start: int, end: int) -> bool:
+        """Whether all of ``[start, end)`` is in segments."""
+        at = bisect.bisect_right(self._mapped, start, key=_start) - 1
+        return at >= 0 and start <= end <= self._mapped[at][1]
+
+    def offset_of(self, address: int) -> int | None:
+        """Where in the file the byte of an address lies; None where it doesn't."""
+        for _, _, shift in self._parts(address, address + 1):
+            return address + shift
+        return None
+
+    def hole_end(self, address: int) -> int:
+        """Where zeros end that begin at ``address`` and don't lie in the file; or ``address``."""
+        at = bisect.bisect_right(self._mapped, address, key=_start) - 1
+        if at < 0 or address >= self._mapped[at][1]:
+            return address
+        stored = self.next_stored(address)
+        return self._mapped[at][1] if stored is None else min(stored[0], self._mapped[at][1])
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """What of ``[start, end)`` lies in the file: start, end, shift to the offset."""
+        at = bisect.bisect_right(self._stored, start, key=_end)
+        while at < len(self._stored) and self._stored[at][0] < end:
+            stored_start, stored_end, shift = self._stored[at]
+            yield max(start, stored_start), min(end, stored_end), shift
+            at += 1
+
+    def _zeros(self, count: int) -> bytes:
+        self._zeros_left -= count
+        if self._zeros_left < 0:
+            raise FormatError(
+                self.path, None, "states more zeros than any sound library; crafted or damaged"
+            )
+        return bytes(count)
+
+
+def _start(found: tuple[int, ...]) -> int:
+    return found[0]
+
+
+def _end(found: tuple[int, ...]) -> int:
+    return found[1]
+
+
+def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...]:
+    """The sections with their pieces united, by address; ``offset`` is an address, too.
+
+    A section of which the last pages are gone ends where something else begins, for its old size
+    is not known.
+
+    Raises:
+        FormatError: a section is not where the segments have it.
+    """
+    pieces = sorted((s for s in host.sections if s.size), key=lambda s: s.vaddr)
+    for piece in pieces:
+        _check_place(space, piece)
+    # What is zeros from its start to its end has no piece.
+    starts = sorted(s.vaddr for s in (*pieces, *host.zeros))
+    whole: list[HostSection] = []
+    for piece in pieces:
+        end = piece.vaddr + piece.size
+        if end % _SMALLEST_PAGE == 0:
+            follows = bisect.bisect_left(starts, end)
+            limit = starts[follows] if follows < len(starts) else 1 << 64
+            end = max(end, min(space.hole_end(end), limit))
+        before = whole[-1] if whole else None
+        if (
+            before is not None
+            and before.name == piece.name
+            and before.offset + before.size == piece.vaddr > before.offset
+        ):
+            whole[-1] = replace(before, size=end - before.offset)
+        else:
+            whole.append(replace(piece, offset=piece.vaddr, size=end - piece.vaddr))
+    return tuple(whole)
+
+
+def _check_place(space: AddressSpace, piece: HostSection) -> None:
+    """The file's bytes of a section are those that get to its address, maybe by two segments."""
+    position, end = piece.vaddr, piece.vaddr + piece.size
+    while position < end:
+        stored = space.next_stored(position)
+        offset = piece.offset + position - piece.vaddr
+        if stored is None or stored[0] != position or space.offset_of(position) != offset:
+            raise FormatError(
+                space.path,
+                offset,
+                f"section {piece.name}: its bytes are not those at address {position:#x}; damaged, "
+                "or changed by a tool that can't handle such a file",
+            )
+        position = stored[1]
