@@ -1,4 +1,4 @@
-"""The commands that make deployments smaller: lock, slim."""
+"""The commands that make deployments smaller: lock, slim; and explain, for errors on the result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_negativa.cli_types import run_of, settings_of
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.options import click_options, pick_flags
+from pytest_negativa.options import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
-_EXISTING = click.Path(exists=True, path_type=Path)
 
 
 @click.command()
-@click.argument("run", required=False, type=_EXISTING)
 @click.option(
     "-o",
     "--output",
@@ -33,35 +32,42 @@ _EXISTING = click.Path(exists=True, path_type=Path)
     show_default=True,
     help="The file to write.",
 )
-@click.option("--unproved", is_flag=True, help="Lock what is not proved, too. The lock says so.")
-@click_options("config", "directory")
-def lock(run: Path | None, output: Path, unproved: bool, **flags: Any) -> None:
-    """Write down what a RUN proved, for machines without a GPU.
+@click.option(
+    "--unproved",
+    is_flag=True,
+    help="Lock a run that is not proved, too. The lock says so, and whoever applies it is warned.",
+)
+@click_options("run", "config", "directory")
+def lock(output: Path, unproved: bool, **flags: Any) -> None:
+    """Write down what a run proved, for machines without a GPU.
 
-    RUN is the folder of a run that pytest --negativa-verify proved; the last one by default.
-    The lock names each library by its digest, and what of its GPU code stays. Commit it beside the
-    project's requirements, and apply it with: negativa slim
+    The run is one that was traced and proved (pytest --negativa --negativa-verify). The lock
+    names each library by its digest, and what of its GPU code stays. Commit it beside the project's
+    requirements; negativa slim applies it where an image is built.
+
+    Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
-    from pytest_negativa.config import load_settings
     from pytest_negativa.lockfile import save_lock
     from pytest_negativa.locking import make_lock
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.rundir import load_planned
     from pytest_negativa.slimming.sites import Places
+    from pytest_negativa.slimming.traced import find_unplanned
 
-    here = Path.cwd()
-    settings = load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
-    folder = (run or Path(settings.directory) / "latest").resolve()
+    folder = run_of(settings_of(flags))
     planned = load_planned(folder)
     verdict = _verdict(folder)
     run_id = folder.name if verdict is None else verdict.run_id
-    made = make_lock(run_id, planned, verdict, Places().of, unproved=unproved)
+    unplanned = find_unplanned(folder, {one.plan.library.path for one in planned})
+    made = make_lock(run_id, planned, verdict, Places().of, unplanned=unplanned, unproved=unproved)
     save_lock(made, output)
     unused = sum(library.unused_bytes for library in made.libraries)
+    trimmed = sum(library.trimmed_bytes for library in made.libraries)
     click.echo(
         f"{output}: {format_items(len(made.libraries), 'library', 'libraries')}, "
         f"{format_bytes(unused)} of GPU code unused"
+        + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else "")
     )
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}")
@@ -74,47 +80,69 @@ def lock(run: Path | None, output: Path, unproved: bool, **flags: Any) -> None:
     "--site-packages",
     "site",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
     help="The same as PATH, for one folder.",
 )
 @click.option(
     "--lock",
     "lock_file",
-    type=click.Path(path_type=Path),
-    help=f"What to keep; {_LOCK} by default, if it is there.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"What stays of each library; {_LOCK} by default, if it is in the current folder.",
 )
 @click.option(
     "--archs",
     metavar="ARCH,...",
-    help="Without a lock: keep what these devices (sm_80,sm_90) can load, and nothing else. With "
-    "--lock: do that with the other libraries of its distributions and of what they require.",
+    help="Without a lock: keep what GPUs of these archs (sm_80,sm_90) can load, and nothing else. "
+    "With --lock: do that with the other libraries of its distributions and of what they require.",
 )
-@click.option("--keep-ptx", is_flag=True, help="With --archs: keep all PTX, too.")
+@click.option("--keep-ptx", is_flag=True, help="With --archs: keep all PTX, for later GPUs.")
+@click.option(
+    "--drop-never-loaded",
+    is_flag=True,
+    help="With a lock: take all GPU code out of those libraries of its distributions, and of what "
+    "they require, that the proved run never loaded. If one is loaded after all, its kernels fail.",
+)
 @click.option(
     "--strip-others",
     is_flag=True,
-    help="Strip the libraries without a proof, too: of the lock's distributions and of what they "
-    "require; with --archs, all.",
+    help="Drop symbol tables and debug information of libraries of which no GPU code goes, too: "
+    "with a lock of its distributions and of what they require, with --archs alone of all.",
 )
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
 @click.option(
-    "--require", is_flag=True, help="Do nothing and fail if a library of the lock isn't there."
+    "--require",
+    is_flag=True,
+    help="Do nothing, and end with 1, unless all libraries of the lock are there.",
 )
 @click.option(
     "--target",
     type=click.Path(path_type=Path),
-    help="Leave PATH as it is, and make this folder a slimmed copy of it.",
+    metavar="DIR",
+    help="Leave PATH as it is, and make DIR a slimmed copy of it.",
 )
 @click.option(
     "--keep-originals",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put the originals into this folder, for --undo.",
+    help="Put the originals into DIR, for --undo.",
 )
-@click.option("--undo", is_flag=True, help="Put kept originals back.")
-@click.option("--check", is_flag=True, help="Look whether slimmed libraries are sound.")
+@click.option("--undo", is_flag=True, help="Put originals back that were kept.")
+@click.option(
+    "--check", is_flag=True, help="Tell whether slimmed libraries are still what was written."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
-@click.option("--no-load-check", is_flag=True, help="Don't load the results to see if they can be.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Libraries at a time.")
+@click.option(
+    "--no-load-check",
+    is_flag=True,
+    help="Don't try to load each result. For libraries of another machine type.",
+)
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="Libraries at a time; one for each processor by default.",
+)
 def slim(
     paths: tuple[Path, ...],
     site: Path | None,
@@ -125,14 +153,19 @@ def slim(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Take unused GPU code out of installed libraries, so that their files get smaller.
+    """Take unused GPU code out of installed libraries: their files get smaller.
 
-    PATH is a site-packages folder, any other folder (a conda prefix, /opt/app), or a library; the
-    packages of this interpreter by default. Libraries are found by their digest and replaced; needs
-    no GPU. What is not the lock's, is left alone.
+    PATH is a site-packages folder, another folder (a venv, a conda prefix), or a library; the
+    packages of the interpreter that runs negativa by default. No GPU is needed. What stays is said
+    by a lock (see negativa lock), whose libraries are found by digest, or by --archs. All other
+    files are left alone, but for RECORD, and negativa-slim.json says what was done.
 
-    Exit status: 0, or 1 if something failed or is not there with --require; with --check, if
-    a slimmed library is gone or not what was written.
+    \b
+    negativa slim --lock negativa.lock --require --strip-others
+    negativa slim --archs sm_90 --dry-run DIR
+
+    Exit status: 0; 1 if a library failed or is damaged, or is not there with --require, and with
+    --check also if one is gone or not what was written; 2 wrong usage.
     """
     from pytest_negativa.slimming.slim import scan
 
@@ -158,6 +191,7 @@ def _request(
     archs: str | None,
     *,
     keep_ptx: bool,
+    drop_never_loaded: bool,
     strip_others: bool,
     no_strip: bool,
     require: bool,
@@ -174,6 +208,8 @@ def _request(
         raise click.UsageError("--keep-ptx goes with --archs; a lock says which PTX stays")
     if require and archs is not None and lock_file is None:
         raise click.UsageError("--require goes with a lock")
+    if drop_never_loaded and archs is not None and lock_file is None:
+        raise click.UsageError("--drop-never-loaded goes with a lock, which tells what was loaded")
     if no_strip and strip_others:
         raise click.UsageError("--no-strip and --strip-others contradict each other")
     if target is not None and keep_originals is not None:
@@ -184,6 +220,7 @@ def _request(
         devices=() if archs is None else _devices(archs),
         keep_ptx=keep_ptx,
         strip_others=strip_others,
+        drop_never_loaded=drop_never_loaded,
         require=require,
         target=target,
         options=SlimOptions(
@@ -214,7 +251,7 @@ def _load_lock(path: Path | None) -> Lock:
 
     if path is None and not Path(_LOCK).exists():
         raise click.UsageError(
-            f"no {_LOCK} here: give --lock, or --archs to keep all code for some devices"
+            f"no {_LOCK} here: give --lock, or --archs to keep what GPUs of some archs can load"
         )
     return load_lock(path or Path(_LOCK))
 

@@ -1,9 +1,10 @@
 """A CUDA error in a program that runs on slimmed libraries: can removed code be the cause?
 
 What a removed kernel looks like was seen on an H200: an element that is gone gives "no kernel image
-is available" (209) or "invalid device function" (98) where the kernel is looked up; code that is
-overwritten inside a kept cubin is executed, and gives an illegal instruction or something like it.
-Libraries report both in words of their own.
+is available" (209) or "invalid device function" (98) where the kernel is looked up, and a kernel
+that was taken out of a cubin that stays is not found either; code that is overwritten there and
+reached all the same gives an illegal instruction or something like it. Libraries report both in
+words of their own.
 """
 
 from __future__ import annotations
@@ -101,11 +102,13 @@ def explain(error: str, slimmed: Sequence[Slimmed]) -> str:
 def _lines(error: str, slimmed: Sequence[Slimmed]) -> Iterator[str]:
     if error:
         yield _verdict_on(error)
-    named = _named_first(error, slimmed)
+    named = _likely_first(error, slimmed)
     yield f"{format_items(len(named), 'library has', 'libraries have')} lost GPU code here:"
     for library in named[:_MAX_ROWS]:
         removed = format_bytes(library.entry.gpu_code_removed)
-        yield f"  {printable(library.path)}: {removed}"
+        all_of_it = ", all of it: the proved run never loaded the library"
+        rest = all_of_it if library.entry.never_loaded else ""
+        yield f"  {printable(library.path)}: {removed}{rest}"
     if len(named) > _MAX_ROWS:
         yield f"  and {len(named) - _MAX_ROWS} more"
     for source in dict.fromkeys(s.entry.source for s in named):
@@ -138,12 +141,15 @@ def _verdict_on(error: str) -> str:
     return "This is not an error that removed GPU code is known to give."
 
 
-def _named_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:
-    """Libraries that the error's words name (CUBLAS_STATUS_..., libcufft) come first."""
+def _likely_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:
+    """Libraries that the error's words name (CUBLAS_STATUS_..., libcufft) come first.
+
+    Then those without any code: if one is loaded, none of its kernels can be.
+    """
     words = error.lower().replace("_", "")
 
     def is_named(library: Slimmed) -> bool:
         stem = re.split(r"[.\-_]", Path(library.path).name.removeprefix("lib"))[0].lower()
         return len(stem) > 3 and stem in words
 
-    return sorted(slimmed, key=lambda library: not is_named(library))
+    return sorted(slimmed, key=lambda one: (not is_named(one), not one.entry.never_loaded))

@@ -66,12 +66,26 @@ class Place(NamedTuple):
     version: str | None = None
 
 
+class Unplanned(NamedTuple):
+    """What a run loaded besides what was planned.
+
+    Attributes:
+        libraries: real paths of libraries that have, or may have, GPU code, and why there is no
+            plan for them.
+        incomplete: why there may be more.
+    """
+
+    libraries: tuple[tuple[str, str], ...] = ()
+    incomplete: tuple[str, ...] = ()
+
+
 def make_lock(
     run_id: str,
     planned: Sequence[Planned],
     verdict: Verdict | None,
     place_of: Callable[[str], Place],
     *,
+    unplanned: Unplanned | None = None,
     unproved: bool = False,
 ) -> Lock:
     """The lock of a run.
@@ -81,6 +95,7 @@ def make_lock(
         planned: all its libraries.
         verdict: what verification said; None if there was none.
         place_of: from a real path.
+        unplanned: what else it loaded.
         unproved: take what has unused code, proved or not.
 
     Raises:
@@ -94,7 +109,8 @@ def make_lock(
         )
     proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
-    left_out: list[LeftOut] = []
+    unplanned = unplanned or Unplanned()
+    left_out = [_left_out(place_of(path), why) for path, why in unplanned.libraries]
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
@@ -111,14 +127,7 @@ def make_lock(
             libraries.append(_lock_library(plan, one.library_map, place, doubt))
         else:
             spared[one.plan.library.sha256] = place.path
-            left_out.append(
-                LeftOut(
-                    path=place.path,
-                    distribution=place.distribution,
-                    version=place.version,
-                    reason=why,
-                )
-            )
+            left_out.append(_left_out(place, why))
     for library in [row for row in libraries if row.sha256 in spared]:
         libraries.remove(library)
         left_out.append(
@@ -131,7 +140,7 @@ def make_lock(
         )
     return Lock(
         format_version=LOCK_VERSION,
-        proof=_proof(run_id, verdict, reasons, planned),
+        proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=unplanned.incomplete),
         libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
     )
@@ -188,6 +197,12 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
 def needs_content(locked: LockedLibrary) -> bool:
     """Whether cubins of the library must be unpacked to apply the lock."""
     return any(code.functions is not None for code in locked.kept)
+
+
+def _left_out(place: Place, reason: str) -> LeftOut:
+    return LeftOut(
+        path=place.path, distribution=place.distribution, version=place.version, reason=reason
+    )
 
 
 def _reasons(verdict: Verdict | None) -> tuple[str, ...]:
@@ -327,6 +342,7 @@ def _lock_library(
         elements=len(spans),
         code_bytes=plan.code_bytes,
         unused_bytes=plan.unused_bytes,
+        trimmed_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
         code_sha256=code_digest(spans),
         kept=tuple(
             KeptCode(

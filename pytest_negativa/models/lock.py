@@ -53,6 +53,7 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         devices: compute capabilities that the run was traced on.
         elements: how many elements and frames it has.
         code_bytes, unused_bytes: size of their payloads, and of those that are unused.
+        trimmed_bytes: unused code within those that stay, unpacked.
         code_sha256: digest of where they all are, see ``code_digest`` in ``locking``: a release
             that finds other elements in the file than the one that made the lock must not take
             them for unused.
@@ -71,6 +72,7 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     elements: Offset
     code_bytes: Offset
     unused_bytes: Offset
+    trimmed_bytes: Offset = 0
     code_sha256: Sha256
     kept: tuple[KeptCode, ...]
     not_proved: str | None = None
@@ -91,7 +93,7 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A library that the run loaded and that is not in the lock."""
+    """A library with GPU code that the run loaded and that is not in the lock."""
 
     path: str
     distribution: str | None = None
@@ -121,6 +123,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
         tests: how many ended how, on the copies.
         devices: the GPUs.
         versions: what the tests ran with, by name.
+        incomplete: why the run may have loaded libraries that the lock doesn't name.
     """
 
     proved: bool
@@ -133,6 +136,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     tests: dict[str, Offset]
     devices: tuple[ProvingDevice, ...]
     versions: dict[str, str]
+    incomplete: tuple[str, ...] = ()
 
 
 class Lock(Record, frozen=True, kw_only=True):

@@ -35,10 +35,12 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         sha256, size, mtime_ns: of the file that took its place. The times are those of before.
         recipe: digest of what was to be done, see ``slimming.recipes``.
         source: who said what stays, for people: the lock, or archs.
-        gpu_code_removed: bytes of GPU code that are gone, or zeros; 0 if it was only stripped.
+        gpu_code_removed: bytes of GPU code that are gone, or overwritten; 0 if only stripped.
+            Compressed cubins that lost a part count by how much smaller they are.
         rows: what RECORD files said of it.
         original: where the file of before lies; none if it was not kept.
         notes: what a reader should know.
+        never_loaded: all its GPU code went, because the run of the lock did not load it.
     """
 
     names: tuple[str, ...]
@@ -53,6 +55,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     rows: tuple[RecordRow, ...] = ()
     original: str | None = None
     notes: tuple[str, ...] = ()
+    never_loaded: bool = False
 
 
 class LeftFile(Record, frozen=True, kw_only=True):

@@ -82,11 +82,16 @@ def _share(after: int, before: int) -> str:
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
+    notes = Counter(note for row in rows for note in row.notes)
     for row in rows:
         for note in row.notes:
-            yield f"{printable(row.path)}: {printable(note)}"
+            if notes[note] < _MANY:
+                yield f"{printable(row.path)}: {printable(note)}"
         if row.status in UNMET:
             yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
+    for note, count in notes.items():
+        if count >= _MANY:
+            yield f"{count:,} libraries: {printable(note)}"
     left = [row for row in rows if row.status is SlimStatus.LEFT]
     kinds = Counter(_kind(row) for row in left)
     for row in left:

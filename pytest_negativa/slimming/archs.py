@@ -49,6 +49,20 @@ def plan_for_devices(
                 else _UNUSED
             )
             decisions.append(Decision(frame.span.start, frame.span.end, *keep))
+    return _plan(library_map, devices, decisions)
+
+
+def plan_for_none(library_map: LibraryMap) -> LibraryPlan:
+    """Keep nothing, of whatever kind, whether it can be read or not: nobody loads the library."""
+    spans = [element.payload for element in library_map.iter_elements()]
+    spans += [frame.span for frame in library_map.iter_frames()]
+    unused = (False, UnusedReason.NO_USED_KERNEL.value)
+    return _plan(library_map, (), [Decision(span.start, span.end, *unused) for span in spans])
+
+
+def _plan(
+    library_map: LibraryMap, devices: Sequence[ComputeCapability], decisions: Sequence[Decision]
+) -> LibraryPlan:
     return LibraryPlan(
         format_version=PLAN_VERSION,
         library=library_map.library,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact_damage import diagnose
+from pytest_negativa.slimming.belonging import is_uninstalled
 from pytest_negativa.slimming.manifests import digest_of, load_manifest
-from pytest_negativa.slimming.recordfile import read_lines, record_digest
-from pytest_negativa.slimming.sites import Site
+from pytest_negativa.slimming.recordfile import record_digest, recorded
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _Recorded = Mapping[str, Mapping[str, Path]]
@@ -34,24 +32,30 @@ def check(tree: Tree) -> list[SlimRow]:
         for group in tree.groups
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
-    recorded = _recorded(tree, {*known, *(name for group in others for name in group.names)})
-    rows = [_check_entry(tree, name, known[name], recorded) for name in sorted(known)]
+    records = recorded(tree, {*known, *(name for group in others for name in group.names)})
+    rows = tree.unlisted_rows()
+    rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
     for group in others:
-        row = _check_unknown(tree, group, recorded)
+        row = _check_unknown(tree, group, records)
         if row is not None:
             rows.append(row)
     return rows
 
 
-def _check_entry(tree: Tree, name: str, entry: SlimmedFile, recorded: _Recorded) -> SlimRow:
+def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group = tree.group_of(name)
     remedy = "reinstall" if entry.original is None else "reinstall, or negativa slim --undo"
+    records = all_records.get(name, {})
+    if group is None and tree.is_hidden((name,)):
+        return _row(name, SlimStatus.FAILED, 0, "its folder cannot be listed")
+    if group is None and is_uninstalled(name, entry, records):
+        why = "it was slimmed; what it belongs to is no longer installed"
+        return _row(name, SlimStatus.DIFFERENT, 0, why)
     if group is None:
         return _row(name, SlimStatus.GONE, 0, f"it was slimmed, and is no longer there; {remedy}")
     digest = digest_of(tree.root / name)
     if digest is None:
         return _row(name, SlimStatus.FAILED, group.size, "it cannot be read")
-    records = recorded.get(name, {})
     if digest == entry.sha256:
         wrong = [path for line, path in records.items() if line != record_digest(digest)]
         if wrong:
@@ -74,7 +78,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile, recorded: _Recorded)
     return _row(name, SlimStatus.CHANGED, group.size, why)
 
 
-def _check_unknown(tree: Tree, group: FileGroup, recorded: _Recorded) -> SlimRow | None:
+def _check_unknown(tree: Tree, group: FileGroup, all_records: _Recorded) -> SlimRow | None:
     path = tree.root / group.name
     try:
         diagnosis = diagnose(path)
@@ -84,7 +88,7 @@ def _check_unknown(tree: Tree, group: FileGroup, recorded: _Recorded) -> SlimRow
         return _row(group.name, SlimStatus.DAMAGED, group.size, diagnosis.damage)
     if not diagnosis.compacted:
         return None
-    lines = {line for name in group.names for line in recorded.get(name, {})}
+    lines = {line for name in group.names for line in all_records.get(name, {})}
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
         why = "not in the manifest; RECORD has its digest"
@@ -94,21 +98,6 @@ def _check_unknown(tree: Tree, group: FileGroup, recorded: _Recorded) -> SlimRow
         return _row(group.name, SlimStatus.CHANGED, group.size, why)
     why = "not in the manifest: what was written is not known; reinstall"
     return _row(group.name, SlimStatus.CHANGED, group.size, why)
-
-
-def _recorded(tree: Tree, names: Set[str]) -> _Recorded:
-    """What RECORD files say: the RECORD by digest, by name."""
-    paths = {os.path.join(tree.root, name): name for name in names}
-    found: dict[str, dict[str, Path]] = defaultdict(dict)
-    for site in tree.sites:
-        for installed in Site(site).installed():
-            wanted = installed.files & paths.keys()
-            if not wanted:
-                continue
-            for path, line in read_lines(installed.record, site, wanted).items():
-                if line.digest:
-                    found[paths[path]][line.digest] = installed.record
-    return found
 
 
 def _row(name: str, status: SlimStatus, size: int, why: str | None) -> SlimRow:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
+import msgspec
+
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     LeftFile,
@@ -26,9 +27,16 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.rewriting.compact_records import Compacted, Forecast, NotCompacted
-from pytest_negativa.slimming.manifests import save_manifest
+from pytest_negativa.slimming.locks import hold_metadata
+from pytest_negativa.slimming.manifests import may_be_kept, save_manifest
 from pytest_negativa.slimming.placing import dress, link, put_aside, staged_name, take_place
-from pytest_negativa.slimming.recipes import NO_GPU_CODE, Prepared, apply, foresee
+from pytest_negativa.slimming.recipes import (
+    NO_GPU_CODE,
+    NeverLoaded,
+    Prepared,
+    apply,
+    foresee,
+)
 from pytest_negativa.slimming.recordfile import (
     RecordLine,
     read_lines,
@@ -38,6 +46,11 @@ from pytest_negativa.slimming.recordfile import (
 from pytest_negativa.slimming.sites import Site
 from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.slimming.work import Todo, Work
+
+_NOT_KEPT = (
+    "no original is kept, for it was slimmed without --keep-originals before; to have one, install "
+    "it again, then slim"
+)
 
 OnDone = Callable[[int], None]
 """Told the bytes of a library that is done with."""
@@ -60,26 +73,6 @@ class SlimOptions:
     dry_run: bool = False
     keep_originals: Path | None = None
     jobs: int = 1
-
-
-@contextlib.contextmanager
-def only_one(root: Path) -> Iterator[None]:
-    """Wait until no other process slims this folder, and keep others out.
-
-    Raises:
-        OptionError: the folder can't be opened.
-    """
-    try:
-        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as e:
-        raise OptionError(f"{root}: cannot be opened: {e.strerror}") from e
-    try:
-        # Where locks don't work (some network file systems) there is none.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 @dataclass(slots=True)
@@ -106,7 +99,7 @@ class Slimmer:
         Raises:
             NegativaError: the manifest or a RECORD can't be written.
         """
-        self.rows = list(self.todo.rows)
+        self.rows = [self._with_note(row) for row in self.todo.rows]
         if self.options.dry_run:
             self._run_works(on_done)
             return self.rows
@@ -132,6 +125,14 @@ class Slimmer:
                 save_manifest(self.root, self.manifest)
             self._update_records()
         return self.rows
+
+    def _with_note(self, row: SlimRow) -> SlimRow:
+        """Of what was slimmed before without, no original can be kept any more."""
+        if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
+            return row
+        if may_be_kept(self.manifest.slimmed[row.path]):
+            return row
+        return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
 
     def _site_folders(self) -> Iterator[Path]:
         for site in self.tree.sites:
@@ -167,7 +168,7 @@ class Slimmer:
                 try:
                     self._finish(work, staged[work.name], *future.result())
                 except NegativaError as e:
-                    self._add_row(work, SlimStatus.FAILED, work.size, str(e))
+                    self._add_failed(work, str(e))
                 on_done(work.size)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -246,7 +247,8 @@ class Slimmer:
             mtime_ns=status.st_mtime_ns,
             recipe=work.recipe.digest,
             source=work.recipe.source,
-            gpu_code_removed=result.gpu_code_removed + result.gpu_code_zeroed,
+            gpu_code_removed=prepared.code_removed(result.spared),
+            never_loaded=isinstance(work.recipe, NeverLoaded),
             rows=rows,
             original=original,
             notes=tuple(notes),
@@ -287,6 +289,20 @@ class Slimmer:
             )
         )
 
+    def _add_failed(self, work: Work, why: str) -> None:
+        # What is there may be the result of an earlier run, and the work its kept original.
+        size = work.size if work.before is None else work.before.size
+        self.rows.append(
+            SlimRow(
+                path=work.name,
+                status=SlimStatus.FAILED,
+                before=size,
+                after=size,
+                why=why,
+                others=len(work.names) - 1,
+            )
+        )
+
     def _rows_before(self, work: Work) -> tuple[RecordRow, ...]:
         paths = {os.path.join(self.root, name): name for name in work.names}
         rows = []
@@ -313,7 +329,7 @@ class Slimmer:
             for name in entry.names
             if name in self.todo.current
         }
-        write_records(self._sites, changes)
+        write_records(self.root, self._sites, lambda record: changes)
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:
@@ -324,8 +340,17 @@ def _is_file(path: Path, status: os.stat_result) -> bool:
         return False
 
 
-def write_records(sites: Sequence[Site], changes: dict[str, RecordLine]) -> None:
-    """Let the RECORD files say what ``changes`` has, by absolute path.
+def write_records(
+    root: Path,
+    sites: Sequence[Site],
+    changes_of: Callable[[Path], Mapping[str, RecordLine]],
+) -> None:
+    """Let RECORD files say what ``changes_of`` has for each, by absolute path of the library.
+
+    Args:
+        root: the folder that this process has for itself.
+        sites: where the RECORD files lie.
+        changes_of: from a RECORD to what changes there.
 
     Raises:
         StoreError: one can't be read or written; the others are.
@@ -333,13 +358,15 @@ def write_records(sites: Sequence[Site], changes: dict[str, RecordLine]) -> None
     problem: NegativaError | None = None
     for site in sites:
         for installed in site.installed():
+            changes = changes_of(installed.record)
             wanted = installed.files & changes.keys()
             if not wanted:
                 continue
             try:
-                update_record(
-                    installed.record, site.folder, {path: changes[path] for path in wanted}
-                )
+                with hold_metadata(installed.record.parent, root):
+                    update_record(
+                        installed.record, site.folder, {path: changes[path] for path in wanted}
+                    )
             except NegativaError as e:
                 problem = e
     if problem is not None:

@@ -81,6 +81,20 @@ def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     return digest_of(tree.root / name) == entry.original_sha256
 
 
+def may_be_kept(entry: SlimmedFile) -> bool:
+    """Whether the original of a library was kept, and nothing says that it is gone.
+
+    The folder of originals may be away for a while, as the library's own may be.
+    """
+    if entry.original is None:
+        return False
+    folder, name = os.path.split(entry.original)
+    try:
+        return name in os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return True
+
+
 def digest_of(path: Path) -> str | None:
     """SHA-256 of a file, in hex; None if it can't be read."""
     try:

@@ -7,6 +7,7 @@ holds what the outcome depends on and nothing else: not the names of the tests, 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from pytest_negativa.errors import FormatError, StaleLibraryError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.locking import needs_content, plan_from_lock
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
@@ -29,21 +31,33 @@ from pytest_negativa.rewriting.compact_records import (
     NotCompacted,
 )
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.kernels import trim_kernels
-from pytest_negativa.slimming.archs import plan_for_devices
+from pytest_negativa.rewriting.kernels import RewrittenCubin, trim_kernels
+from pytest_negativa.slimming.archs import plan_for_devices, plan_for_none
 
 NO_GPU_CODE = "it has no GPU code"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A library and what is to be removed from it; without map and plan it is only stripped."""
+    """A library and what is to be removed from it; without map and plan it is only stripped.
+
+    Attributes:
+        trimmed: bytes of code that ``edits`` take out of cubins that stay: as many as these get
+            smaller, or the code itself where they are not compressed.
+    """
 
     sha256: str
     library_map: LibraryMap | None = None
     plan: LibraryPlan | None = None
     edits: Edits | None = None
+    trimmed: int = 0
     notes: tuple[str, ...] = ()
+
+    def code_removed(self, spared: Sequence[Span]) -> int:
+        """Bytes of GPU code that are gone, or zeros, when all is done but for ``spared``."""
+        if self.plan is None:
+            return 0
+        return self.plan.unused_bytes - sum(span.size for span in spared) + self.trimmed
 
 
 class Recipe(Protocol):
@@ -96,7 +110,8 @@ class ByLock:
             trimmed = trim_kernels(source, library_map, plan, self.fill)
         left = [cubin for cubin in trimmed.cubins if cubin.left_alone is not None]
         notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
-        return Prepared(locked.sha256, library_map, plan, trimmed.edits, notes)
+        removed = sum(map(_removed_from, trimmed.cubins))
+        return Prepared(locked.sha256, library_map, plan, trimmed.edits, removed, notes)
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,38 @@ class ByArchs:
         library_map = _with_digest(library_map, sha256)
         plan = plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
         return Prepared(sha256, library_map, plan)
+
+
+@dataclass(frozen=True)
+class NeverLoaded:
+    """Keep no GPU code: the run of the lock did not load the library.
+
+    What has no GPU code is stripped, or left.
+    """
+
+    lock: str
+    strip: bool
+    strip_others: bool
+
+    @property
+    def source(self) -> str:
+        return f"{self.lock}, which never loaded some libraries: nothing of these stayed"
+
+    @property
+    def digest(self) -> str:
+        return _digest("never loaded", self.strip)
+
+    def prepare(self, path: Path) -> Prepared | str:
+        with ByteSource(path) as source:
+            sha256 = source.sha256()
+        try:
+            library_map = read_library(path, Scope(headers_only=True))
+        except FormatError as e:
+            return e.problem
+        if not library_map.sections:
+            return Prepared(sha256) if self.strip_others else NO_GPU_CODE
+        library_map = _with_digest(library_map, sha256)
+        return Prepared(sha256, library_map, plan_for_none(library_map))
 
 
 @dataclass(frozen=True)
@@ -173,6 +220,12 @@ def foresee(prepared: Prepared, path: Path, *, strip: bool) -> Forecast | NotCom
     """
     options = CompactOptions(strip=strip)
     return foresee_compaction(path, prepared.library_map, prepared.plan, prepared.edits, options)
+
+
+def _removed_from(cubin: RewrittenCubin) -> int:
+    # By the code where packing gains nothing: it is gone all the same.
+    saved = max(cubin.stored_before - cubin.stored_after, 0)
+    return saved or sum(code.size for code in cubin.filled)
 
 
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:

@@ -11,12 +11,16 @@ import base64
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.slimming.csvrows import iter_rows
 from pytest_negativa.slimming.placing import write_whole
+from pytest_negativa.slimming.sites import Site
+from pytest_negativa.slimming.tree import Tree
 
 
 class RecordLine(NamedTuple):
@@ -42,11 +46,30 @@ def read_lines(record: Path, site: Path, wanted: frozenset[str]) -> dict[str, Re
     if text is None:
         return {}
     found = {}
-    for _start, _end, row in _rows(text):
+    for _start, _end, row in iter_rows(text):
         path = _path_of(row, site)
         if path in wanted:
             found[path] = RecordLine(*(*row[1:3], "", "")[:2])
     return found
+
+
+def recorded(tree: Tree, names: Set[str]) -> dict[str, dict[str, Path]]:
+    """What RECORD files say of files of a tree: by name, the digests, and which RECORD has them.
+
+    Raises:
+        StoreError: a RECORD can't be read.
+    """
+    paths = {os.path.join(tree.root, name): name for name in names}
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
+    for site in tree.sites:
+        for installed in Site(site).installed():
+            wanted = installed.files & paths.keys()
+            if not wanted:
+                continue
+            for path, line in read_lines(installed.record, site, wanted).items():
+                if line.digest:
+                    found[paths[path]][line.digest] = installed.record
+    return dict(found)
 
 
 def update_record(record: Path, site: Path, changes: Mapping[str, RecordLine]) -> bool:
@@ -63,7 +86,7 @@ def update_record(record: Path, site: Path, changes: Mapping[str, RecordLine]) -
         return False
     parts = []
     position = 0
-    for start, end, row in _rows(text):
+    for start, end, row in iter_rows(text):
         line = changes.get(_path_of(row, site))
         if line is None or row[1:3] == list(line):
             continue
@@ -90,24 +113,6 @@ def _read(record: Path) -> str | None:
         raise StoreError(f"{record}: cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise StoreError(f"{record}: not UTF-8 at byte {e.start}") from e
-
-
-def _rows(text: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Start and end of each row, with its line break, and its fields."""
-    lines = io.StringIO(text, newline="").readlines()
-    ends = [0]
-    for line in lines:
-        ends.append(ends[-1] + len(line))
-    reader = csv.reader(iter(lines))
-    start = 0
-    try:
-        for row in reader:
-            # A quoted name may hold line breaks, so a row may be of several lines.
-            yield start, ends[reader.line_num], row
-            start = ends[reader.line_num]
-    except csv.Error:
-        # What follows is no CSV, and none of our lines.
-        return
 
 
 def _to_csv(row: list[str]) -> str:

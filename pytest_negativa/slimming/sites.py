@@ -5,9 +5,7 @@ The interpreter that the distributions are installed for need not be the one tha
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
-import io
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from pytest_negativa.inputs import with_requirements
 from pytest_negativa.locking import Place
+from pytest_negativa.slimming.csvrows import iter_rows
 
 _SITE_NAMES = ("site-packages", "dist-packages")
 _METADATA_SUFFIX = ".dist-info"
@@ -91,7 +90,7 @@ class Site:
             text = record.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             text = ""
-        names = (row[0] for row in csv.reader(io.StringIO(text, newline="")) if row)
+        names = (row[0] for _, _, row in iter_rows(text) if row)
         files = frozenset(
             os.path.normpath(os.path.join(folder, name)) for name in names if ".so" in name
         )

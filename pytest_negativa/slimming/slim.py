@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sysconfig
@@ -11,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, SlimRow
-from pytest_negativa.slimming.copying import copy_attributes, copy_folder
-from pytest_negativa.slimming.engine import Slimmer, SlimOptions, only_one
+from pytest_negativa.models.slimming import PROBLEMS, SlimManifest, SlimRow
+from pytest_negativa.slimming.copying import copy_attributes, copy_folder, empty_folder
+from pytest_negativa.slimming.engine import Slimmer, SlimOptions
+from pytest_negativa.slimming.loading import require_known
+from pytest_negativa.slimming.locks import hold, hold_new
 from pytest_negativa.slimming.manifests import load_manifest
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_folder
@@ -37,6 +38,7 @@ class SlimRequest:
         keep_ptx: with ``devices``, keep all PTX, too.
         strip_others: strip libraries of which no GPU code goes: with a lock, those of its
             distributions and what they require; else all.
+        drop_never_loaded: with a lock, take all GPU code from those that its run did not load.
         require: do nothing unless all libraries of the lock are there.
         target: a folder to be made, a slimmed copy of the one in ``paths``; None: slim in place.
         options: how to do it.
@@ -47,6 +49,7 @@ class SlimRequest:
     devices: tuple[ComputeCapability, ...] = ()
     keep_ptx: bool = False
     strip_others: bool = False
+    drop_never_loaded: bool = False
     require: bool = False
     target: Path | None = None
     options: SlimOptions = field(default_factory=SlimOptions)
@@ -73,16 +76,20 @@ def slim(request: SlimRequest, on_progress: OnProgress = lambda done, total: Non
     """Slim libraries.
 
     Raises:
+        OptionError: the request makes no sense; nothing was done.
         NegativaError: a folder can't be read or written. What is done by then stays done, and
             the same call again does the rest.
     """
+    if request.drop_never_loaded:
+        if request.lock is None:
+            raise OptionError("--drop-never-loaded: goes with a lock, which tells what was loaded")
+        require_known(request.lock)
     trees = scan(request.paths)
     if request.target is not None:
         return _slim_copy(request, trees, request.target, on_progress)
-    with contextlib.ExitStack() as stack:
-        for tree in trees:
-            stack.enter_context(only_one(tree.root))
-            _check_aside(request.options.keep_originals, tree)
+    for tree in trees:
+        _check_aside(request.options.keep_originals, tree)
+    with hold(*(tree.root for tree in trees)):
         # Again: another run may have been at it while we waited.
         trees = scan(request.paths)
         slimmers, unmet = _plan(request, trees)
@@ -129,9 +136,12 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             request.lock,
             strip=options.strip,
             others=_others(request),
+            unloaded=request.drop_never_loaded,
             jobs=options.jobs,
         )
     else:
+        for tree, manifest in zip(trees, manifests, strict=True):
+            _refuse_others(tree, manifest)
         todos = [
             find_by_archs(tree, manifest, _by_archs(request))
             for tree, manifest in zip(trees, manifests, strict=True)
@@ -182,35 +192,59 @@ def _slim_copy(
 ) -> SlimReport:
     if len(trees) != 1 or not all(path.is_dir() for path in request.paths):
         raise OptionError(f"{target}: a copy is made of one folder")
-    [tree] = trees
+    root = trees[0].root
     # A link to it, or a name with .. in it, must not hide that one is in the other.
     target = target.parent.resolve() / target.name
-    if target == tree.root or tree.root in target.parents or target in tree.root.parents:
-        raise OptionError(f"{target}: the copy can't be in {tree.root}, nor around it")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise OptionError(f"{target}: is there, and not an empty folder")
-    [slimmer], unmet = _plan(request, trees)
-    if request.require and (missed := _missed([slimmer], unmet)):
-        return SlimReport(missed, stopped=True)
-    if request.options.dry_run:
-        return _run([slimmer], unmet, on_progress)
-    # What a run that was killed has left is of no use: the name is ours.
+    if target == root or root in target.parents or target in root.parents:
+        raise OptionError(f"{target}: the copy can't be in {root}, nor around it")
+    # Who slims the folder that the copy grows in would find a half of it.
+    with hold(root, shared=target.parent):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise OptionError(f"{target}: is there, and not an empty folder")
+        trees = scan(request.paths)
+        [slimmer], unmet = _plan(request, trees)
+        if request.require and (missed := _missed([slimmer], unmet)):
+            return SlimReport(missed, stopped=True)
+        if request.options.dry_run:
+            return _run([slimmer], unmet, on_progress)
+        return _grow(slimmer, unmet, target, on_progress)
+
+
+def _grow(
+    slimmer: Slimmer, unmet: Sequence[SlimRow], target: Path, on_progress: OnProgress
+) -> SlimReport:
+    source = slimmer.tree.root
     growing = target.with_name(f".{target.name}{STAGED_SUFFIX}")
-    shutil.rmtree(growing, ignore_errors=True)
-    slimmer.root = growing
     replaced = {name for work in slimmer.todo.works for name in work.names}
     try:
-        copy_folder(tree.root, growing, replaced)
-        report = _run([slimmer], unmet, on_progress)
-        # What could not be slimmed, or better isn't.
-        copy_folder(tree.root, growing, ())
-        copy_attributes(tree.root, growing)
-        growing.rename(target)
+        growing.mkdir(parents=True, exist_ok=True)
+        with hold_new(growing):
+            try:
+                # What a run that was killed has left is of no use.
+                empty_folder(growing)
+                slimmer.root = growing
+                copy_folder(source, growing, replaced)
+                report = _run([slimmer], unmet, on_progress)
+                # What could not be slimmed, or better isn't.
+                copy_folder(source, growing, ())
+                copy_attributes(source, growing)
+                growing.rename(target)
+            except BaseException:
+                shutil.rmtree(growing, ignore_errors=True)
+                raise
     except OSError as e:
-        raise OptionError(f"{target}: cannot be made: {e.strerror}") from e
-    finally:
-        shutil.rmtree(growing, ignore_errors=True)
+        raise ReconstructError(f"{target}: cannot be made: {e.strerror}") from e
     return report
+
+
+def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
+    """A file that was named and that nothing can be done with is a mistake."""
+    if not tree.partial:
+        return
+    known = {name for entry in manifest.slimmed.values() for name in entry.names}
+    for group in tree.groups:
+        if not known.intersection(group.names) and not tree.is_library(group):
+            raise OptionError(f"{tree.root / group.name}: not a shared library (ELF, *.so*)")
 
 
 def _check_aside(aside: Path | None, tree: Tree) -> None:

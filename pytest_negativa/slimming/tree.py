@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.sites import find_site
 
 MANIFEST_NAME = "negativa-slim.json"
@@ -54,6 +57,8 @@ class Tree:
         groups: its files, by name.
         sites: folders that distributions are installed in.
         leftovers: what runs that were killed have left.
+        partial: whether it is single files.
+        unlisted: folders below it that can't be listed, with the reason.
     """
 
     root: Path
@@ -61,6 +66,7 @@ class Tree:
     sites: list[Path] = field(default_factory=list)
     leftovers: list[Path] = field(default_factory=list)
     partial: bool = False
+    unlisted: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
@@ -84,6 +90,23 @@ class Tree:
         """Whether the tree can tell what became of a file of these names."""
         return not self.partial or any(name in self._by_name for name in names)
 
+    def is_hidden(self, names: Iterable[str]) -> bool:
+        """Whether one of these names lies in a folder that can't be listed."""
+        return any(name.startswith(f"{folder}/") for name in names for folder in self.unlisted)
+
+    def unlisted_rows(self) -> list[SlimRow]:
+        """What to say of the folders that can't be listed."""
+        return [
+            SlimRow(
+                path=f"{folder}/",
+                status=SlimStatus.FAILED,
+                before=0,
+                after=0,
+                why=f"the folder cannot be listed: {why}; what lies in it is not known",
+            )
+            for folder, why in sorted(self.unlisted.items())
+        ]
+
     def is_library(self, group: FileGroup) -> bool:
         """Whether it is a shared object, by name and by its first bytes."""
         if ".so" not in os.path.basename(group.name):  # noqa: PTH119
@@ -100,18 +123,17 @@ def scan_folder(folder: Path) -> Tree:
     """All regular files below a folder. Links to folders are not followed.
 
     Raises:
-        OptionError: it can't be listed.
+        StoreError: it can't be listed.
     """
     root = folder.resolve()
     tree = Tree(root)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
-    for name, entry in _walk(root):
-        status = entry.stat(follow_symlinks=False)
+    for name, status in _walk(root, tree.unlisted):
         found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
         if name.endswith(f"{_METADATA_SUFFIX}/RECORD"):
             sites.add(root.joinpath(name).parents[1])
-        elif _LEFTOVER.fullmatch(entry.name):
+        elif is_leftover(name):
             tree.leftovers.append(root / name)
     if (above := find_site(root / MANIFEST_NAME)) is not None:
         sites.add(above)
@@ -121,24 +143,34 @@ def scan_folder(folder: Path) -> Tree:
 
 
 def scan_files(files: Sequence[Path]) -> list[Tree]:
-    """A tree for each folder that holds some of the files; other names in it count, too."""
+    """A tree for each folder that holds some of the files; other names in it count, too.
+
+    Raises:
+        StoreError: a file is gone, or its folder can't be listed.
+    """
     by_folder: dict[Path, set[tuple[int, int]]] = {}
     for file in files:
         real = file.resolve()
-        status = real.stat()
+        try:
+            status = real.stat()
+        except OSError as e:
+            raise StoreError(f"{file}: cannot be read: {e.strerror}") from e
         by_folder.setdefault(real.parent, set()).add((status.st_dev, status.st_ino))
     trees = []
     for folder, wanted in sorted(by_folder.items()):
         found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
         tree = Tree(folder, partial=True)
-        for entry in os.scandir(folder):
-            if not entry.is_file(follow_symlinks=False):
+        try:
+            listed = _list(folder)
+        except OSError as e:
+            raise StoreError(f"{folder}: cannot be listed: {e.strerror}") from e
+        for name, status in listed:
+            if not stat.S_ISREG(status.st_mode):
                 continue
-            status = entry.stat(follow_symlinks=False)
             if (status.st_dev, status.st_ino) in wanted:
-                found.setdefault((status.st_dev, status.st_ino), []).append((entry.name, status))
-            elif _LEFTOVER.fullmatch(entry.name):
-                tree.leftovers.append(folder / entry.name)
+                found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
+            elif is_leftover(name):
+                tree.leftovers.append(folder / name)
         tree.add(found.values())
         site = find_site(folder / MANIFEST_NAME)
         tree.sites = [] if site is None else [site]
@@ -146,28 +178,52 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
     return trees
 
 
-def _walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def is_leftover(name: str) -> bool:
+    """Whether a file or folder is one that a run makes and renames, or removes, before it ends."""
+    return _LEFTOVER.fullmatch(os.path.basename(name)) is not None  # noqa: PTH119
+
+
+def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and status of regular files; ``unlisted`` gets the folders that can't be listed."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
         try:
-            with os.scandir(root / below) as entries:
-                listed = list(entries)
+            listed = _list(root / below)
         except OSError as e:
             if not below:
-                raise OptionError(f"{root}: cannot be listed: {e.strerror}") from e
+                raise StoreError(f"{root}: cannot be listed: {e.strerror}") from e
+            # Somebody may remove folders meanwhile.
+            if not isinstance(e, FileNotFoundError):
+                unlisted[below.rstrip("/")] = e.strerror or str(e)
             continue
         # Found by their digest, kept originals would be slimmed as well.
-        if any(entry.name == ORIGINALS_MARK for entry in listed):
+        if any(name == ORIGINALS_MARK for name, _ in listed):
             continue
-        for entry in listed:
-            name = f"{below}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                # Compiled Python alone: half of the files, and none of ours.
-                if entry.name != "__pycache__":
+        for base_name, status in listed:
+            name = f"{below}{base_name}"
+            if stat.S_ISDIR(status.st_mode):
+                # Compiled Python alone: half of the files, and none of ours. And the unfinished
+                # copy of a killed run.
+                if base_name != "__pycache__" and not is_leftover(base_name):
                     waiting.append(f"{name}/")
-            elif entry.is_file(follow_symlinks=False) and _is_utf8(name):
-                yield name, entry
+            elif stat.S_ISREG(status.st_mode) and _is_utf8(name):
+                yield name, status
+
+
+def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """What lies in a folder, with its status; links are what they are.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # Somebody may remove files meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    return found
 
 
 def _is_utf8(name: str) -> bool:

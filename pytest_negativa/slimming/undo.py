@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
-from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.rewriting.compact_damage import diagnose
-from pytest_negativa.slimming.engine import only_one, write_records
+from pytest_negativa.slimming.belonging import (
+    Records,
+    is_reinstalled,
+    is_uninstalled,
+    why_another,
+)
+from pytest_negativa.slimming.engine import write_records
+from pytest_negativa.slimming.locks import hold
 from pytest_negativa.slimming.manifests import (
     digest_of,
     is_original,
-    is_result,
     load_manifest,
+    may_be_kept,
     save_manifest,
 )
 from pytest_negativa.slimming.placing import copy, link, staged_name, take_place
-from pytest_negativa.slimming.recordfile import RecordLine
+from pytest_negativa.slimming.recordfile import RecordLine, recorded
 from pytest_negativa.slimming.sites import Site
 from pytest_negativa.slimming.tree import Tree
+
+_ANY = "another file took its place since"
 
 
 def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
@@ -33,46 +41,72 @@ def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
     Raises:
         NegativaError: manifest or RECORD can't be read or written.
     """
-    with only_one(tree.root):
+    with hold(tree.root):
         manifest = load_manifest(tree.root)
-        rows = []
-        lines: dict[str, RecordLine] = {}
+        entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
+        records = recorded(tree, {name for entry in entries.values() for name in entry.names})
+        rows = tree.unlisted_rows()
+        # By RECORD: two distributions may have a line each for one file.
+        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
         try:
-            for key, entry in sorted(manifest.slimmed.items()):
-                if not tree.covers(entry.names):
-                    continue
+            for key, entry in entries.items():
                 try:
-                    row = _undo_one(tree, key, entry, dry_run=dry_run)
+                    row = _undo_one(tree, key, entry, records, dry_run=dry_run)
                 except NegativaError as e:
                     row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
                 rows.append(row)
-                if row.status is not SlimStatus.FAILED and not dry_run:
-                    del manifest.slimmed[key]
                 if row.status is SlimStatus.UNDONE:
-                    lines.update(_lines(tree.root, entry))
+                    for record, path, line in _lines(tree.root, entry):
+                        lines[record][path] = line
+                if not dry_run and _is_done_with(row, entry):
+                    del manifest.slimmed[key]
         finally:
             if not dry_run:
                 # RECORD first: a run that is killed in between finds the entries again.
-                write_records([Site(site) for site in tree.sites], lines)
+                sites = [Site(site) for site in tree.sites]
+                write_records(tree.root, sites, lambda record: lines.get(str(record), {}))
                 if not manifest.slimmed:
                     manifest.left.clear()
                 save_manifest(tree.root, manifest)
         return rows
 
 
-def _undo_one(tree: Tree, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:
-    results = [
-        name
-        for name in entry.names
-        if is_result(tree, name, entry) or _is_damaged_result(tree, name, entry)
-    ]
+def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
+    if row.status is SlimStatus.LEFT:
+        # Should the library turn up again, its entry is the way to the original.
+        return not may_be_kept(entry)
+    return row.status is not SlimStatus.FAILED
+
+
+def _undo_one(
+    tree: Tree,
+    key: str,
+    entry: SlimmedFile,
+    records: Mapping[str, Records],
+    *,
+    dry_run: bool,
+) -> SlimRow:
+    results = []
+    other = None
+    for name in entry.names:
+        if tree.group_of(name) is None or is_original(tree, name, entry):
+            continue
+        # By digest: where all times are made equal, time and size tell nothing.
+        path = tree.root / name
+        why = None
+        if digest_of(path) != entry.sha256:
+            why = why_another(path, name, entry, records.get(name, {}))
+        if why is None:
+            results.append(name)
+        else:
+            other = other or why
     if not results:
         if any(is_original(tree, name, entry) for name in entry.names):
             status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
             return _row(key, entry, status, entry.original_size, "it was back already")
         if all(tree.group_of(name) is None for name in entry.names):
-            return _undo_gone(tree, key, entry, dry_run=dry_run)
-        return _row(key, entry, SlimStatus.LEFT, entry.size, "another file took its place since")
+            return _undo_gone(tree, key, entry, records, dry_run=dry_run)
+        return _row(key, entry, SlimStatus.LEFT, entry.size, other or _ANY)
     aside = _kept_original(key, entry)
     if not dry_run:
         _put_back(aside, [tree.root / name for name in results])
@@ -84,8 +118,23 @@ def _undo_one(tree: Tree, key: str, entry: SlimmedFile, *, dry_run: bool) -> Sli
     return _row(key, entry, status, entry.original_size, None)
 
 
-def _undo_gone(tree: Tree, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:
+def _undo_gone(
+    tree: Tree,
+    key: str,
+    entry: SlimmedFile,
+    records: Mapping[str, Records],
+    *,
+    dry_run: bool,
+) -> SlimRow:
     """A library that somebody deleted; where its folder is gone, its package was removed."""
+    if tree.is_hidden(entry.names):
+        raise ReconstructError(f"{key}: its folder cannot be listed")
+    if any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names):
+        why = "it is no longer there, and what it belongs to is no longer installed"
+        return _row(key, entry, SlimStatus.LEFT, 0, why)
+    if any(is_reinstalled(name, entry, records.get(name, {})) for name in entry.names):
+        why = "it is no longer there, and RECORD has the digest of another one"
+        return _row(key, entry, SlimStatus.LEFT, 0, why)
     names = [tree.root / name for name in entry.names]
     ours = all(
         not os.path.lexists(name) and name.parent.is_dir() and name.parent.resolve() == name.parent
@@ -109,27 +158,6 @@ def _kept_original(key: str, entry: SlimmedFile) -> Path:
     return aside
 
 
-def _is_damaged_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
-    """Whether a file with another digest is what slimming made, cut off or changed since."""
-    group = tree.group_of(name)
-    if group is None or is_original(tree, name, entry):
-        return False
-    path = tree.root / name
-    try:
-        if diagnose(path).compacted:
-            return True
-        with ByteSource(path) as source:
-            if source.size < ELF_HEADER.size:
-                return False
-            header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-    except FormatError:
-        return False
-    # Section headers end the files that we write: so a cut one tells what size it had.
-    sections_at, entry_size, count = header[6], header[11], header[12]
-    is_elf: bool = header[0].startswith(ELF_MAGIC)
-    return is_elf and int(sections_at + entry_size * count) == entry.size
-
-
 def _put_back(aside: Path, names: list[Path]) -> None:
     staged = staged_name(names[0])
     try:
@@ -140,12 +168,12 @@ def _put_back(aside: Path, names: list[Path]) -> None:
         raise ReconstructError(f"{names[0]}: cannot be put back: {e.strerror}") from e
 
 
-def _lines(root: Path, entry: SlimmedFile) -> dict[str, RecordLine]:
-    return {
-        os.path.join(root, row.name): RecordLine(row.digest, row.size)
-        for row in entry.rows
-        if digest_of(root / row.name) == entry.original_sha256
-    }
+def _lines(root: Path, entry: SlimmedFile) -> Iterator[tuple[str, str, RecordLine]]:
+    """The lines of before: their RECORD, the path that they are of, and what they said."""
+    for row in entry.rows:
+        if digest_of(root / row.name) == entry.original_sha256:
+            record = os.path.normpath(root / row.record)
+            yield record, os.path.join(root, row.name), RecordLine(row.digest, row.size)
 
 
 def _row(key: str, entry: SlimmedFile, status: SlimStatus, after: int, why: str | None) -> SlimRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +12,37 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact_damage import diagnose
-from pytest_negativa.slimming.manifests import digest_of, is_original, is_result
-from pytest_negativa.slimming.recipes import NO_GPU_CODE, ByArchs, ByLock, Recipe, Strip
+from pytest_negativa.slimming.belonging import why_another
+from pytest_negativa.slimming.loading import Loaded
+from pytest_negativa.slimming.manifests import digest_of, is_original, is_result, may_be_kept
+from pytest_negativa.slimming.recipes import (
+    NO_GPU_CODE,
+    ByArchs,
+    ByLock,
+    NeverLoaded,
+    Recipe,
+    Strip,
+)
+from pytest_negativa.slimming.recordfile import recorded
 from pytest_negativa.slimming.sites import Site
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
+_DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
+_DAMAGED_UNDO = (
+    "was slimmed, and differs from what was written; negativa slim --undo, or install it again, "
+    "then slim"
+)
 _NOT_AGAIN = (
     "was slimmed before, by another lock or with other options, and its original was not kept; "
     "install it again, then slim"
 )
+
+_LEFT_OUT = (
+    "was slimmed before, by another lock or with other options; this lock leaves it out, so all of "
+    "it is needed: install it again"
+)
+_LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim --undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +97,55 @@ class _Finder:
     todo: Todo = field(default_factory=Todo)
     _taken: set[str] = field(default_factory=set)
     _results: dict[str, str] = field(default_factory=dict)
+    _damaged: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.todo.rows += self.tree.unlisted_rows()
         for key, entry in self.manifest.slimmed.items():
             results = [name for name in entry.names if is_result(self.tree, name, entry)]
             if results:
                 self._results[key] = results[0]
                 self.todo.current.update(results)
-            elif self.tree.covers(entry.names):
+            elif (
+                self.tree.covers(entry.names)
+                and not self._add_damaged(entry)
+                # The library may be away for a while, and the entry is the way to the original.
+                and not self.tree.is_hidden(entry.names)
+                and not may_be_kept(entry)
+            ):
                 self.todo.stale.append(key)
+
+    def _add_damaged(self, entry: SlimmedFile) -> bool:
+        """Tell of results that were damaged since; whether there are any."""
+        others = [
+            group
+            for name in entry.names
+            if (group := self.tree.group_of(name)) and not is_original(self.tree, name, entry)
+        ]
+        if not others:
+            return False
+        records = recorded(self.tree, set(entry.names))
+        for group in dict.fromkeys(others):
+            name = next(name for name in entry.names if name in group.names)
+            path = self.tree.root / name
+            if why_another(path, name, entry, records.get(name, {})) is not None:
+                continue
+            self._taken.update(group.names)
+            self._damaged.add(entry.original_sha256)
+            self.todo.rows.append(
+                SlimRow(
+                    path=name,
+                    status=SlimStatus.CHANGED,
+                    before=group.size,
+                    after=group.size,
+                    why=_DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED,
+                )
+            )
+        return bool(self._taken.intersection(entry.names))
+
+    def is_damaged(self, sha256: str) -> bool:
+        """Whether a result that was made of an original with this digest is damaged."""
+        return sha256 in self._damaged
 
     def is_free(self, group: FileGroup) -> bool:
         return not self._taken.intersection(group.names)
@@ -108,6 +169,7 @@ class _Finder:
                     status=SlimStatus.ALREADY,
                     before=entry.original_size,
                     after=entry.size,
+                    others=len(entry.names) - 1,
                 )
             )
             for name in entry.names:
@@ -143,6 +205,31 @@ class _Finder:
                 return True
         return False
 
+    def add_contradictions(self, loaded: Loaded, others: Recipe | None) -> None:
+        """Results that lack code, of libraries that the lock leaves out, so that all must stay."""
+        if isinstance(others, ByArchs):
+            return
+        for key in self._results:
+            entry = self.manifest.slimmed[key]
+            if (
+                not entry.gpu_code_removed
+                or self._taken.intersection(entry.names)
+                or not any(loaded.is_left_out(self.tree.root / name) for name in entry.names)
+                # Made anew from that.
+                or (others is not None and may_be_kept(entry))
+            ):
+                continue
+            self._taken.update(entry.names)
+            self.todo.rows.append(
+                SlimRow(
+                    path=key,
+                    status=SlimStatus.FAILED,
+                    before=entry.size,
+                    after=entry.size,
+                    why=_LEFT_OUT_UNDO if may_be_kept(entry) else _LEFT_OUT,
+                )
+            )
+
     def add_left(self, group: FileGroup, recipe: Recipe) -> bool:
         """Whether it was looked at before and left; then that is known again."""
         left = self.manifest.left.get(group.name)
@@ -152,7 +239,11 @@ class _Finder:
             recipe.digest,
         ):
             return False
-        if left.reason == NO_GPU_CODE and isinstance(recipe, ByArchs) and recipe.strip_others:
+        if (
+            left.reason == NO_GPU_CODE
+            and isinstance(recipe, ByArchs | NeverLoaded)
+            and recipe.strip_others
+        ):
             return False
         self._taken.update(group.names)
         if left.reason != NO_GPU_CODE:
@@ -199,11 +290,13 @@ def find_by_lock(
     *,
     strip: bool,
     others: Recipe | None,
+    unloaded: bool = False,
     jobs: int,
 ) -> tuple[list[Todo], list[SlimRow]]:
     """What a lock asks for in each folder; and rows for libraries that are in none of them.
 
-    ``others`` is for the other libraries of the lock's distributions and of what they require.
+    ``others`` is for the other libraries of the lock's distributions and of what they require;
+    with ``unloaded``, those that the run of the lock did not load lose all their GPU code.
     """
     finders = [_Finder(tree, manifest) for tree, manifest in trees]
     source = _describe(lock)
@@ -215,7 +308,7 @@ def find_by_lock(
         sha256 = recipe.locked.sha256
         found = recipe.digest in looked_at
         for finder, by_digest in zip(finders, digests, strict=True):
-            found |= finder.add_results(sha256, recipe)
+            found |= finder.add_results(sha256, recipe) or finder.is_damaged(sha256)
             for group in by_digest.get(sha256, ()):
                 found = True
                 if finder.is_free(group):
@@ -223,11 +316,11 @@ def find_by_lock(
         if not found:
             missing.append(recipe.locked)
     unmet = [_unmet(library, finders) for library in missing]
-    if others is not None:
-        names = {library.distribution for library in lock.libraries}
-        names.update(row.distribution for row in lock.left_out)
-        for finder in finders:
-            _add_others(finder, others, {name for name in names if name is not None})
+    loaded = Loaded.of(lock)
+    never = NeverLoaded(source, strip, _strips_others(others)) if unloaded else None
+    for finder in finders:
+        finder.add_contradictions(loaded, others)
+        _add_others(finder, others, never, loaded)
     return [finder.todo for finder in finders], unmet
 
 
@@ -240,7 +333,8 @@ def find_by_archs(
     finder = _Finder(tree, manifest)
     for group in tree.groups:
         if (
-            not finder.add_result_by_name(group, recipe)
+            finder.is_free(group)
+            and not finder.add_result_by_name(group, recipe)
             and not finder.add_left(group, recipe)
             and tree.is_library(group)
         ):
@@ -305,20 +399,31 @@ def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]
                 break
 
 
-def _add_others(finder: _Finder, recipe: Recipe, distributions: Collection[str]) -> None:
-    """The libraries of distributions and of those that they require, but for those taken."""
+def _add_others(
+    finder: _Finder, others: Recipe | None, never: NeverLoaded | None, loaded: Loaded
+) -> None:
+    """The libraries of the lock's distributions and of what they require, but for those taken."""
+    if others is None and never is None:
+        return
     for site in finder.tree.sites:
-        for installed in Site(site).with_requirements(distributions):
+        for installed in Site(site).with_requirements(loaded.versions):
             for path in sorted(installed.files):
                 group = finder.tree.group_of(os.path.relpath(path, finder.tree.root))
+                if group is None or not finder.is_free(group):
+                    continue
+                is_never = never is not None and loaded.is_never(installed, group.names)
+                recipe = never if is_never else others
                 if (
-                    group is not None
-                    and finder.is_free(group)
+                    recipe is not None
                     and not finder.add_result_by_name(group, recipe)
                     and not finder.add_left(group, recipe)
                     and finder.tree.is_library(group)
                 ):
                     finder.add_work(group, recipe)
+
+
+def _strips_others(others: Recipe | None) -> bool:
+    return isinstance(others, Strip) or (isinstance(others, ByArchs) and others.strip_others)
 
 
 def _describe(lock: Lock) -> str:

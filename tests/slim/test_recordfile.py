@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import os
+import random
 import stat
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.slimming.csvrows import iter_rows
 from pytest_negativa.slimming.recordfile import (
     RecordLine,
     read_lines,
     record_digest,
     update_record,
 )
+from pytest_negativa.slimming.sites import Site
 from tests.slim.sites import digest_field
 
 NEW = RecordLine("sha256=new", "7")
@@ -107,3 +112,30 @@ def test_not_utf8(record: Path) -> None:
     record.write_bytes(b"x.so,o,5\n\xff.so,o,5\n")
     with pytest.raises(StoreError, match="not UTF-8 at byte 9"):
         update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_fields_of_any_length(record: Path, quoted: bool) -> None:
+    """Python's reader refuses those that are longer than ``csv.field_size_limit()``."""
+    name = "n" * (csv.field_size_limit() + 1)
+    long = f'"{name},",o,5\n' if quoted else f"{name},o,5\n"
+    text = (long + "x.so,o,5\n").encode()
+    limit = csv.field_size_limit()
+    assert update(record, text, "x.so") == text.replace(b"x.so,o,5", b"x.so,sha256=new,7")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
+    [installed] = Site(record.parents[1]).installed()
+    assert installed.files == {str(record.parents[1] / "x.so")}
+    assert csv.field_size_limit() == limit
+
+
+def test_rows_are_those_of_pythons_reader() -> None:
+    rng = random.Random(17)
+    for _ in range(20_000):
+        text = "".join(
+            rng.choices('",\n\rab ', weights=(5, 5, 2, 1, 4, 1, 1), k=rng.randint(0, 14))
+        )
+        rows = list(iter_rows(text))
+        assert [row for _, _, row in rows] == list(csv.reader(io.StringIO(text, newline="")))
+        ends = [0, *(end for _, end, _ in rows)]
+        assert [start for start, _, _ in rows] == ends[:-1]
+        assert ends[-1] == len(text)

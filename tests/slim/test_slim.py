@@ -22,8 +22,9 @@ from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.locate import locate_library
 from pytest_negativa.locking import make_lock
 from pytest_negativa.mapping import MapRequest, map_libraries
-from pytest_negativa.models.library import Scope
+from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock
+from pytest_negativa.models.plan import CodeRange, TrimmedCubin
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming import engine
@@ -417,6 +418,20 @@ def test_another_recipe_starts_from_the_original(site: Made, tmp_path: Path) -> 
     assert fresh.read_bytes() == site.one.read_bytes()
 
 
+def test_figures_of_what_cannot_be_slimmed_anew(site: Made, tmp_path: Path) -> None:
+    """Its file stays, and that is not the original."""
+    options = replace(FAST, keep_originals=tmp_path / "originals")
+    run(site, options)
+    small = site.one.stat().st_size
+    # Nothing worth while would go, for symbols and debug information stay as well.
+    all_but_one = lock_of_original(site, set(range(1, 100)))
+    report = run(site, replace(options, strip=False), lock=all_but_one)
+    row = row_of(report, ONE)
+    assert row.status is SlimStatus.FAILED
+    assert "can't be slimmed anew" in (row.why or "")
+    assert row.before == row.after == small == site.one.stat().st_size
+
+
 def lock_of_original(site: Made, kept: set[int]) -> Lock:
     """A lock for the first library that keeps other elements."""
     folder = site.lock_file.parent / "site-packages"
@@ -680,10 +695,24 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
     after_map = read_library(library, Scope(headers_only=True))
     [left] = [e for e in after_map.iter_elements() if e.kind is ElementKind.CUBIN]
     after = unpacked(library, left.payload.start)
-    expected = bytearray(before)
+    assert len(after) == len(before)
     for unused in trimmed.unused:
-        expected[unused.start : unused.end] = b"\1" * unused.size
-    assert after == bytes(expected) != before
+        assert after[unused.start : unused.end] == b"\1" * unused.size
+    for function in code_of(mapped.library_map, trimmed):
+        assert after[function.start : function.end] == before[function.start : function.end]
+
+
+def code_of(library_map: LibraryMap, trimmed: TrimmedCubin) -> list[CodeRange]:
+    """Where the functions lie that stay of a cubin."""
+    [cubin] = [e.content for e in library_map.iter_elements() if e.payload.start == trimmed.start]
+    assert isinstance(cubin, Cubin)
+    found = [
+        CodeRange(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        for f in (*cubin.kernels, *cubin.device_functions)
+        if library_map.names[f.name] in trimmed.kept
+    ]
+    assert found
+    return found
 
 
 def unpacked(library: Path, payload_start: int) -> bytes:

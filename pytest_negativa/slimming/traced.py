@@ -1,0 +1,69 @@
+"""What a traced run loaded besides the libraries that something was planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.locking import Unplanned
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.trace import USAGE_VERSION, Role, Usage
+
+
+def find_unplanned(folder: Path, planned: Collection[str]) -> Unplanned:
+    """The other libraries of a run that have, or may have, GPU code.
+
+    Args:
+        folder: of the run.
+        planned: real paths of the libraries that are in its plan.
+
+    Raises:
+        StoreError: what the run has loaded can't be read.
+    """
+    path = folder / "usage.json"
+    if not path.exists():
+        return Unplanned((), ("the run has no usage.json, which tells what it loaded",))
+    try:
+        usage = msgspec.json.decode(path.read_bytes(), type=Usage)
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{path}: not the usage of a traced run of this release: {e}") from e
+    if usage.format_version != USAGE_VERSION:
+        raise StoreError(
+            f"{path}: format_version {usage.format_version}, this release reads {USAGE_VERSION}; "
+            "plan again (negativa locate)"
+        )
+    others = (library.library.path for library in usage.libraries)
+    found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
+    return Unplanned(
+        tuple((path, why) for path, why in found if why is not None),
+        tuple(dict.fromkeys(_lacks(usage))),
+    )
+
+
+def _lacks(usage: Usage) -> Iterator[str]:
+    for lack in usage.incomplete:
+        yield lack.text
+    for process in usage.processes:
+        # Tests may kill their children; what these had loaded is in their traces.
+        if not process.ended and process.header.role is not Role.CHILD:
+            yield f"the trace of process {process.header.pid} has no end"
+
+
+def _why_unplanned(path: Path) -> str | None:
+    """Why nothing was planned for a library with GPU code; None for one without."""
+    if not path.is_file():
+        return "it is gone since the run" if ".so" in path.name else None
+    if is_slimmed(path):
+        return "it is slimmed already"
+    try:
+        library_map = read_library(path, Scope(headers_only=True))
+    except FormatError as e:
+        return None if "not an ELF file" in e.problem else f"it cannot be read: {e.problem}"
+    return (
+        "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
+    )
