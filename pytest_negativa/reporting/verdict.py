@@ -129,8 +129,14 @@ def _conclusion(verdict: Verdict) -> str:
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
-            f"{format_bytes(left)} ({format_share(left, code)}) is left."
+            f"{format_bytes(left)} ({_small_share(left, code)}) is left."
         )
+        elements = code - sum(r.unused_bytes for r in rows)
+        if verdict.granularity == "kernel" and 0 < left < elements:
+            text += (
+                f" Whole elements are {format_bytes(elements)}, {elements / left:.1f} times as "
+                "much."
+            )
         before = sum(r.size for r in rows)
         after = sum(r.size if r.copy_size is None else r.copy_size for r in rows)
         if after < before:
@@ -141,6 +147,12 @@ def _conclusion(verdict: Verdict) -> str:
         return text
     reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
     return f"NOT PROVED:\n{reasons}"
+
+
+def _small_share(part: int, whole: int) -> str:
+    """With two digits more than elsewhere where it is small: it is what a project works on."""
+    share = part / whole if whole else 0.0
+    return f"{share:.2%}" if 0 < share < 0.01 else format_share(part, whole)
 
 
 def _for_people(path: Path) -> str:
