@@ -12,13 +12,16 @@ from pytest_negativa.cli_prove import COMMANDS as PROVE_COMMANDS
 from pytest_negativa.cli_run import COMMANDS as RUN_COMMANDS
 from pytest_negativa.cli_slim import COMMANDS as SLIM_COMMANDS
 from pytest_negativa.cli_types import DeviceType
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, OptionError
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
 
 EXIT_FAILED = 1
-"""Something could not be read or done; 2 is click's, for wrong usage."""
+"""Something could not be read or done, or the answer is no."""
+
+EXIT_USAGE = 2
+"""Wrong usage; click's own, too."""
 
 
 class _Group(click.Group):
@@ -27,7 +30,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except NegativaError as e:
             _print_error(e)
-            ctx.exit(EXIT_FAILED)
+            ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
         except OSError as e:
             # click sees to a closed pipe itself; this is a full disk behind a redirection.
             if e.errno != errno.ENOSPC:
@@ -41,7 +44,8 @@ class _Group(click.Group):
 def main() -> None:
     """Find the GPU code that nothing needs.
 
-    Exit status: 0 done, 1 something could not be read or done, 2 wrong usage.
+    Exit status: 0 done; 1 something could not be read or done, or the answer is no; 2 wrong usage,
+    as of a name or a setting that can't be used. Commands that run a program end with its status.
     """
 
 
@@ -75,6 +79,8 @@ def inspect(
 
     LIB is a shared library or executable, a folder (all ELF files below it), or the name of
     an installed distribution such as torch.
+
+    Exit status: 0, or 1 if something could not be read.
     """
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli_types import DeviceType
+from pytest_negativa.cli_types import DeviceType, settings_of
 from pytest_negativa.errors import StoreError
-from pytest_negativa.options import click_options, pick_flags
+from pytest_negativa.options import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
-    from pytest_negativa.config_models import Settings
     from pytest_negativa.imagesuite import Suite
 
 # A broken image has thousands with one cause.
@@ -27,7 +26,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command(context_settings=_PASS_ON)
 @click.option(
-    "--copies",
+    "--slim-dir",
+    "slim",
     type=_FOLDER,
     help="Folder with the slim libraries, each below it under its original's path; by default "
     "what negativa reconstruct wrote.",
@@ -58,7 +58,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @_COMMAND
 def measure(
     command: tuple[str, ...],
-    copies: Path | None,
+    slim: Path | None,
     pairs: int,
     loading: str | None,
     cold: bool,
@@ -67,20 +67,21 @@ def measure(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Run COMMAND on its original libraries and on slim ones in turns, and compare.
+    """Run COMMAND on original and on slim libraries, and compare.
 
-    Compares time, memory, GPU memory, energy, page cache and sizes. Nothing installed is changed:
-    the slim libraries are loaded in place of the originals. What COMMAND prints goes to files.
+    In turns, by time, memory, GPU memory, energy, page cache and sizes. Nothing installed is
+    changed: the slim libraries are loaded in place of the originals. What COMMAND prints goes to
+    files.
 
     Exit status: 0, or 1 if the runs can't be compared, as when they end differently.
     """
     from pytest_negativa import measured
     from pytest_negativa.comparing import MeasureRequest
 
-    settings = _settings(flags)
+    settings = settings_of(flags)
     request = MeasureRequest(
         command=command,
-        copies=measured.copies_of(settings, copies),
+        copies=measured.copies_of(settings, slim),
         folder=measured.new_folder(settings),
         pairs=pairs,
         loadings=measured.loadings_of(loading),
@@ -106,6 +107,10 @@ def _suite_of_run(folder: Path) -> Suite:
     from pytest_negativa.rundir import load_plans
 
     path = folder / "usage.json"
+    if not path.exists():
+        raise StoreError(
+            f"{folder}: no traced run here, or one that is not located yet: no usage.json"
+        )
     try:
         usage = msgspec.json.decode(path.read_bytes(), type=Usage)
     except (OSError, msgspec.DecodeError) as e:
@@ -156,7 +161,7 @@ def image_report(
     jobs: int | None,
     no_cache: bool,
 ) -> None:
-    """Show the GPU code in a file tree, and what a test suite needs of it.
+    """Show the GPU code in a file tree, and what a suite needs.
 
     DIR is the root of an unpacked image, or an environment of Python or conda. Libraries are
     matched with those that the suite loaded by content or build id, not by path.
@@ -207,13 +212,6 @@ def _json(record: object) -> bytes:
 
     data = msgspec.json.encode(record, enc_hook=encode_hook)
     return msgspec.json.format(data, indent=1) + b"\n"
-
-
-def _settings(flags: dict[str, Any]) -> Settings:
-    from pytest_negativa.config import load_settings
-
-    here = Path.cwd()
-    return load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
 
 
 COMMANDS = (measure, image_report)

@@ -10,30 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.errors import NegativaError
-from pytest_negativa.options import click_options, pick_flags
+from pytest_negativa.cli_types import run_of, settings_of
+from pytest_negativa.errors import StoreError
+from pytest_negativa.options import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.config_models import Settings
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
-_RUN = click.option(
-    "--run",
-    "run",
-    type=click.Path(exists=True, path_type=Path),
-    help="The traced run's folder; the last run by default.",
-)
 _PASS_ON = {"allow_interspersed_args": False}
+
+_VERIFY_OPTIONS = (
+    "run",
+    "config",
+    "directory",
+    "trace.accept_failed",
+    "verify.fill",
+    "verify.copies",
+    "verify.rerun",
+    "verify.timeout",
+)
 
 
 @click.command()
-@click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
-@click_options("config", "directory", "verify.fill", "verify.copies")
-def reconstruct(run: Path | None, **flags: Any) -> None:
-    """Write copies of a traced RUN's libraries in which unused GPU code is overwritten.
+@click_options("run", "config", "directory", "verify.fill", "verify.copies")
+def reconstruct(**flags: Any) -> None:
+    """Write copies of libraries without the code that a run did not use.
 
-    RUN is the folder of a run that was planned; the last one by default. The copies lie below
-    reconstructed/ in the folder for runs, under the paths of their originals.
+    Copies of the libraries of a planned run, in which unused GPU code is overwritten, or which
+    are compacted. They lie below reconstructed/ in the folder for runs, under the paths of their
+    originals.
 
     Exit status: 0, or 1 if a library could not be copied.
     """
@@ -44,8 +50,8 @@ def reconstruct(run: Path | None, **flags: Any) -> None:
     from pytest_negativa.rundir import load_planned
     from pytest_negativa.verifying import RECONSTRUCTED, compact_options
 
-    settings = _settings(flags)
-    planned = load_planned(run or Path(settings.directory) / "latest")
+    settings = settings_of(flags)
+    planned = load_planned(run_of(settings))
     root = Path(settings.directory) / RECONSTRUCTED
     with ByteProgress("writing copies") as progress:
         made = write_copies(
@@ -67,44 +73,32 @@ def reconstruct(run: Path | None, **flags: Any) -> None:
 
 
 @click.command(context_settings=_PASS_ON)
-@_RUN
-@click_options(
-    "config", "directory", "verify.fill", "verify.copies", "verify.rerun", "verify.timeout"
-)
+@click_options(*_VERIFY_OPTIONS)
 @_COMMAND
-def verify(run: Path | None, command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND on copies of its libraries whose unused GPU code is overwritten.
+def verify(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND on copies without the GPU code that it did not use.
 
     COMMAND is the one that was traced, and need not be given. Its exit status is what must be
     the same. Exit status: that of COMMAND if the plan is proved, else 1.
     """
-    _verify(run, command, _settings(flags))
+    _verify(command, settings_of(flags))
 
 
 @click.command(context_settings=_PASS_ON)
-@_RUN
-@click_options(
-    "config",
-    "directory",
-    "verify.fill",
-    "verify.copies",
-    "verify.rerun",
-    "verify.timeout",
-    "verify.heal_runs",
-    "verify.heal_minutes",
-)
+@click_options(*_VERIFY_OPTIONS, "verify.heal_runs", "verify.heal_minutes")
 @_COMMAND
-def heal(run: Path | None, command: tuple[str, ...], **flags: Any) -> None:
-    """Verify; if COMMAND fails, find what must be given back, keep it, and verify again.
+def heal(command: tuple[str, ...], **flags: Any) -> None:
+    """Verify, find what COMMAND needs after all, and keep it.
+
+    If COMMAND fails on the copies, parts are given back until it doesn't. What it needs is kept
+    from then on, and everything is verified again.
 
     Exit status: that of COMMAND if the plan is proved in the end, else 1.
     """
-    _verify(run, command, _settings(flags), healing=True)
+    _verify(command, settings_of(flags), healing=True)
 
 
-def _verify(
-    folder: Path | None, command: tuple[str, ...], settings: Settings, *, healing: bool = False
-) -> None:
+def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
     from msgspec.structs import replace
 
     from pytest_negativa.models.outcomes import SessionKind
@@ -113,19 +107,27 @@ def _verify(
     from pytest_negativa.running import traced_environment
     from pytest_negativa.supervise import Request, supervise
     from pytest_negativa.tracing.roles import Run
+    from pytest_negativa.verifying import refuse_failed
 
-    traced = folder or Path(settings.directory) / "latest"
-    session = read_outcomes(outcomes_file(traced))
+    traced = run_of(settings)
+    refuse_failed(traced, settings)
+    outcomes = outcomes_file(traced)
+    if not outcomes.exists():
+        raise StoreError(
+            f"{traced}: nothing tells how this run ended, as of one that was combined of several: "
+            f"no {outcomes.name}; trace again"
+        )
+    session = read_outcomes(outcomes)
     if session.kind is SessionKind.PYTEST:
         # As a plain program it has one outcome, and those to compare are its tests'.
         verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
-        raise NegativaError(
+        raise click.UsageError(
             f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
             f"{shlex.quote(os.fspath(traced))}"
         )
     words = command or session.command
     if not words:
-        raise NegativaError(f"{traced}: doesn't tell which command was traced; give it after --")
+        raise click.UsageError(f"{traced} doesn't tell which command was traced; give it after --")
     here = Path.cwd()
 
     def prepare(environ: Mapping[str, str], round_folder: Path) -> Mapping[str, str]:
@@ -140,13 +142,6 @@ def _verify(
         trace_first=False,
     )
     click.get_current_context().exit(supervise(request, prepare))
-
-
-def _settings(flags: dict[str, Any]) -> Settings:
-    from pytest_negativa.config import load_settings
-
-    here = Path.cwd()
-    return load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
 
 
 COMMANDS = (reconstruct, verify, heal)

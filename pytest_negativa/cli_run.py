@@ -1,4 +1,4 @@
-"""The commands that work on runs: trace, locate, debloat, combine.
+"""The commands that work on runs: trace, locate, debloat, combine, kernels.
 
 What they do is done by the plugin's own functions; here are arguments and printing.
 """
@@ -6,15 +6,15 @@ What they do is done by the plugin's own functions; here are arguments and print
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pytest_negativa.errors import NegativaError, OptionError, StoreError
-from pytest_negativa.options import click_options, pick_flags
+from pytest_negativa.cli_types import run_of, settings_of
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.options import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.config_models import Settings
@@ -54,49 +54,49 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
     """
     from pytest_negativa.rundir import mark_failed, point_latest
 
-    settings = _settings(flags)
+    settings = settings_of(flags)
     run, status = _run_traced(command, settings)
     # What "negativa locate" takes.
     if not run.trace_files():
         _exit_untraced(run, status, settings)
     if status != 0:
-        mark_failed(run.folder)
+        mark_failed(run.folder, _ended_with(status))
     point_latest(run.folder)
     click.echo(f"Trace in {run.folder}", err=True)
     click.get_current_context().exit(status)
 
 
 @click.command()
-@click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
-@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
-def locate(run: Path | None, **flags: Any) -> None:
-    """Find the unused GPU code of a traced RUN (its folder; the last one by default).
+@click_options("run", *_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def locate(**flags: Any) -> None:
+    """Find the unused GPU code of a traced run.
 
-    Writes plans and spans into the run's folder. Exit status: 0, or 1 if a threshold is
-    crossed.
+    Writes plans and spans into the run's folder; from then on it is the last run. Exit status:
+    0, or 1 if a threshold is crossed or nothing is planned because the run failed.
     """
-    from pytest_negativa.rundir import is_failed
+    from pytest_negativa.rundir import failure_of
 
-    settings = _settings(flags)
-    folder = run or Path(settings.directory) / "latest"
-    _conclude(_trace_files(folder), folder.resolve(), settings, sound=not is_failed(folder))
+    settings = settings_of(flags)
+    folder = run_of(settings)
+    _conclude(_trace_files(folder), folder, settings, failure=failure_of(folder))
 
 
 @click.command(context_settings=_PASS_ON)
 @_COMMAND
 @click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
 def debloat(command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND traced, then find the GPU code that it did not use: trace and locate.
+    """Run COMMAND traced, then find the GPU code that it did not use.
 
-    Exit status: that of COMMAND; if that is 0, 1 if a threshold is crossed. 127 if there is
-    no such command.
+    The same as trace and locate. Exit status: that of COMMAND; if that is 0, that of locate.
+    127 if there is no such command.
     """
-    settings = _settings(flags)
+    settings = settings_of(flags)
     run, status = _run_traced(command, settings)
     if not run.trace_files():
         _exit_untraced(run, status, settings)
+    failure = _ended_with(status) if status else None
     try:
-        _conclude(run.trace_files(), run.folder, settings, sound=status == 0)
+        _conclude(run.trace_files(), run.folder, settings, failure=failure, status=status)
     except NegativaError as e:
         if status == 0:
             raise
@@ -111,51 +111,63 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     """Find the GPU code that none of several RUNS used.
 
     RUNS are folders of traced runs, or folders with trace files. The result is a run of its
-    own. Exit status: 0, or 1 if a threshold is crossed.
+    own. Exit status: 0, or 1 if a threshold is crossed or nothing is planned because one of them
+    failed.
     """
-    from pytest_negativa.rundir import is_failed
+    from pytest_negativa.rundir import failure_of
 
-    settings = _settings(flags)
+    settings = settings_of(flags)
     traces = tuple(dict.fromkeys(p.resolve() for folder in runs for p in _trace_files(folder)))
     run = _new_run(settings)
     _copy(traces, run.trace_dir)
-    _conclude(run.trace_files(), run.folder, settings, sound=not any(map(is_failed, runs)))
+    failed = [f"{folder}: {why}" for folder in runs if (why := failure_of(folder)) is not None]
+    _conclude(run.trace_files(), run.folder, settings, failure="; ".join(failed) or None)
 
 
 @click.command()
-@click.argument("run", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--used", is_flag=True, help="List the kernels that were used instead.")
-@click.option("--library", "glob", default="*", help="Only of libraries of this name (a glob).")
-@click_options("config", "directory", "reports.demangle")
-def kernels(run: Path | None, used: bool, glob: str, **flags: Any) -> None:
-    """List the kernels that a traced RUN did not use, of those its devices could load.
+@click.option(
+    "--library",
+    "glob",
+    metavar="GLOB",
+    default="*",
+    help="Only of these libraries: path, file name or soname.",
+)
+@click_options("run", "config", "directory", "reports.demangle")
+def kernels(used: bool, glob: str, **flags: Any) -> None:
+    """List the kernels that a traced run did not use.
 
-    RUN is the folder of a run that was planned; the last one by default.
+    Of those that its devices could load. The run is one that was planned.
     """
     from pytest_negativa.config_globs import LibraryNames, matches_library
     from pytest_negativa.demangle import demangle
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.rundir import load_plans
 
-    settings = _settings(flags)
+    settings = settings_of(flags)
     spell = demangle if settings.reports.demangle else str
-    for plan in load_plans(run or Path(settings.directory) / "latest"):
-        library = plan.library
-        if not matches_library(glob, LibraryNames(library.path, library.soname)):
-            continue
+    plans = load_plans(run_of(settings))
+    wanted = [
+        plan
+        for plan in plans
+        if matches_library(glob, LibraryNames(plan.library.path, plan.library.soname))
+    ]
+    if not wanted:
+        there = ", ".join(printable(Path(plan.library.path).name) for plan in plans)
+        raise click.BadParameter(
+            f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
+        )
+    for plan in wanted:
         names = plan.used_kernels if used else plan.unused_kernels
         total = len(plan.used_kernels) + len(plan.unused_kernels)
         word = "used" if used else "unused"
-        click.echo(f"{printable(library.path)}: {len(names):,} of {total:,} kernels {word}")
+        click.echo(f"{printable(plan.library.path)}: {len(names):,} of {total:,} kernels {word}")
         for name in names:
             click.echo(f"  {printable(spell(name))}")
 
 
-def _settings(flags: dict[str, Any]) -> Settings:
-    from pytest_negativa.config import load_settings
-
-    here = Path.cwd()
-    return load_settings(pick_flags(flags), os.environ, root=here, cwd=here)
+def _ended_with(status: int) -> str:
+    return f"the command ended with exit status {status}"
 
 
 def _new_run(settings: Settings) -> Run:
@@ -195,7 +207,7 @@ def _trace_files(folder: Path) -> tuple[Path, ...]:
     """The trace files of a run's folder, or of a folder that holds nothing else."""
     found = tuple(sorted(folder.glob("trace/*.jsonl"))) or tuple(sorted(folder.glob("*.jsonl")))
     if not found:
-        raise OptionError(f"{folder}: no trace files (*.jsonl) here or in its folder trace")
+        raise StoreError(f"{folder}: no trace files (*.jsonl) here or in its folder trace")
     return found
 
 
@@ -212,26 +224,51 @@ def _copy(traces: Sequence[Path], folder: Path) -> None:
         raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
 
 
-def _conclude(traces: Sequence[Path], folder: Path, settings: Settings, *, sound: bool) -> None:
+def _conclude(
+    traces: Sequence[Path],
+    folder: Path,
+    settings: Settings,
+    *,
+    failure: str | None,
+    status: int = 0,
+) -> None:
+    """Plan and report; leaves with 1 where that says no, and the command itself hasn't.
+
+    Args:
+        failure: why the run failed; None if it didn't.
+        status: exit status of the traced command.
+    """
     from pytest_negativa.conclude import conclude
     from pytest_negativa.config_models import ReportFormat
     from pytest_negativa.merge import merge_traces
     from pytest_negativa.models.trace import Role
     from pytest_negativa.progress import ByteProgress
     from pytest_negativa.reporting.terminal import render_nothing, render_report
+    from pytest_negativa.rundir import why_unplanned
 
     with ByteProgress("reading libraries") as progress:
         usage = merge_traces(traces)
         # A test may kill a child, but a session without an end was killed itself.
-        ended = all(p.ended or p.header.role is Role.CHILD for p in usage.processes)
-        sound = sound and ended
-        report = conclude(usage, settings, folder, sound=sound, on_done=progress.update)
+        killed = [p for p in usage.processes if not p.ended and p.header.role is not Role.CHILD]
+        if failure is None and killed:
+            failure = f"process {killed[0].header.pid} did not end by itself"
+        report = conclude(
+            usage,
+            settings,
+            folder,
+            sound=failure is None,
+            why=failure or "",
+            on_done=progress.update,
+        )
     if any(wanted.format is ReportFormat.TERMINAL for wanted in settings.reports.formats):
         text = render_nothing(report)
         click.echo(text or "\n\n".join(render_report(report, settings.reports)))
     for limit in report.crossed:
         click.echo(f"negativa: {limit}", err=True)
-    if report.crossed and sound:
+    unplanned = failure is not None and not settings.trace.accept_failed
+    if unplanned and not status:
+        raise StoreError(why_unplanned(folder))
+    if report.crossed and not status:
         click.get_current_context().exit(1)
 
 

@@ -19,10 +19,7 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.rundir import load_healed, mark_failed, write_record, write_run
 from pytest_negativa.store import write_atomically
 
-_NOT_PLANNED = (
-    "nothing is planned from this run, for it failed, was interrupted or ran no test "
-    "(trace.accept_failed plans all the same)"
-)
+_NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed plans all the same)"
 
 
 def conclude(
@@ -31,6 +28,7 @@ def conclude(
     folder: Path,
     *,
     sound: bool,
+    why: str = "it failed, was interrupted or ran no test",
     hooks: Hooks | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> RunReport:
@@ -40,17 +38,18 @@ def conclude(
         folder: the run's folder.
         sound: the run ended well. If not, plans and spans are written only where the
             settings accept that.
+        why: what is wrong with it, if it isn't sound.
 
     Raises:
         NegativaError: something could not be written.
     """
     if not sound:
-        mark_failed(folder)
+        mark_failed(folder, why)
     planned = sound or settings.trace.accept_failed
     analysis = analyze(usage, settings, hooks, on_done=on_done)
     analysis = _with_healed(analysis, load_healed(folder))
     if not planned:
-        analysis = with_warning(analysis, _NOT_PLANNED)
+        analysis = with_warning(analysis, _NOT_PLANNED.format(why=why))
     files = write_run(folder, analysis, with_plans=planned)
     report = build_report(
         analysis,

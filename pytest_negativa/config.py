@@ -74,6 +74,7 @@ def load_settings(
     *,
     root: str | os.PathLike[str],
     cwd: str | os.PathLike[str] | None = None,
+    of_command: bool = False,
 ) -> Settings:
     """Find the file, if there is one, and resolve all options.
 
@@ -82,6 +83,7 @@ def load_settings(
         environ: ``os.environ`` or what stands for it.
         root: pytest's rootdir; the ``negativa`` command passes the current folder.
         cwd: where relative paths of flags and variables start; None: the current folder.
+        of_command: the flags are those of the ``negativa`` command, and named so.
 
     Raises:
         OptionError: some source has a value that can't be used.
@@ -91,4 +93,4 @@ def load_settings(
     else:
         found = find_config(root)
         config = load_config(found, was_searched=True) if found else None
-    return resolve(flags, environ, config, root=root, cwd=cwd)
+    return resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)

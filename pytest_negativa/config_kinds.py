@@ -311,7 +311,12 @@ class Size(Kind):
         return value
 
     def show(self, value: Any) -> str:
-        return "" if value is None else f"{value} bytes"
+        if value is None:
+            return ""
+        for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if value and value % 1024**power == 0:
+                return f"{value // 1024**power} {unit}"
+        return f"{value} bytes"
 
     def schema(self) -> Schema:
         text = r"^\s*[0-9]{1,18}(\.[0-9]{1,9})? ?([kKmMgGtT][iI]?[bB]|[bB])?\s*$"

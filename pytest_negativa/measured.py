@@ -35,7 +35,7 @@ def copies_of(settings: Settings, given: Path | None) -> Path:
     if not root.is_dir():
         raise OptionError(
             f"{root}: no slim libraries here; make some with negativa reconstruct, or name their "
-            "folder with --copies"
+            "folder with --slim-dir"
         )
     return root
 

@@ -11,8 +11,9 @@ imported only by the functions that need them, pytest by none.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -40,6 +41,7 @@ class Option:
         in_file: whether ``negativa.yaml`` can set it.
         in_cli: whether the ``negativa`` command has it.
         metavar: what stands for the value in help, where the kind's word is too vague.
+        needs: switches of which one must be on, or it has no effect on a session.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Option:
     in_file: bool = True
     in_cli: bool = True
     metavar: str | None = None
+    needs: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -77,6 +80,13 @@ class Option:
         shown = self.kind.show(self.default)
         return f"{self.help} (default: {shown})" if shown else self.help
 
+
+# What sessions may be, by the names of their switches, and what needs which.
+_ANY = ("enabled", "verifying", "healing", "measuring")
+_TESTED = ("enabled", "verifying", "healing")
+_TRACED = ("enabled",)
+_PROVED = ("verifying", "healing")
+_HEALED = ("healing",)
 
 _SWITCH = kinds.Switch()
 _PATH = kinds.FilePath()
@@ -129,10 +139,10 @@ OPTIONS: tuple[Option, ...] = (
         stem="run",
         kind=_PATH,
         default=None,
-        help="Verify the plan of this traced run instead of the last one's.",
+        help="Take the plan of the traced run in this folder instead of the last one's.",
         in_file=False,
-        in_cli=False,
         metavar="DIR",
+        needs=_PROVED,
     ),
     Option(
         name="config",
@@ -142,6 +152,7 @@ OPTIONS: tuple[Option, ...] = (
         help=f"Read this file instead of the {CONFIG_NAME} found from the root folder upwards.",
         in_file=False,
         metavar="FILE",
+        needs=_ANY,
     ),
     Option(
         name="directory",
@@ -150,6 +161,7 @@ OPTIONS: tuple[Option, ...] = (
         default=".negativa",
         help="Folder for traces, maps, plans and reports.",
         metavar="DIR",
+        needs=_ANY,
     ),
     Option(
         name="libraries.include",
@@ -157,6 +169,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_LIBRARY_GLOBS,
         default=(),
         help="Look only at these libraries: path, file name, soname or dist:NAME.",
+        needs=_TRACED,
     ),
     Option(
         name="libraries.exclude",
@@ -164,6 +177,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_LIBRARY_GLOBS,
         default=(),
         help="Leave these libraries out of everything, the report too.",
+        needs=_TRACED,
     ),
     Option(
         name="keep.kernels",
@@ -171,6 +185,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_GLOBS,
         default=(),
         help="Keep these kernels even if no test uses them: mangled or demangled name.",
+        needs=_TRACED,
     ),
     Option(
         name="keep.libraries",
@@ -178,6 +193,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_LIBRARY_GLOBS,
         default=(),
         help="Report these libraries, but keep all of their GPU code.",
+        needs=_TRACED,
     ),
     Option(
         name="keep.archs",
@@ -185,6 +201,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.ListOf(kinds.Arch(), commas=True),
         default=(),
         help="Keep what is used for these archs too, not only for the traced devices.",
+        needs=_TRACED,
     ),
     Option(
         name="keep.ptx",
@@ -192,6 +209,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("off", "newest", "all"),
         default="off",
         help="Keep PTX that no traced device needs, for newer devices.",
+        needs=_TRACED,
     ),
     Option(
         name="keep.relocatable",
@@ -199,6 +217,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("auto", "keep", "drop"),
         default="auto",
         help="Keep relocatable code, drop it, or drop it where a linked cubin fits.",
+        needs=_TRACED,
     ),
     Option(
         name="granularity",
@@ -206,6 +225,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("element", "kernel"),
         default="element",
         help="Take whole elements as unused, or unused kernels inside elements that stay, too.",
+        needs=_TESTED,
     ),
     Option(
         name="tests.markers",
@@ -214,6 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         help="Run only tests that this expression selects too, as pytest's -m would.",
         in_cli=False,
+        needs=_TESTED,
     ),
     Option(
         name="tests.keywords",
@@ -222,6 +243,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         help="Run only tests that this expression selects too, as pytest's -k would.",
         in_cli=False,
+        needs=_TESTED,
     ),
     Option(
         name="tests.include",
@@ -230,6 +252,7 @@ OPTIONS: tuple[Option, ...] = (
         default=(),
         help="Run only tests with such a node id.",
         in_cli=False,
+        needs=_TESTED,
     ),
     Option(
         name="tests.exclude",
@@ -238,6 +261,7 @@ OPTIONS: tuple[Option, ...] = (
         default=(),
         help="Leave out tests with such a node id.",
         in_cli=False,
+        needs=_TESTED,
     ),
     Option(
         name="trace.level",
@@ -245,6 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("lookup", "launch"),
         default="lookup",
         help="Record where a kernel was first looked up, or which test launched it how often.",
+        needs=_TESTED,
     ),
     Option(
         name="trace.children",
@@ -252,6 +277,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_SWITCH,
         default=True,
         help="Trace processes that tests start, too.",
+        needs=_TESTED,
     ),
     Option(
         name="trace.replay",
@@ -261,6 +287,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Where there is no GPU, replay the trace recorded in this folder.",
         metavar="DIR",
         in_cli=False,
+        needs=_TRACED,
     ),
     Option(
         name="trace.accept_failed",
@@ -268,6 +295,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_SWITCH,
         default=False,
         help="Plan from a session that failed or was interrupted, too.",
+        needs=_TESTED,
     ),
     Option(
         name="verify.fill",
@@ -275,6 +303,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("0x01", "0x00", "0xCC"),
         default="0x01",
         help="Overwrite unused GPU code with this byte.",
+        needs=_PROVED,
     ),
     Option(
         name="verify.copies",
@@ -282,6 +311,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Choice("overwritten", "compacted"),
         default="overwritten",
         help="Run on copies whose unused GPU code is overwritten, or taken out of the files.",
+        needs=_PROVED,
     ),
     Option(
         name="verify.rerun",
@@ -289,6 +319,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Count(),
         default=0,
         help="Run tests that end otherwise so many times on the originals: are they flaky?",
+        needs=_PROVED,
     ),
     Option(
         name="verify.timeout",
@@ -298,6 +329,7 @@ OPTIONS: tuple[Option, ...] = (
         help="End a run in which no test begins or ends for so many seconds; 0 never does. "
         "If not set, five times the longest such time of the traced run, and at least a minute.",
         metavar="SECONDS",
+        needs=_PROVED,
     ),
     Option(
         name="verify.heal_runs",
@@ -305,6 +337,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Count(),
         default=200,
         help="Start failing tests at most so many times to heal; 0 sets no limit.",
+        needs=_HEALED,
     ),
     Option(
         name="verify.heal_minutes",
@@ -312,6 +345,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Count(),
         default=60,
         help="Heal for at most so many minutes; 0 sets no limit.",
+        needs=_HEALED,
     ),
     Option(
         name="reports.formats",
@@ -320,7 +354,9 @@ OPTIONS: tuple[Option, ...] = (
             kinds.Report(to_screen=("terminal",), to_file=("json", "markdown")),
         ),
         default=({"format": "terminal", "path": None},),
-        help="Write this report; a file without a path goes to the folder for reports.",
+        help="Write this report: terminal, json or markdown; json and markdown are files, and go "
+        "to the folder for reports where no path is given.",
+        needs=_TRACED,
     ),
     Option(
         name="reports.top",
@@ -328,6 +364,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Count(),
         default=20,
         help="Show this many rows of each table; 0 shows all.",
+        needs=_TRACED,
     ),
     Option(
         name="reports.demangle",
@@ -335,6 +372,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=_SWITCH,
         default=True,
         help="Show kernels by their C++ signature instead of their mangled name.",
+        needs=_TESTED,
     ),
     Option(
         name="thresholds.max_unused_percent",
@@ -342,6 +380,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Percent(),
         default=None,
         help="Fail (exit 1) if more of the GPU code than this is unused.",
+        needs=_TRACED,
     ),
     Option(
         name="thresholds.min_used_kernels",
@@ -349,6 +388,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Count(),
         default=None,
         help="Fail (exit 1) if fewer kernels than this are used.",
+        needs=_TRACED,
     ),
     Option(
         name="thresholds.min_used_kernels_percent",
@@ -356,6 +396,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Percent(),
         default=None,
         help="Fail (exit 1) if less of all kernels than this is used.",
+        needs=_TRACED,
     ),
     Option(
         name="thresholds.max_gpu_code",
@@ -363,6 +404,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Size(),
         default=None,
         help="Fail (exit 1) if the libraries hold more bytes of GPU code than this.",
+        needs=_TRACED,
     ),
     Option(
         name="cache.dir",
@@ -372,6 +414,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Folder for maps of libraries, kept between sessions; "
         "negativa in the user's cache folder if not set.",
         metavar="DIR",
+        needs=_TRACED,
     ),
     Option(
         name="cache.limit",
@@ -379,6 +422,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.Size(),
         default=2**30,
         help="Drop the maps used longest ago when the cache grows beyond this.",
+        needs=_TRACED,
     ),
 )
 
@@ -475,6 +519,36 @@ def is_enabled(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) 
     return bool(value_before_file(name, flags, environ))
 
 
+def idle_flag(
+    words: Iterable[str], flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> str | None:
+    """Why a flag on a session's command line has no effect; None if all may have one.
+
+    Args:
+        words: as typed: who keeps flags in ``addopts`` means them for sessions of every kind.
+
+    Raises:
+        OptionError: an environment variable is neither true nor false.
+    """
+    if any(flags.get(name) is False for name in _ANY):
+        return None  # Switched off for once, in a command line that is otherwise as always.
+    on = [name for name in _ANY if is_enabled(name, flags, environ)]
+    typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
+    for option in OPTIONS:
+        flag = next((f for f in (option.flag, f"--no-{option.flag[2:]}") if f in typed), None)
+        if flag is None or not option.needs:
+            continue
+        if not set(option.needs) & set(on):
+            return f"{flag} has no effect without {_one_of_switches(option.needs)}"
+        if option.name == "run" and "enabled" in on:
+            return f"{flag} has no effect with --negativa, which traces a run of its own"
+    return None
+
+
+def _one_of_switches(names: Sequence[str]) -> str:
+    return kinds.one_of([BY_NAME[name].flag for name in names])
+
+
 def resolve(
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
@@ -482,12 +556,16 @@ def resolve(
     *,
     root: str | os.PathLike[str],
     cwd: str | os.PathLike[str] | None = None,
+    of_command: bool = False,
 ) -> Settings:
     """All options by flag > environment > file > default, each with its source.
 
     Relative paths start at ``cwd`` (None: the process's) in flags and variables, at the
     file's folder in a file. The default folder for results lies beside a file that was
     found by searching, otherwise in ``root``.
+
+    Args:
+        of_command: the flags are those of the ``negativa`` command, and named so.
 
     Raises:
         OptionError: a flag or a variable has a value that can't be used.
@@ -503,7 +581,7 @@ def resolve(
     sources: dict[str, Source] = {}
     for option in OPTIONS:
         name = option.name
-        if found := _from_flag_or_environment(option, flags, environ):
+        if found := _from_flag_or_environment(option, flags, environ, of_command=of_command):
             values[name] = option.kind.anchored(found.value, here)
             source = Source(kind=SourceKind(found.source), where=found.where)
         elif config and name in config.written:
@@ -530,9 +608,13 @@ class _Found(NamedTuple):
 
 
 def _from_flag_or_environment(
-    option: Option, flags: Mapping[str, Any], environ: Mapping[str, str]
+    option: Option,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    of_command: bool = False,
 ) -> _Found | None:
-    where = option.flag
+    where = (of_command and option.cli_flag) or option.flag
     try:
         if option.name in flags:
             return _Found(option.kind.parse_flag(flags[option.name]), "flag", where)

@@ -11,10 +11,11 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.options import (
     ROUND_VARIABLE,
     add_pytest_options,
+    idle_flag,
     is_enabled,
     pick_flags,
 )
@@ -71,19 +72,28 @@ def _begin(config: pytest.Config) -> None:
     flags = pick_flags(vars(namespace))
     enabled = is_enabled("enabled", flags, os.environ)
     supervised = any(is_enabled(name, flags, os.environ) for name in _SUPERVISED)
-    if not (enabled or supervised or ROUND_VARIABLE in os.environ):
-        return
+    in_round = ROUND_VARIABLE in os.environ
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
+        return
+    # The supervisor of a round has asked before.
+    if not in_round and (idle := idle_flag(_typed(config), flags, os.environ)) is not None:
+        raise OptionError(idle)
+    if not (enabled or supervised or in_round):
         return
     from pytest_negativa import session
 
     if session.is_in_round():
         session.begin(config, flags)
-    elif supervised and ROUND_VARIABLE not in os.environ:
+    elif supervised and not in_round:
         # Else a test has started pytest, with the same addopts: it must not rewrite the copies.
         session.supervise(config, flags)
     elif enabled:
         session.begin(config, flags)
+
+
+def _typed(config: pytest.Config) -> list[str]:
+    """The command line's own words, without those of ``addopts``."""
+    return [str(word) for word in config.invocation_params.args]
 
 
 def pytest_configure(config: pytest.Config) -> None:

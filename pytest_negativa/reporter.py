@@ -107,16 +107,25 @@ class Reporter:
             usage,
             self._settings,
             self._run.folder,
-            sound=self._is_sound(session),
+            sound=(failure := self._failure(session)) is None,
+            why=failure or "",
             hooks=self._hooks(usage),
         )
         self._show(report)
         return bool(report.crossed)
 
-    def _is_sound(self, session: pytest.Session) -> bool:
-        """Whether all tests that were selected ran and passed, and there were any."""
-        ended_well = session.exitstatus == pytest.ExitCode.OK and not session.testsfailed
-        return ended_well and not self._interrupted
+    def _failure(self, session: pytest.Session) -> str | None:
+        """Why nothing may be planned; None if all tests that were selected ran and passed."""
+        from pytest_negativa.reporting.units import format_items
+
+        status = session.exitstatus
+        if self._interrupted or status == pytest.ExitCode.INTERRUPTED:
+            return "it was interrupted"
+        if session.testsfailed:
+            return format_items(session.testsfailed, "test failed", "tests failed")
+        if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return "it ran no test"
+        return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
 
     def _with_lacks(self, usage: Usage) -> Usage:
         processes = {p.header.worker: i for i, p in enumerate(usage.processes)}

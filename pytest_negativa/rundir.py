@@ -2,7 +2,7 @@
 
 ``.negativa/RUN/`` holds ``trace/`` (a file for each process), ``usage.json``, ``trace.json`` and
 ``spans/`` (readable by what reads Negativa-ML's), ``map/`` and ``plan/`` (a file for each
-library) and ``report.json``; an empty file ``failed`` tells that the run did not end well.
+library) and ``report.json``; a file ``failed`` tells that the run did not end well, and why.
 ``tests.jsonl`` says how its tests ended. ``verify/`` holds the rounds of verifications and
 ``verdict.json`` the last verdict; ``healed.json`` what healing gave back, ``unhealed.json`` the
 plans before a search that isn't finished. ``.negativa/latest`` leads to the last run.
@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NeededSpan
@@ -31,6 +32,41 @@ LATEST = "latest"
 _FAILED = "failed"
 _HEALED = "healed.json"
 _UNHEALED = "unhealed.json"
+
+_T = TypeVar("_T")
+
+
+def find_run(directory: Path, named: Path | None = None) -> Path:
+    """The folder of a run: the named one, else the last one in the folder for runs.
+
+    By its own name, not as ``latest``: messages are to say which run it is.
+
+    Raises:
+        OptionError: the named one is not there.
+        StoreError: there is no run.
+    """
+    if named is not None:
+        if not named.is_dir():
+            raise OptionError(f"{named}: no such folder; expected that of a traced run")
+        return named.resolve()
+    return require_run(directory / LATEST)
+
+
+def require_run(folder: Path) -> Path:
+    """The folder, by its own name.
+
+    Raises:
+        StoreError: there is no such folder.
+    """
+    if not folder.is_dir():
+        if folder.is_symlink():
+            gone = f"{folder}: leads to {folder.readlink()}, which is gone"
+            raise StoreError(f"{gone}; {_advice(folder.parent)}")
+        raise StoreError(
+            f"{folder}: no traced run here; make one with pytest --negativa, or with "
+            "negativa debloat -- COMMAND"
+        )
+    return folder.resolve()
 
 
 def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
@@ -111,17 +147,65 @@ def _remove_others(folder: Path, names: Collection[str]) -> None:
         raise StoreError(f"{folder}: cannot be cleared: {e.strerror}") from e
 
 
-def mark_failed(directory: Path) -> None:
+def mark_failed(directory: Path, why: str) -> None:
     """Note that the run failed or was interrupted, for whoever takes it up later.
 
     Raises:
         StoreError: it can't be written.
     """
-    write_atomically(directory / _FAILED, b"")
+    write_atomically(directory / _FAILED, f"{why}\n".encode(errors="backslashreplace"))
 
 
 def is_failed(directory: Path) -> bool:
     return (directory / _FAILED).exists()
+
+
+def failure_of(directory: Path) -> str | None:
+    """Why the run failed; None if it didn't."""
+    try:
+        why = (directory / _FAILED).read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        why = f"{_FAILED} cannot be read: {e.strerror}"
+    return " ".join(why.split()) or "it is marked as failed"
+
+
+def why_unplanned(directory: Path) -> str:
+    """Why there is nothing planned from a run, and what to do about it."""
+    again = f"negativa locate --run {shlex.quote(str(directory))}"
+    if (failure := failure_of(directory)) is not None:
+        return (
+            f"{directory}: nothing is planned from this run: {failure}; "
+            f"{_advice(directory.parent)}, or plan this one all the same: {again} --accept-failed"
+        )
+    if (directory / "usage.json").exists():
+        return f"{directory}: no plans here: no GPU code was loaded that is looked at"
+    if (directory / "trace").is_dir():
+        return f"{directory}: no plans here; make them with {again}"
+    return f"{directory}: no plans here, nor a trace; expected the folder of a run"
+
+
+def _last_good(directory: Path) -> Path | None:
+    """The newest run in a folder for runs that something is planned from."""
+    # They are named by time.
+    for folder in sorted(_folders(directory), reverse=True):
+        if not is_failed(folder) and any((folder / "plan").glob("*.json")):
+            return folder
+    return None
+
+
+def _folders(directory: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (p for p in directory.iterdir() if p.is_dir() and not p.is_symlink())
+
+
+def _advice(directory: Path) -> str:
+    good = _last_good(directory)
+    if good is None:
+        return "trace again"
+    named = f"--run {shlex.quote(str(good))}"
+    return f"trace again, or take the last good run: {named} (with pytest: --negativa-run)"
 
 
 def point_latest(directory: Path) -> None:
@@ -189,13 +273,7 @@ def load_healed(folder: Path) -> tuple[NeededSpan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    path = folder / _HEALED
-    if not path.exists():
-        return ()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[NeededSpan, ...])
-    except (OSError, msgspec.DecodeError) as e:
-        raise StoreError(f"{path}: not a list of healed spans: {e}") from e
+    return _load_rows(folder / _HEALED, NeededSpan, "not a list of healed spans")
 
 
 def save_healed(folder: Path, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]) -> None:
@@ -225,24 +303,24 @@ def load_unhealed(folder: Path) -> tuple[LibraryPlan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    path = folder / _UNHEALED
+    return _load_rows(folder / _UNHEALED, LibraryPlan, "not a list of plans")
+
+
+def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
+    """The records of a file, or none where there is no file."""
     if not path.exists():
         return ()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[LibraryPlan, ...])
+        return msgspec.json.decode(path.read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
     except (OSError, msgspec.DecodeError) as e:
-        raise StoreError(f"{path}: not a list of plans: {e}; remove it") from e
+        raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
 
 
 def _plan_files(folder: Path) -> list[Path]:
-    if not folder.exists():
-        raise StoreError(
-            f"{folder}: no traced run here; make one with pytest --negativa, or with "
-            "negativa debloat -- COMMAND"
-        )
+    folder = require_run(folder)
     paths = sorted((folder / "plan").glob("*.json"))
     if not paths:
-        raise StoreError(f"{folder}: no plans here; a run that failed has none")
+        raise StoreError(why_unplanned(folder))
     return paths
 
 

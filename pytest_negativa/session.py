@@ -30,6 +30,7 @@ from pytest_negativa.proving.rerun import current_round, load_round
 from pytest_negativa.proving.watch import end_with
 from pytest_negativa.reporter import Reporter, describe_fault
 from pytest_negativa.round_hooks import RoundHooks
+from pytest_negativa.round_reports import RoundReports, writes_reports
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.roles import Run, Tracing, make_header, new_run_id, start_tracing
@@ -57,6 +58,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     verified = settled is not None and settled.kind is not RoundKind.TRACE
+    if settled is not None and not writes_reports(settled, traced_before=settings.enabled):
+        plugins.register(RoundReports(config, settled), "negativa-round-reports")
     if settled is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(settled), "negativa-round")
     if role is Role.WORKER:
@@ -75,11 +78,14 @@ def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         OptionError: an option or ``negativa.yaml`` can't be used.
         NegativaError: the supervisor can't be started.
     """
+    from pytest_negativa.rundir import find_run
     from pytest_negativa.supervise import is_replaceable, replace_process, request_of
 
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
+    if settings.run is not None:
+        find_run(Path(settings.directory), Path(settings.run))
     request = request_of(config, settings)
     if is_replaceable(config):
         replace_process(request)

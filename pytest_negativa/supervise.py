@@ -108,18 +108,10 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 def _command_again(
     config: pytest.Config, command: Sequence[str], directory: Path
 ) -> tuple[str, ...]:
-    """The command for rounds that run some tests again: what the first has written stays.
-
-    Also where ``addopts`` asks for it, which are not among the words.
-    """
-    namespace = config.known_args_namespace
+    """The command for rounds that run some tests again. Reports: see ``round_reports``."""
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
         added += ["-o", f"cache_dir={directory / 'cache'}"]
-    if getattr(namespace, "xmlpath", None):
-        added.append(f"--junit-xml={directory / 'junit-again.xml'}")
-    if getattr(namespace, "cov_source", None):
-        added.append("--cov-append")
     words = list(command)
     at = words.index("--") if "--" in words else len(words)
     return (*words[:at], *added, *words[at:])

@@ -72,7 +72,13 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact_records import CompactOptions
 from pytest_negativa.rewriting.holding import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.rundir import is_failed, load_planned, write_record
+from pytest_negativa.rundir import (
+    failure_of,
+    load_planned,
+    require_run,
+    why_unplanned,
+    write_record,
+)
 from pytest_negativa.tracing.roles import new_run_id
 
 RECONSTRUCTED = "reconstructed"
@@ -122,11 +128,8 @@ def load_traced_run(folder: Path, settings: Settings) -> TracedRun:
     Raises:
         NegativaError: it can't be verified, and why.
     """
-    folder = folder.resolve()
-    if not folder.is_dir():
-        raise StoreError(f"{folder}: no traced run here; make one with pytest --negativa")
-    if is_failed(folder) and not settings.trace.accept_failed:
-        raise StoreError(f"{folder}: this run failed, so nothing is planned from it; trace again")
+    folder = require_run(folder)
+    refuse_failed(folder, settings)
     try:
         usage = msgspec.json.decode((folder / "usage.json").read_bytes(), type=Usage)
     except (OSError, msgspec.DecodeError) as e:
@@ -152,6 +155,23 @@ def load_traced_run(folder: Path, settings: Settings) -> TracedRun:
         planned=planned,
         usage=usage,
         session=read_outcomes(outcomes),
+    )
+
+
+def refuse_failed(folder: Path, settings: Settings) -> None:
+    """Let no run that failed pass, unless the settings accept that.
+
+    Raises:
+        StoreError: it failed; why, and what to do.
+    """
+    failure = failure_of(folder)
+    if failure is None or settings.trace.accept_failed:
+        return
+    if not (folder / "plan").is_dir():
+        raise StoreError(why_unplanned(folder))
+    raise StoreError(
+        f"{folder}: this run failed ({failure}), and was planned all the same; verify it with "
+        "--accept-failed (with pytest: --negativa-accept-failed)"
     )
 
 

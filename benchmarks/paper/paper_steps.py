@@ -95,7 +95,7 @@ class Runner:
             name,
             "measure",
             *self._folder,
-            *("--copies", str(self._runs / "reconstructed")),
+            *("--slim-dir", str(self._runs / "reconstructed")),
             *("--runs", str(pairs), "--loading", loading.value),
             *("--", *self._command),
         )

@@ -50,7 +50,7 @@ class Stage:
     def measure_code(self, code: str, *options: str, status: int = 0) -> Any:
         """Load the library in Python and run code that may ask for its ``value``."""
         words = (
-            "--copies",
+            "--slim-dir",
             str(self.root),
             *options,
             "--",
@@ -144,7 +144,7 @@ def test_figures_of_a_gpu(stage: Stage) -> None:
     environ = {**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}
 
     done = stage.measure(
-        "--copies", str(stage.root), *arguments, str(stage.original), environ=environ
+        "--slim-dir", str(stage.root), *arguments, str(stage.original), environ=environ
     )
 
     (path,) = (stage.folder / ".negativa").rglob("measurement.json")
@@ -222,7 +222,7 @@ def test_a_command_that_fails_alike_is_measured_and_said(stage: Stage) -> None:
     ],
 )
 def test_commands_that_measure_nothing(stage: Stage, words: tuple[str, ...], problem: str) -> None:
-    done = stage.measure("--copies", str(stage.root), "--", *words, status=1)
+    done = stage.measure("--slim-dir", str(stage.root), "--", *words, status=1)
     assert f"negativa: error: {'' if 'no-such' in problem else 'lazy-warm-up-slim: '}{problem}" in (
         done.stderr
     )
@@ -243,14 +243,14 @@ def test_a_command_that_breaks_before_it_loads_anything(stage: Stage) -> None:
 
 
 def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
-    done = stage.measure("--", "true", status=1)
+    done = stage.measure("--", "true", status=2)
     assert "reconstructed: no slim libraries here; make some with negativa rec" in done.stderr
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = stage.measure("--copies", str(empty), "--", "true", status=1)
+    done = stage.measure("--slim-dir", str(empty), "--", "true", status=2)
     assert "empty: no copies of libraries here; make some with negativa reconstruct" in done.stderr
     stage.original.unlink()
-    done = stage.measure("--copies", str(stage.root), "--", "true", status=1)
+    done = stage.measure("--slim-dir", str(stage.root), "--", "true", status=2)
     assert f"the copy of {stage.original}, which isn't there" in done.stderr
 
 

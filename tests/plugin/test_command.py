@@ -94,16 +94,18 @@ def test_results_that_cannot_be_written(project: Project) -> None:
 def test_locate_without_a_run(project: Project) -> None:
     done = project.negativa("locate", status=1)
     latest = project.results / "latest"
-    assert done.stderr == (
-        f"negativa: error: {latest}: no trace files (*.jsonl) here or in its folder trace\n"
-    )
-    assert "does not exist" in project.negativa("locate", "nowhere", status=2).stderr
+    assert done.stderr.startswith(f"negativa: error: {latest}: no traced run here; make one with ")
+    named = project.negativa("locate", "--run", "nowhere", status=2)
+    assert f"{project.folder / 'nowhere'}: no such folder" in named.stderr
+    (project.folder / "empty").mkdir()
+    empty = project.negativa("locate", "--run", "empty", status=1)
+    assert "no trace files (*.jsonl) here or in its folder trace" in empty.stderr
 
 
 def test_locate_a_recording(recorded: Project) -> None:
     rewrite(recorded, ".negativa/run/trace/h200.jsonl")
 
-    done = recorded.negativa("locate", ".negativa/run")
+    done = recorded.negativa("locate", "--run", ".negativa/run")
 
     assert done.stdout.startswith(f"{HEADLINE}\n\nlibrary ")
     assert done.stdout.endswith(
@@ -126,7 +128,7 @@ def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
     folder = project.folder / "h200-ops"
     shutil.copytree(TRACES / "h200-ops", folder)
 
-    done = project.negativa("locate", "h200-ops")
+    done = project.negativa("locate", "--run", "h200-ops")
 
     assert "torch/lib/libtorch_cuda.so: not found" in done.stdout
     assert "0 B of 0 B GPU code (-) in 0 libraries is unused on NVIDIA H200 (9.0)." in done.stdout
@@ -137,32 +139,117 @@ def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
 
 def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
     trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
-    mark_failed(recorded.results / "run")
-    point_latest(recorded.results / "run")
+    run = trace.parents[1].resolve()
+    mark_failed(run, "2 tests failed")
+    point_latest(run)
 
-    done = recorded.negativa("locate")
-    assert "nothing is planned from this run" in done.stdout
+    done = recorded.negativa("locate", status=1)
+    assert "nothing is planned from this run: 2 tests failed (trace.accept_failed" in done.stdout
+    assert done.stderr == (
+        f"negativa: error: {run}: nothing is planned from this run: 2 tests failed; trace again, "
+        f"or plan this one all the same: negativa locate --run {run} --accept-failed\n"
+    )
     assert not recorded.planned()
-    done = recorded.negativa("combine", ".negativa/latest")
-    assert "nothing is planned from this run" in done.stdout
+    done = recorded.negativa("combine", ".negativa/latest", status=1)
+    assert "nothing is planned from this run: .negativa/latest: 2 tests failed" in done.stdout
 
-    recorded.negativa("locate", str(trace.parents[1].resolve()), "--accept-failed")
+    recorded.negativa("locate", "--run", str(run), "--accept-failed")
     assert recorded.planned()
 
 
 def test_a_session_without_an_end_is_not_planned_later(recorded: Project) -> None:
     rewrite(recorded, ".negativa/run/trace/h200.jsonl", lambda lines: lines[:-1])
-    done = recorded.negativa("locate", ".negativa/run")
+    done = recorded.negativa("locate", "--run", ".negativa/run", status=1)
     assert "did not end by itself" in done.stdout
-    assert "nothing is planned from this run" in done.stdout
+    assert "nothing is planned from this run: process " in done.stderr
     assert not recorded.planned()
+
+
+COMMANDS_ON_A_RUN = ("locate", "kernels", "reconstruct")
+PROOFS = ("verify", "heal")
+
+
+@pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
+def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command: str) -> None:
+    """No command takes an older run unasked, and each says which there is."""
+    for name in ("run-1", "run-2", "run-3"):
+        rewrite(recorded, f".negativa/{name}/trace/h200.jsonl")
+    for name in ("run-1", "run-2"):
+        recorded.negativa("locate", "--run", f".negativa/{name}")
+    bad = recorded.results / "run-3"
+    mark_failed(bad, "2 tests failed")
+    recorded.negativa("locate", "--run", bad, status=1)
+    assert (recorded.results / "latest").resolve() == bad
+
+    done = recorded.negativa(command, status=1)
+
+    good = recorded.results / "run-2"
+    assert f"negativa: error: {bad}: nothing is planned from this run: 2 tests" in done.stderr
+    assert f"take the last good run: --run {good} (with pytest: --negativa-run)" in done.stderr
+    if command not in PROOFS:
+        assert "libquickstart.so" in recorded.negativa(command, "--run", good).stdout
+
+
+@pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
+def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
+    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/run-1")
+    (recorded.results / "latest").unlink()
+    (recorded.results / "latest").symlink_to("run-2")
+    error = recorded.negativa(command, status=1).stderr
+    assert "latest: leads to run-2, which is gone; trace again, or take the last good" in error
+    assert f"--run {recorded.results / 'run-1'}" in error
+
+
+def test_the_run_by_the_environment(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
+    recorded.negativa("locate", NEGATIVA_RUN=".negativa/run-1")
+    assert recorded.planned()
+
+
+WRONG = [
+    ("locate", "--no-such-option"),
+    ("locate", "--keep-ptx=some"),
+    ("locate", "--keep-arch=ninety"),
+    ("locate", "--report=xml"),
+    ("locate", "--config=nowhere.yaml"),
+    ("locate", "--run=nowhere"),
+    ("kernels", "--run=nowhere"),
+    ("reconstruct", "--copies=thin"),
+    ("reconstruct", "--run=nowhere"),
+    ("verify", "--run=nowhere"),
+    ("heal", "--rerun=often"),
+    ("combine", "nowhere"),
+    ("trace",),
+    ("debloat", "--top=few", "--", "true"),
+    ("measure", "--slim-dir=nowhere", "--", "true"),
+    ("image-report", "nowhere"),
+    ("inspect", "nowhere"),
+    ("schema", "nothing"),
+    ("no-such-command",),
+    (),
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_usage(project: Project, words: tuple[str, ...]) -> None:
+    done = project.negativa(*words, status=2)
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert not project.results.exists()
+
+
+def test_a_value_that_cannot_be_used_is_named_as_it_was_given(project: Project) -> None:
+    flag = project.negativa("locate", "--keep-ptx=some", status=2).stderr
+    assert flag == "negativa: error: --keep-ptx: found 'some', expected off, newest or all\n"
+    variable = project.negativa("locate", status=2, NEGATIVA_KEEP_PTX="some").stderr
+    assert variable.startswith("negativa: error: NEGATIVA_KEEP_PTX: found 'some'")
 
 
 def test_thresholds_and_reports(recorded: Project) -> None:
     rewrite(recorded, ".negativa/run/trace/h200.jsonl")
     recorded.write("negativa.yaml", "thresholds: {max_unused_percent: 50}\n")
 
-    done = recorded.negativa("locate", ".negativa/run", "--report=json:a.json", status=1)
+    done = recorded.negativa("locate", "--run", ".negativa/run", "--report=json:a.json", status=1)
 
     assert done.stdout == ""
     crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
@@ -204,25 +291,28 @@ def test_combine_nothing(project: Project) -> None:
 
 def test_faults_of_the_file(project: Project) -> None:
     path = project.write("negativa.yaml", "directory: [a]\n")
-    done = project.negativa("debloat", "--", "true", status=1)
+    done = project.negativa("debloat", "--", "true", status=2)
     assert done.stderr.startswith(f"negativa: error: {path}:1:12: directory: ")
 
 
 def test_kernels_of_a_run(recorded: Project) -> None:
     rewrite(recorded, ".negativa/run/trace/h200.jsonl")
-    recorded.negativa("locate", ".negativa/run")
+    recorded.negativa("locate", "--run", ".negativa/run")
 
-    unused = recorded.negativa("kernels", ".negativa/run").stdout.splitlines()
-    used = recorded.negativa("kernels", ".negativa/run", "--used", "--no-demangle").stdout
-    other = recorded.negativa("kernels", ".negativa/run", "--library", "libother*").stdout
+    unused = recorded.negativa("kernels", "--run", ".negativa/run").stdout.splitlines()
+    used = recorded.negativa("kernels", "--run", ".negativa/run", "--used", "--no-demangle").stdout
+    other = recorded.negativa("kernels", "--library", "libother*", status=2)
+    same = recorded.negativa("kernels", "--library", "libquick*").stdout.splitlines()
 
     assert unused[0].endswith("libquickstart.so: 9 of 13 kernels unused")
     assert any("image_blur" in name for name in unused)
     assert len(unused) == 10
     assert {line.strip() for line in used.splitlines()[1:]} == set(KERNELS)
-    assert other == ""
+    assert same == unused
+    assert other.stdout == ""
+    assert "'libother*' is none of the run's libraries: libquickstart.so\n" in other.stderr
 
 
 def test_kernels_of_a_run_without_plans(project: Project) -> None:
-    done = project.negativa("kernels", ".", status=1)
+    done = project.negativa("kernels", "--run", ".", status=1)
     assert "no plans here" in done.stderr

@@ -98,3 +98,49 @@ def test_faults_of_the_file_stop_the_session(project: Project) -> None:
 def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
     done = project.pytest("--negativa", "--negativa-keep-arch=ninety", status=4)
     assert "--negativa-keep-arch" in done.stderr and "ninety" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("--negativa-granularity=kernel",), "--negativa, --negativa-verify or --negativa-heal"),
+        (("--negativa-copies", "compacted"), "--negativa-verify or --negativa-heal"),
+        (
+            ("--negativa-dir=out",),
+            "--negativa, --negativa-verify, --negativa-heal or --negativa-measure",
+        ),
+        (("--no-negativa-children",), "--negativa, --negativa-verify or --negativa-heal"),
+        (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
+        (("--negativa-verify", "--negativa-heal-runs=2"), "--negativa-heal"),
+        (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
+        (("--negativa-measure", "--negativa-fill=0x00"), "--negativa-verify or --negativa-heal"),
+    ],
+)
+def test_a_flag_without_effect_stops_the_session(
+    project: Project, words: tuple[str, ...], needed: str
+) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest("-q", *words, status=4)
+    flag = next(word for word in reversed(words) if word.startswith("--")).partition("=")[0]
+    assert f"negativa: {flag} has no effect without {needed}\n" in done.stderr
+    assert "passed" not in done.stdout and not project.results.exists()
+
+
+def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
+    words = ("--negativa", "--negativa-verify", "--negativa-run=.")
+    assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
+    done = project.pytest("--negativa-verify", "--negativa-run=nowhere", status=4)
+    assert "nowhere: no such folder" in done.stderr
+
+
+def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
+    """In files, variables and addopts; and where the switch is turned off for once."""
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    addopts = f"{project.environ['PYTEST_ADDOPTS']} --negativa-granularity=kernel"
+    project.pytest("-q", PYTEST_ADDOPTS=addopts, NEGATIVA_COPIES="compacted")
+    project.pytest("-q", "--negativa", "--negativa-top=3", "--no-negativa")
+    project.pytest("-q", "--co", "--negativa-top=3")
+    assert not project.results.exists()
+    project.pytest("-q", "--negativa-top=3", NEGATIVA="1")
+    project.pytest("-q", "-n1", "--negativa-top=3", "--negativa", "--", "test_a.py")
+    assert len(project.runs()) == 2

@@ -493,12 +493,15 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
         tmp_path / "project", "def test_a():\n    use(LIB)\n    assert ROUND == 'verify'\n"
     )
     project.pytest("-q", "--negativa", status=1)
-    assert "this run failed" in project.verify(status=1)
+    shown = project.verify(status=1)
+    assert "nothing is planned from this run: 1 test failed; trace again, or plan" in shown
     shown = project.pytest("-q", "--negativa", "--negativa-verify", status=1).stdout
     assert "nothing was planned from the traced run" in shown
     # Accepted, its outcomes are compared like any other.
     project.write("test_a.py", project.folder.joinpath("test_a.py").read_text() + "    assert 0\n")
     project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)
+    shown = project.verify(status=1)
+    assert "this run failed (1 test failed), and was planned all the same; verify it wi" in shown
     project.verify("--negativa-accept-failed", status=1)
     assert project.verdict["proved"] and project.verdict["exit_status"] == 1
 
@@ -567,7 +570,7 @@ def test_reconstruct(traced: VerifiedProject) -> None:
     original = (traced.folder / "lib.so").read_bytes()
     found = copy.read_bytes()
     assert len(found) == len(original) and found != original
-    done = traced.negativa("reconstruct", traced.folder, status=1)
+    done = traced.negativa("reconstruct", "--run", traced.folder, status=1)
     assert "no plans here" in done.stderr
 
 
@@ -603,16 +606,43 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     assert "1 test ran that the traced run doesn't have" in other
 
 
+def test_a_program_that_failed_when_traced(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py", status=7)
+
+    failed = project.negativa("verify", status=1).stderr
+    run = project.run_folder
+    assert (
+        f"{run}: nothing is planned from this run: the command ended with exit status 7" in failed
+    )
+    assert (
+        f"trace again, or plan this one all the same: negativa locate --run {run} --acc" in failed
+    )
+    # As that says.
+    project.negativa("locate", "--run", run, "--accept-failed")
+    assert "verify it with --accept-failed (with" in project.negativa("verify", status=1).stderr
+    assert "\nPROVED: 60.2 kB" in project.negativa("verify", "--accept-failed", status=7).stdout
+
+
+def test_a_run_that_was_combined(traced: VerifiedProject, tmp_path: Path) -> None:
+    """As one that was combined of several."""
+    project = VerifiedProject(tmp_path / "project", "")
+    project.negativa("combine", traced.run_folder)
+    error = project.negativa("verify", status=1).stderr
+    assert f"{project.run_folder}: nothing tells how this run ended" in error
+
+
 @pytest.mark.parametrize("verb", ["verify", "heal"])
 def test_the_command_refuses_what_pytest_traced(traced: VerifiedProject, verb: str) -> None:
     """A plain program has one outcome, the traced session one for each test."""
-    run = traced.results / "latest"
+    run = traced.run_folder
     before = len(list((traced.run_folder / "verify").glob("*")))
     for words in ((), ("--", sys.executable, "-m", "pytest", "-q")):
-        done = traced.negativa(verb, *words, status=1)
+        done = traced.negativa(verb, *words, status=2)
         assert done.stdout == ""
-        assert done.stderr == (
-            f"negativa: error: {run} was traced by pytest; {verb} it with pytest "
+        assert done.stderr.endswith(
+            f"Error: {run} was traced by pytest; {verb} it with pytest "
             f"--negativa-{verb} --negativa-run '{run}'\n"
         )
     assert len(list((traced.run_folder / "verify").glob("*"))) == before

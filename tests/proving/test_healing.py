@@ -78,7 +78,7 @@ def test_what_is_needed_is_found_and_kept(
     again = project.verify()
     assert "\nPROVED" in again
     before = {library: project.plan(library) for library in LIBRARIES}
-    project.negativa("locate", project.run_folder)
+    project.negativa("locate", "--run", project.run_folder)
     assert {library: project.plan(library) for library in LIBRARIES} == before
     healed(project)
 
@@ -117,7 +117,7 @@ def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path
     spans = json.loads((project.run_folder / "healed.json").read_text())
     assert {span["complete"] for span in spans} == {False}
     # Planning again keeps it all the same.
-    project.negativa("locate", project.run_folder)
+    project.negativa("locate", "--run", project.run_folder)
     assert healed(project) == unfinished
 
     shown = project.heal()
@@ -147,7 +147,7 @@ def test_a_plan_that_changed_keeps_what_an_unfinished_search_had_kept(tmp_path: 
     project = project_with(tmp_path, {"b.so": HIDDEN[:1]})
     project.heal("--negativa-heal-runs=2")
     kept = healed(project)
-    project.negativa("locate", project.run_folder, "--keep-library=a.so")
+    project.negativa("locate", "--run", project.run_folder, "--keep-library=a.so")
     shown = project.heal()
     assert "the plan has changed since a search was left unfinished" in shown
     assert "\nPROVED" in shown
@@ -201,7 +201,7 @@ def test_it_is_said_why_nothing_is_searched(tmp_path: Path) -> None:
 def plan_anew(project: VerifiedProject) -> None:
     """The same run without what healing gave back."""
     (project.run_folder / "healed.json").unlink()
-    project.negativa("locate", project.run_folder)
+    project.negativa("locate", "--run", project.run_folder)
 
 
 NEEDS_ONE = f"""

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_negativa import config_kinds as kinds
 from pytest_negativa.config import ConfigFile, load_config, load_settings
 from pytest_negativa.config_models import Config, Reports, Settings, Source, SourceKind
 from pytest_negativa.errors import OptionError
@@ -25,6 +26,7 @@ from pytest_negativa.options import (
     add_pytest_options,
     click_options,
     explain,
+    idle_flag,
     is_enabled,
     pick_flags,
     resolve,
@@ -319,6 +321,52 @@ def test_command_line_help_names_every_option_in_order() -> None:
     text = CliRunner().invoke(command, ["--help"]).output
     places = [text.index(f" {option.cli_flag}") for option in OPTIONS if option.in_cli]
     assert places == sorted(places)
+
+
+def test_help_names_the_formats_of_reports() -> None:
+    option = BY_NAME["reports.formats"]
+    assert isinstance(option.kind, kinds.Reports)
+    for word in option.kind.report.formats:
+        assert word in option.help
+
+
+def test_a_flag_is_named_as_the_command_has_it() -> None:
+    flags = {"keep.ptx": "some", "keep.kernels": ("a*",)}
+    with pytest.raises(OptionError, match=r"^--keep-ptx: found 'some'"):
+        resolve(flags, {}, None, root=ROOT, of_command=True)
+    with pytest.raises(OptionError, match=r"^--negativa-keep-ptx: found 'some'"):
+        resolve(flags, {}, None, root=ROOT)
+    found = resolve({"keep.kernels": ("a*",)}, {}, None, root=ROOT, of_command=True)
+    assert found.sources["keep.kernels"].where == "--keep-kernel"
+
+
+def test_what_an_option_needs() -> None:
+    """Each but the switches themselves has an effect in some kind of session."""
+    switches = {"enabled", "verifying", "healing", "measuring"}
+    for option in OPTIONS:
+        assert bool(option.needs) == (option.name not in switches)
+        assert set(option.needs) <= switches
+
+
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        ((), None),
+        (("-k", "x", "test_a.py"), None),
+        (("--negativa-top=3",), "--negativa-top"),
+        (("--negativa-top", "3"), "--negativa-top"),
+        (("--no-negativa-children",), "--no-negativa-children"),
+        (("--negativa-topmost=3", "--negativa-to=3"), None),
+        (("--", "--negativa-top=3"), None),
+    ],
+)
+def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
+    found = idle_flag(words, {}, {})
+    assert (found and found.split()[0]) == idle
+    assert idle_flag(words, {"enabled": True}, {}) is None
+    assert idle_flag(words, {}, {"NEGATIVA": "1"}) is None
+    # As what starts sessions of its own, untraced, adds to a user's command line.
+    assert idle_flag(words, {"verifying": False}, {}) is None
 
 
 def test_all_together(file_of: Any) -> None:

@@ -119,6 +119,15 @@ def ranges(*indices: int) -> tuple[CodeRange, ...]:
         ({}, (2,), (0, 1, 3, 4, 5)),
         ({}, (), (0, 1, 2, 3, 4, 5)),
         ({}, (0, 1, 2), ()),
+        # Local functions of two files share a name: which of them is called can't be told.
+        (
+            {
+                "device_functions": tuple(Function(3, 0x100 + n * 16, 16) for n in range(3, 6)),
+                "calls": (Call(0, 3), Call(1, 9)),
+            },
+            (0,),
+            (1, 2),
+        ),
         # Kernel 2 launches kernel 1 from the device.
         ({"references": (Call(2, 1),)}, (2,), (0, 3, 4)),
         # A kernel in a table, for whoever launches from there.

@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.pipeline import Analysis, analyze
 from pytest_negativa.rundir import (
+    failure_of,
+    find_run,
     is_failed,
+    load_healed,
     load_planned,
+    load_unhealed,
     mark_failed,
     point_latest,
+    save_healed,
+    why_unplanned,
     write_run,
 )
 from tests.unit.libraries import BIN
@@ -137,9 +144,11 @@ def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Path) -> N
 
 
 def test_failed(run: Path) -> None:
-    assert not is_failed(run)
-    mark_failed(run)
-    assert is_failed(run)
+    assert not is_failed(run) and failure_of(run) is None
+    mark_failed(run, "2 tests\nfailed")
+    assert is_failed(run) and failure_of(run) == "2 tests failed"
+    (run / "failed").write_text("")
+    assert failure_of(run) == "it is marked as failed"
 
 
 def test_what_cannot_be_written(tmp_path: Path, run: Path) -> None:
@@ -181,3 +190,46 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Path) -> None:
     map_path.unlink()
     with pytest.raises(StoreError, match=r"map/liba.so.json: cannot be read: No such file"):
         load_planned(run)
+
+
+def test_a_run_is_found_by_its_own_name(run: Path) -> None:
+    base = run.parent
+    with pytest.raises(StoreError, match="latest: no traced run here; make one with"):
+        find_run(base)
+    point_latest(run)
+    assert find_run(base) == find_run(base, base / "latest") == find_run(base, run) == run
+    with pytest.raises(OptionError, match="nowhere: no such folder"):
+        find_run(base, base / "nowhere")
+
+
+def test_why_nothing_is_planned(tmp_path: Path, run: Path) -> None:
+    assert f"no plans here; make them with negativa locate --run {run}" in why_unplanned(run)
+    write_run(run, analysis(tmp_path), with_plans=True)
+    assert why_unplanned(run).endswith("no plans here: no GPU code was loaded that is looked at")
+    assert why_unplanned(tmp_path).endswith("expected the folder of a run")
+    # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
+    mark_failed(run, "1 test failed")
+    good, failed, bare = (run.parent / name for name in ("run-2", "run-3", "run-4"))
+    for folder in (good, failed):
+        write_run(folder, analysis(tmp_path, "liba.so"), with_plans=True)
+    mark_failed(failed, "1 test failed")
+    bare.mkdir()
+    assert f"trace again, or take the last good run: --run {good} (with" in why_unplanned(failed)
+    shutil.rmtree(good)
+    assert "take the last good run" not in why_unplanned(failed)
+
+
+def test_what_healing_has_left(tmp_path: Path, run: Path) -> None:
+    assert load_healed(run) == () and load_unhealed(run) == ()
+    spans = (NeededSpan(library="/l.so", start=1, end=2, test="t", region=0),)
+    plans = tuple(one.plan for one in analysis(tmp_path, "liba.so").libraries)
+    save_healed(run, (*spans, *spans), plans)
+    assert load_healed(run) == spans and load_unhealed(run) == plans
+    save_healed(run, spans, ())
+    assert load_unhealed(run) == ()
+    (run / "unhealed.json").write_text("[1]")
+    (run / "healed.json").write_text("{")
+    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans: .*; remove it"):
+        load_unhealed(run)
+    with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans: .*; remove"):
+        load_healed(run)

@@ -1,0 +1,60 @@
+"""Report files of pytest and other plugins, in the rounds of a session that only serve a proof.
+
+Where the user wants them they are those of the traced run, or, in a session without one, of the
+last run of all tests on the copies. All other rounds write theirs to their own folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.round import Round, RoundKind
+
+FOLDER = "reports"
+"""In a round's folder."""
+
+# Where options are kept that name a file or folder of reports, and the name that it gets.
+_REPORTS = {
+    "xmlpath": "junit.xml",  # --junit-xml
+    "log_file": "log.txt",  # --log-file
+    "htmlpath": "report.html",  # pytest-html
+    "json_report_file": "report.json",  # pytest-json-report
+    "report_log": "report.jsonl",  # pytest-reportlog
+    "csv_path": "report.csv",  # pytest-csv
+    "md_report_output": "report.md",  # pytest-md-report
+    "benchmark_json": "benchmark.json",  # pytest-benchmark
+    "allure_report_dir": "allure",  # allure-pytest
+}
+_INI = frozenset({"log_file"})
+
+
+def writes_reports(settled: Round, *, traced_before: bool) -> bool:
+    """Whether a round writes reports where the user wants them.
+
+    Args:
+        traced_before: the session has a traced run of its own.
+    """
+    if settled.kind is RoundKind.TRACE:
+        return True
+    return settled.kind is RoundKind.VERIFY and settled.tests is None and not traced_before
+
+
+class RoundReports:
+    """Leads reports into the round's folder; coverage is added to that of the other rounds."""
+
+    def __init__(self, config: pytest.Config, settled: Round) -> None:
+        self._folder = Path(settled.base, settled.run_id, FOLDER)
+        # pytest-cov reads it before any plugin is configured.
+        if getattr(config.known_args_namespace, "cov_source", None):
+            config.known_args_namespace.cov_append = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        for option, name in _REPORTS.items():
+            given = getattr(config.option, option, None)
+            if given or (option in _INI and config.getini(option)):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / name
+                setattr(config.option, option, path if isinstance(given, Path) else str(path))
