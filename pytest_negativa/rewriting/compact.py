@@ -38,8 +38,8 @@ from pytest_negativa.rewriting.compact_records import (
 from pytest_negativa.rewriting.compact_tables import MARKER, Tail, build_tail, junk
 from pytest_negativa.rewriting.compact_write import Blueprint, merged, write_blueprint
 from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.rewriting.elf_guards import read_guards, refuse_programs
-from pytest_negativa.rewriting.elf_layout import ElfTables, read_tables
+from pytest_negativa.rewriting.elf_guards import Guards, read_guards, refuse_programs
+from pytest_negativa.rewriting.elf_layout import MAX_HEADERS, ElfTables, read_tables
 from pytest_negativa.rewriting.fatbin_regions import Removal, plan_removal
 from pytest_negativa.store import TEMPORARY_SUFFIX
 
@@ -146,6 +146,8 @@ def _design(
         raise CannotCompactError(
             source.path, "was compacted before; compact the original for another result"
         )
+    if not 0 < options.max_headers <= MAX_HEADERS:
+        raise ValueError(f"{options.max_headers} program headers, expected 1 to {MAX_HEADERS}")
     page_size = tables.page_size
     if options.page_size is not None:
         if options.page_size not in _PAGE_SIZES or options.page_size & (options.page_size - 1):
@@ -153,9 +155,11 @@ def _design(
         # Where pages are larger than the library's alignment, it can't be loaded.
         page_size = min(options.page_size, *(s.p_align for s in tables.loads))
     refuse_programs(source, tables)
-    removal = Removal((), ())
+    removal, ends = Removal((), ()), list(_zeros_of(edits))
+    functions: tuple[int, ...] = ()
     if library_map is not None and plan is not None:
         guards = read_guards(source, tables)
+        functions = guards.functions
         removal = plan_removal(
             source,
             library_map,
@@ -163,8 +167,9 @@ def _design(
             guards.why_kept,
             keep_region_headers=options.keep_region_headers,
         )
-    zeros = merged((*removal.zeros, *_zeros_of(edits)))
-    layout = lay_out(tables, zeros, page_size, options.max_headers)
+        ends = [zero for zero in ends if not _in_use(tables, guards, *zero)]
+    zeros = merged((*removal.zeros, *ends))
+    layout = lay_out(tables, zeros, page_size, options.max_headers, functions)
     tail = build_tail(source, tables, layout, strip=options.strip)
     gain = source.size - tail.size
     if gain < options.min_gain:
@@ -188,9 +193,12 @@ def _compact(
     design = _design(source, library_map, plan, edits, options)
     tables, removal, layout, tail = design.tables, design.removal, design.layout, design.tail
     blueprint = _blueprint(tables, layout.pages, tail, removal, edits)
-    with _new_file(source, target) as temporary:
+    with _new_file(target) as temporary:
         with temporary.open("r+b") as file:
             write_blueprint(blueprint, source, file.fileno())
+            # Only now: the original's permissions may allow nobody to write.
+            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777
+            os.fchmod(file.fileno(), mode)
         with ByteSource(temporary) as compacted:
             check_compacted(source, compacted, removal, edits, library_map, plan, design.page_size)
             sha256 = compacted.sha256()
@@ -296,6 +304,18 @@ def _zeros_of(edits: Edits | None) -> Iterator[Range]:
             yield edit.start, edit.end
 
 
+def _in_use(tables: ElfTables, guards: Guards, start: int, end: int) -> bool:
+    """Whether the loader uses what lies at these offsets."""
+    return any(
+        guards.why_kept(
+            max(start, load.p_offset) - load.p_offset + load.p_vaddr,
+            min(end, load.file_end) - load.p_offset + load.p_vaddr,
+        )
+        for load in tables.loads
+        if load.p_offset < end and start < load.file_end
+    )
+
+
 def _new_offset(pages: PageMap, offset: int) -> int:
     new = pages.new_offset(offset)
     if new is None:
@@ -304,8 +324,8 @@ def _new_offset(pages: PageMap, offset: int) -> int:
 
 
 @contextlib.contextmanager
-def _new_file(source: ByteSource, target: Path) -> Iterator[Path]:
-    """A file beside ``target``, with the original's permissions, that is gone if not renamed.
+def _new_file(target: Path) -> Iterator[Path]:
+    """A file beside ``target`` that is gone if not renamed.
 
     It needs a name: the loader is to load it.
     """
@@ -316,7 +336,6 @@ def _new_file(source: ByteSource, target: Path) -> Iterator[Path]:
         )
         temporary = Path(name)
         os.close(handle)
-        temporary.chmod(stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
         yield temporary
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e

@@ -76,7 +76,7 @@ path = sys.argv[1]
 try:
     ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
 except OSError as e:
-    answer(error=str(e).replace(path, "LIBRARY"))
+    answer(error=str(e).replace(path, "LIBRARY"), problem=None)
 answer(error=None, problem=unwinding(os.fsencode(path)))
 """
 
@@ -140,15 +140,22 @@ def _load(path: str, folders: list[str], *, unwinding: bool) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {_TIMEOUT} s"
+    except OSError as e:
+        return f"no child process to load it in: {e.strerror}"
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         # ld.so ends the process where it trips over a table.
         return f"the process ended with status {done.returncode}"
-    # Initialisers may have printed something before.
-    facts = json.loads(lines[-1])
-    if facts["error"] is not None:
-        return str(facts["error"])
-    return None if facts["problem"] is None else f"unwinding: {facts['problem']}"
+    try:
+        # Initialisers may have printed something before.
+        facts = json.loads(lines[-1])
+        error, problem = facts["error"], facts["problem"]
+    except (ValueError, TypeError, KeyError):
+        # One of them may even end the process.
+        return "the process ended before the loader was done"
+    if error is not None:
+        return str(error)
+    return None if problem is None else f"unwinding: {problem}"
 
 
 def _search_path(source: ByteSource, tables: ElfTables) -> list[str]:

@@ -18,6 +18,7 @@ from pytest_negativa.rewriting.elf_layout import (
     SHF_EXECINSTR,
     ElfTables,
     ProgramHeader,
+    SectionHeader,
 )
 
 Range = tuple[int, int]
@@ -100,7 +101,11 @@ class PageLayout:
 
 
 def lay_out(
-    tables: ElfTables, zeros: Sequence[Range], page_size: int, max_headers: int
+    tables: ElfTables,
+    zeros: Sequence[Range],
+    page_size: int,
+    max_headers: int,
+    functions: Sequence[int] = (),
 ) -> PageLayout:
     """Find the holes in ``zeros`` and split the segments around them.
 
@@ -109,7 +114,9 @@ def lay_out(
         zeros: disjoint ascending ranges of file offsets whose bytes nobody needs.
         page_size: bytes; holes are whole pages.
         max_headers: the smallest holes are given up until there are no more program headers.
+        functions: addresses of code; a section that has one holds code, whatever its flags say.
     """
+    code = _code_sections(tables, functions)
     holes = list(_find_holes(tables, zeros, page_size))
     given_up = 0
     while True:
@@ -117,7 +124,7 @@ def lay_out(
         left: list[Range] = []
         for load in tables.loads:
             own = [h for h in holes if load.p_offset <= h[0] and h[1] <= load.file_end]
-            own_runs, own_holes = _split(tables, load, own, page_size)
+            own_runs, own_holes = _split(load, own, code, page_size)
             runs.append(own_runs)
             left += own_holes
         others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
@@ -147,7 +154,7 @@ def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> It
 
 
 def _split(
-    tables: ElfTables, load: ProgramHeader, holes: Sequence[Range], page_size: int
+    load: ProgramHeader, holes: Sequence[Range], code_sections: Sequence[Range], page_size: int
 ) -> tuple[tuple[Run, ...], list[Range]]:
     """Split a segment around holes, of which some may get smaller or vanish.
 
@@ -155,11 +162,7 @@ def _split(
     executable, which SELinux counts as execmem. So a run before a hole is never executable.
     """
     executable = bool(load.p_flags & PF_X)
-    code = [
-        (s.sh_offset, s.file_end)
-        for s in tables.sections
-        if executable and s.loaded and s.sh_size and s.sh_flags & SHF_EXECINSTR
-    ]
+    code = code_sections if executable else ()
     runs: list[Run] = []
     left: list[Range] = []
     start = load.p_offset
@@ -181,6 +184,21 @@ def _split(
         has_code = _code_end(code, start, load.file_end, page_size) is not None
         runs.append(Run(start, load.file_end, executable and (has_code or not left)))
     return tuple(runs), left
+
+
+def _code_sections(tables: ElfTables, functions: Sequence[int]) -> list[Range]:
+    ordered = sorted(functions)
+
+    def holds_code(section: SectionHeader) -> bool:
+        first = bisect.bisect_left(ordered, section.sh_addr)
+        behind = bisect.bisect_left(ordered, section.sh_addr + section.sh_size)
+        return bool(section.sh_flags & SHF_EXECINSTR) or first < behind
+
+    return [
+        (s.sh_offset, s.file_end)
+        for s in tables.sections
+        if s.loaded and s.sh_size and holds_code(s)
+    ]
 
 
 def _code_end(code: Sequence[Range], start: int, end: int, page_size: int) -> int | None:

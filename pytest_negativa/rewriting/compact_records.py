@@ -32,7 +32,8 @@ class CompactOptions:
         keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver
             that reads the headers of all registered regions. Costs about 1% of the file.
         max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
-            stack of the thread that calls dlopen: 1,000 of them fit 128 KiB, not 64 KiB.
+            stack of the thread that calls dlopen: 1,000 of them fit 128 KiB, not 64 KiB. At most
+            8,000.
         min_gain: bytes; a library that would get smaller by less is left as it is.
         load_check: load the result in a child process before it is accepted. To be
             switched off where the library is for another machine than this one.

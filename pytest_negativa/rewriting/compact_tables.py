@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact_pages import PageLayout, PageMap, Range, Run
+from pytest_negativa.rewriting.compact_records import CannotCompactError
 from pytest_negativa.rewriting.elf_guards import SYMBOL
 from pytest_negativa.rewriting.elf_layout import (
     EHDR,
@@ -95,7 +96,7 @@ def build_tail(source: ByteSource, tables: ElfTables, layout: PageLayout, *, str
     """The tables that fit ``layout``, and the ELF header that leads to them."""
     pages = layout.pages
     tail = Tail(size=pages.size)
-    tail.segments = tuple(_segments(tables, layout))
+    tail.segments = _aligned(source, tables, tuple(_segments(tables, layout)))
     phoff = tail.add(b"".join(PHDR.pack(*s) for s in tail.segments), pages.page_size)
     shoff = names_index = 0
     if tables.sections:
@@ -119,6 +120,27 @@ def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
         elif segment.p_type not in (PT_NULL, PT_PHDR):
             # PT_PHDR: the table is no longer in memory, and ld.so would believe it.
             yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
+
+
+def _aligned(
+    source: ByteSource, tables: ElfTables, segments: tuple[ProgramHeader, ...]
+) -> tuple[ProgramHeader, ...]:
+    """The segments, with the load address as aligned as before.
+
+    From glibc 2.35 on it is a multiple of the largest p_align, whichever PT_LOAD states it. Data
+    that asks for more than a page has such a segment; where its new offset no longer allows that,
+    another one has to say it: the first as a rule, of address and offset 0.
+    """
+    largest = max(load.p_align for load in tables.loads)
+    loads = [(at, s) for at, s in enumerate(segments) if s.p_type == PT_LOAD]
+    if max(load.p_align for _, load in loads) >= largest:
+        return segments
+    for at, load in loads:
+        if (load.p_vaddr - load.p_offset) % largest == 0:
+            return (*segments[:at], load._replace(p_align=largest), *segments[at + 1 :])
+    raise CannotCompactError(
+        source.path, f"the alignment of its load address, {largest:#x}, can't be kept"
+    )
 
 
 def _load_headers(

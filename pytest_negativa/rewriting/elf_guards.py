@@ -35,9 +35,11 @@ from pytest_negativa.rewriting.elf_layout import (
 
 SYMBOL = struct.Struct("<IBBHQQ")
 _STT_SECTION, _STT_TLS = 3, 6
+# STT_FUNC, STT_GNU_IFUNC.
+_FUNCTIONS = {2, 10}
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 
-_DT_NULL, _DT_PLTRELSZ = 0, 2
+_DT_NULL, _DT_PLTRELSZ, _DT_SYMTAB = 0, 2, 6
 _DT_RELA, _DT_RELASZ, _DT_RELAENT = 7, 8, 9
 _DT_REL, _DT_RELSZ, _DT_RELENT = 17, 18, 19
 _DT_PLTREL, _DT_JMPREL = 20, 23
@@ -47,7 +49,7 @@ _DT_FLAGS_1, _DF_1_PIE = 0x6FFFFFFB, 0x08000000
 # DT_SYMTAB, DT_INIT, DT_FINI, DT_INIT_ARRAY, DT_FINI_ARRAY, DT_GNU_HASH, DT_VERSYM, DT_VERDEF,
 # DT_VERNEED, DT_PLTGOT.
 _TABLES = {
-    4: None, 5: 10, 6: None, 12: None, 13: None, 25: 27, 26: 28, 0x6FFFFEF5: None,
+    4: None, 5: 10, _DT_SYMTAB: None, 12: None, 13: None, 25: 27, 26: 28, 0x6FFFFEF5: None,
     0x6FFFFFF0: None, 0x6FFFFFFC: None, 0x6FFFFFFE: None, 3: None, _DT_RELA: _DT_RELASZ,
     _DT_REL: _DT_RELSZ, _DT_JMPREL: _DT_PLTRELSZ, _DT_RELR: _DT_RELRSZ,
 }  # fmt: skip
@@ -66,11 +68,13 @@ class Guards:
     Attributes:
         targets: where relocations write, ascending.
         starts, ends: disjoint ascending address ranges that must stay as they are.
+        functions: where dynamic symbols say that code begins, in whatever section.
     """
 
     targets: tuple[int, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+    functions: tuple[int, ...] = ()
 
     def why_kept(self, start: int, end: int) -> str | None:
         """What the loader has to do with the addresses ``[start, end)``, or None."""
@@ -108,12 +112,13 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
     dynamic = read_dynamic(source, tables)
     if _ANDROID & set(dynamic):
         raise CannotCompactError(source.path, "has Android's packed relocations")
+    symbols = tuple(_defined_symbols(source, tables, dynamic))
     ranges = sorted(
         (start, end)
         for start, end in (
             *_header_ranges(tables),
             *_table_ranges(dynamic),
-            *_symbol_ranges(source, tables),
+            *((value, value + max(size, 1)) for _, value, size in symbols),
         )
         if end > start
     )
@@ -126,18 +131,23 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
             starts.append(start)
             ends.append(end)
     targets = sorted(_relocation_targets(source, tables, dynamic))
-    return Guards(targets=tuple(targets), starts=tuple(starts), ends=tuple(ends))
+    return Guards(
+        targets=tuple(targets),
+        starts=tuple(starts),
+        ends=tuple(ends),
+        functions=tuple(value for kind, value, _ in symbols if kind in _FUNCTIONS),
+    )
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
-    """The dynamic section: tag to value, the first where there are several."""
+    """The dynamic section: tag to value, the last where there are several, as for ld.so."""
     segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
     size = segment.p_filesz - segment.p_filesz % DYN.size
     found: dict[int, int] = {}
     for tag, value in DYN.iter_unpack(source.read(segment.p_offset, size)):
         if tag == _DT_NULL:
             break
-        found.setdefault(tag, value)
+        found[tag] = value
     return found
 
 
@@ -165,16 +175,20 @@ def _table_ranges(dynamic: dict[int, int]) -> Iterator[tuple[int, int]]:
             yield dynamic[tag], dynamic[tag] + max(size, 1)
 
 
-def _symbol_ranges(source: ByteSource, tables: ElfTables) -> Iterator[tuple[int, int]]:
+def _defined_symbols(
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
+) -> Iterator[tuple[int, int, int]]:
+    """Type, address and size of the dynamic symbols that name something in the library."""
     if not tables.sections:
         return
     table = next((s for s in tables.sections if s.sh_type == SHT_DYNSYM), None)
-    if table is None:
+    # Nothing but the section tells how many there are.
+    if table is None or table.sh_addr != dynamic.get(_DT_SYMTAB):
         raise CannotCompactError(source.path, "has no section with the dynamic symbols")
     data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYMBOL.size)
     for _, info, _, section, value, size in SYMBOL.iter_unpack(data):
         if section not in (_SHN_UNDEF, _SHN_ABS) and info & 15 not in (_STT_SECTION, _STT_TLS):
-            yield value, value + max(size, 1)
+            yield info & 15, value, size
 
 
 def _relocation_targets(

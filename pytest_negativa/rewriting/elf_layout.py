@@ -39,8 +39,10 @@ PF_X, PF_W = 1, 2
 SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 1, 2, 8, 11
 SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 2, 4, 0x400
 SHN_LORESERVE = 0xFF00
-# Sections that compaction may add: pieces of those with holes, the marker, names.
+# Sections that compaction may add: pieces of those with holes, at most one for each program header,
+# the marker, names.
 _SPARE_SECTIONS = 8192
+MAX_HEADERS = 8000
 
 # Of the names of at most 0xff00 sections; a crafted file may point at all of itself.
 _MAX_NAMES_SIZE = 256 << 20
@@ -237,7 +239,8 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
         yield "no PT_LOAD or no PT_DYNAMIC: nothing that a dynamic loader could load"
     for load in loads:
         where = f"PT_LOAD at {load.p_vaddr:#x}"
-        if load.p_filesz > load.p_memsz or load.file_end > size:
+        # One of zeros alone needs no bytes where it says that they would be.
+        if load.p_filesz > load.p_memsz or (load.p_filesz and load.file_end > size):
             yield f"{where}: {load.p_filesz:#x} bytes in the file do not fit"
         if load.p_vaddr + load.p_memsz > _MAX_ADDRESS or load.p_paddr > _MAX_ADDRESS:
             yield f"{where}: leaves the address space"

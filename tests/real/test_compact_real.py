@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap, Scope
@@ -35,7 +38,10 @@ LIBRARIES = {
 
 # argv: the library, the original, a file with ranges of addresses to compare, names of symbols.
 # Reads the original's program headers, and compares memory with its bytes: of what the loader
-# and initialisers change it tells which words.
+# and initialisers change it tells which words, and where in the library they point.
+# Words are those of the address space, wherever a range starts: of a pointer that is cut in two,
+# the lower part is what the file has (the linker left the addend there) wherever the load address
+# happens to have so many zeros at its end.
 OBSERVER = r"""
 import ctypes, hashlib, json, os, struct, sys
 path, original, ranges_file, names_file = sys.argv[1:]
@@ -66,14 +72,14 @@ with open(original, "rb") as file:
     file.seek(phoff)
     rows = list(struct.iter_unpack("<IIQQQQQQ", file.read(56 * phnum)))
 loads = [row for row in rows if row[0] == 1]
-relro = [(row[3], row[3] + row[6]) for row in rows if row[0] == 0x6474e552]
+image_end = max(row[3] + row[6] for row in loads)
 memory, file = os.open("/proc/self/mem", os.O_RDONLY), os.open(original, os.O_RDONLY)
 words, differing, compared = [], [], 0
 for start, end in json.load(open(ranges_file)):
     for _, flags, offset, vaddr, _, size, _, _ in loads:
         first, last = max(start, vaddr), min(end, vaddr + size)
-        for at in range(first, last, 4096):
-            length = min(4096, last - at)
+        for page in range(first & -4096, last, 4096):
+            at, length = max(page, first), min(page + 4096, last) - max(page, first)
             now = os.pread(memory, length, base + at)
             was = os.pread(file, length, offset + at - vaddr)
             assert len(now) == len(was) == length
@@ -82,9 +88,11 @@ for start, end in json.load(open(ranges_file)):
                 continue
             if not flags & 2:
                 differing.append(at)
-            for i in range(0, length, 8):
-                if now[i:i + 8] != was[i:i + 8]:
-                    words.append(at + i)
+            for word in range(at & -8, at + length, 8):
+                part = slice(max(word - at, 0), word + 8 - at)
+                if now[part] != was[part]:
+                    target = int.from_bytes(now[part], "little") - base
+                    words.append((word, target if 0 <= target < image_end else "elsewhere"))
 print(json.dumps({
     "headers": count, "differing": differing, "compared": compared,
     "words": len(words), "which": hashlib.sha256(repr(words).encode()).hexdigest(),
@@ -174,7 +182,7 @@ def same_to_a_process(
     was, now = observe(path, path, folder), observe(target, path, folder)
     assert was["differing"] == now["differing"] == []
     assert now["compared"] == was["compared"] > 1_000_000
-    # Relocations and initialisers change the very same words.
+    # Relocations and initialisers change the very same words, to the very same pointers.
     assert (now["words"], now["which"]) == (was["words"], was["which"])
     assert now["symbols"] == was["symbols"]
     assert now["unwinding"] == was["unwinding"]
@@ -198,6 +206,31 @@ def test_same_to_a_process(name: str, every: int, real_libs: Path, tmp_path: Pat
         assert result.gpu_code_removed > 0.99 * unused - 200_000
     assert diagnose(target) == Diagnosis(compacted=True)
     target.unlink()
+
+
+def test_a_pointer_to_elsewhere_is_noticed(real_libs: Path, tmp_path: Path) -> None:
+    path = real_libs / LIBRARIES["curand"]
+    target = tmp_path / path.name
+    shutil.copy(path, target)
+    with ByteSource(path) as source:
+        sections = read_host_elf(source).sections
+        relocations = next(s for s in sections if s.name == ".rela.dyn")
+        tables = next(s for s in sections if s.name == ".data.rel.ro")
+        rows = struct.iter_unpack("<QQq", source.read(relocations.offset, relocations.size))
+        places = [
+            (relocations.offset + 24 * number, where, kind, addend)
+            for number, (where, kind, addend) in enumerate(rows)
+            if tables.vaddr <= where < tables.vaddr + tables.size and kind == 8
+        ]
+    row, where, kind, addend = places[len(places) // 2]
+    with target.open("r+b") as file:
+        file.seek(row)
+        file.write(struct.pack("<QQq", where, kind, addend + 1))
+    (tmp_path / "ranges.json").write_text(json.dumps([[tables.vaddr, tables.vaddr + tables.size]]))
+    (tmp_path / "names.json").write_text("[]")
+    was, now = observe(path, path, tmp_path), observe(target, path, tmp_path)
+    assert now["words"] == was["words"] >= len(places)
+    assert now["which"] != was["which"]
 
 
 def test_libtorch_cuda(torch_cuda: Path, tmp_path: Path) -> None:

@@ -325,5 +325,14 @@ def run_loaded(path: Path, before: Image, dump: Path, names: str = EXPORTED) -> 
 
 def relocations_supported() -> bool:
     """Whether glibc applies DT_RELR: from 2.36 on."""
+    return _glibc() >= (2, 36)
+
+
+def loader_aligns() -> bool:
+    """Whether glibc aligns the load address to more than a page: from 2.35 on."""
+    return _glibc() >= (2, 35)
+
+
+def _glibc() -> tuple[int, ...]:
     version = os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0.0"
-    return tuple(map(int, version.split()[1].split("."))) >= (2, 36)
+    return tuple(map(int, version.split()[1].split(".")))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import random
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -27,6 +30,7 @@ from tests.builders import ElementSpec, build_region
 from tests.unit.compacting import (
     PADDING,
     SHAPES,
+    SOURCE,
     Image,
     assert_same_image,
     build,
@@ -35,6 +39,7 @@ from tests.unit.compacting import (
     gpu_code,
     image,
     kept_parts,
+    loader_aligns,
     needs_compiler,
     plan_of,
     read,
@@ -147,6 +152,49 @@ def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
             assert protection[2] == "-" or of_original[0][2] == "x"
 
 
+ALIGNED = (
+    SOURCE
+    + """
+#include <cstdint>
+alignas(0x20000) static char aligned_data[0x20000] = { 1 };
+extern "C" const void *get_aligned() { return aligned_data; }
+"""
+)
+
+
+@pytest.mark.parametrize("layout", ["default", "noseparate-code", "gold", "lld"])
+def test_data_aligned_to_more_than_a_page_stays_aligned(layout: str, tmp_path: Path) -> None:
+    path = build(tmp_path / "build", *LAYOUTS[layout], source=ALIGNED)
+    before = image(path)
+    assert max(row[7] for row in before.loads) == 0x20000
+    library_map = read(path)
+    target = tmp_path / "small.so"
+    plan = plan_of(library_map, is_kept)
+    compact(path, target, library_map, plan)
+    after = image(target)
+    assert_same_image(before, after, library_map, plan)
+    assert_mappable(target, after)
+    assert max(row[7] for row in after.loads) == 0x20000
+    if not loader_aligns():
+        pytest.skip("needs glibc 2.35")
+    code = "import ctypes, sys; get = ctypes.CDLL(sys.argv[1]).get_aligned\n"
+    code += "get.restype = ctypes.c_uint64; print(get() % 0x20000)"
+    # It would be by chance once in 32 times.
+    for _ in range(3):
+        found = subprocess.check_output([sys.executable, "-I", "-S", "-c", code, str(target)])
+        assert int(found) == 0
+
+
+def test_alignment_that_cannot_be_kept(tmp_path: Path) -> None:
+    path = build(tmp_path / "build", "-Wl,-Ttext-segment=0x11000", source=ALIGNED)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "small.so", library_map, plan)
+    assert isinstance(result, NotCompacted)
+    assert "alignment of its load address, 0x20000, can't be kept" in result.reason
+    assert not (tmp_path / "small.so").exists()
+
+
 def test_regions_stay_sound_chains(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, is_kept)
@@ -222,6 +270,39 @@ def test_same_input_same_bytes_and_mode(library: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.so").read_bytes() == (tmp_path / "b.so").read_bytes()
     digest = hashlib.sha256((tmp_path / "a.so").read_bytes()).hexdigest()
     assert {r.sha256 for r in results} == {digest}
+
+
+def test_library_that_nobody_may_write(library: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "source.so", tmp_path / "small.so"
+    shutil.copyfile(library, source)
+    library_map = read(source)
+    plan = plan_of(library_map, is_kept)
+    source.chmod(0o444)
+    # Of a folder that anybody may reach: root's own may be closed to others.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        shutil.copy(source, folder / "source.so")
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if IS_ROOT:
+                    os.setuid(65534)
+                compact_library(
+                    folder / "source.so",
+                    folder / "small.so",
+                    library_map,
+                    plan,
+                    options=CompactOptions(load_check=False),
+                )
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert stat.S_IMODE((folder / "small.so").stat().st_mode) == 0o444
+        compact(source, target, library_map, plan)
+        assert (folder / "small.so").read_bytes() == target.read_bytes()
 
 
 def test_in_place_leaves_who_has_it_open_alone(library: Path, tmp_path: Path) -> None:
@@ -331,6 +412,35 @@ def test_zeros_at_the_end_of_edits_leave_the_file_too(library: Path, tmp_path: P
     assert after.memory[vaddr + size :] == before.memory[vaddr + size :]
 
 
+def test_zeros_at_the_end_of_edits_stay_where_the_loader_writes(tmp_path: Path) -> None:
+    blob = build_region([ElementSpec(content=content(40_000, 7))])
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "head.bin").write_bytes(blob[:24_000])
+    (tmp_path / "build" / "rest.bin").write_bytes(blob[24_008:])
+    path = build(
+        tmp_path / "build",
+        extra='    .section .nv_fatbin, "a", @progbits\n    .balign 8\n'
+        '    .incbin "head.bin"\n    .quad fatbin_start\n    .incbin "rest.bin"\n',
+    )
+    library_map = read(path)
+    element = library_map.sections[0].regions[-1].elements[0]
+    start, size = element.payload.start, element.payload.size
+    edits = Edits.of(path.stat().st_size, [Patch(start, b"packed anew" + bytes(size - 11))])
+    target = tmp_path / "small.so"
+    result = compact_library(
+        path,
+        target,
+        library_map,
+        plan_of(library_map, lambda i: True),
+        edits,
+        CompactOptions(min_gain=0),
+    )
+    assert isinstance(result, Compacted)
+    assert result.holes == 0
+    assert result.load_check == "loaded"
+    assert image(target).at(vaddr_of(library_map, start), 11) == b"packed anew"
+
+
 def test_what_does_not_go_together(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, is_kept)
@@ -387,6 +497,12 @@ def test_page_size_must_be_one(library: Path, tmp_path: Path, page_size: int) ->
         compact_library(
             library, tmp_path / "x.so", options=CompactOptions(page_size=page_size or -1)
         )
+
+
+@pytest.mark.parametrize("most", [-1, 0, 8001, 70_000])
+def test_more_headers_than_a_file_may_have(library: Path, tmp_path: Path, most: int) -> None:
+    with pytest.raises(ValueError, match="program headers, expected 1 to 8000"):
+        compact_library(library, tmp_path / "x.so", options=CompactOptions(max_headers=most))
 
 
 @pytest.mark.parametrize("most", [9, 10, 12, 14])
@@ -502,6 +618,39 @@ def test_code_right_before_a_hole_stays_alone_executable(tmp_path: Path) -> None
     for _, flags, _, _, _, size, memory_size, _ in after.loads:
         assert not (flags & 1 and memory_size > size)
     assert run_loaded(target, before, tmp_path / "dump")["anonymous executable"] == []
+
+
+FUNCTION = """
+    .balign 16
+    .globl odd_function
+    .type odd_function, @function
+odd_function:
+    .byte 0xb8, 77, 0, 0, 0, 0xc3
+    .size odd_function, .-odd_function
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code of x86-64")
+@pytest.mark.parametrize(
+    "section", [".section .odd", ".section .a_odd", ".section .nv_fatbin", ".section .rodata"]
+)
+def test_code_in_a_section_that_is_not_said_to_hold_any(section: str, tmp_path: Path) -> None:
+    # The segment is executable, for code and constants share it.
+    path = build(
+        tmp_path / "build",
+        "-Wl,-z,noseparate-code",
+        extra=f'    {section}, "a", @progbits\n{FUNCTION}',
+    )
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: i % ELEMENTS == 3)
+    target = tmp_path / "small.so"
+    result = compact(path, target, library_map, plan)
+    assert result.gpu_code_removed > 300_000
+    assert_same_image(image(path), image(target), library_map, plan)
+    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).odd_function())"
+    for library in (path, target):
+        command = [sys.executable, "-I", "-S", "-c", code, str(library)]
+        assert subprocess.check_output(command) == b"77\n"
 
 
 def test_section_that_is_all_hole_takes_no_room(tmp_path: Path) -> None:

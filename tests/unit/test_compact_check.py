@@ -18,7 +18,7 @@ from pytest_negativa.rewriting.compact import compact_library
 from pytest_negativa.rewriting.compact_check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact_damage import Diagnosis, diagnose
 from pytest_negativa.rewriting.compact_load_check import LOADED, check_loading
-from pytest_negativa.rewriting.compact_records import Compacted
+from pytest_negativa.rewriting.compact_records import Compacted, CompactOptions
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.elf_guards import read_guards
 from pytest_negativa.rewriting.elf_layout import read_tables
@@ -29,7 +29,7 @@ from tests.unit.libraries import BIN
 pytestmark = needs_compiler
 
 PHDR = struct.Struct("<IIQQQQQQ")
-PT_LOAD, PT_DYNAMIC, PT_EH_FRAME = 1, 2, 0x6474E550
+PT_LOAD, PT_DYNAMIC, PT_TLS, PT_EH_FRAME, PT_STACK = 1, 2, 7, 0x6474E550, 0x6474E551
 KEPT = 2
 
 
@@ -168,6 +168,84 @@ def test_more_must_not_become_zero_than_planned(case: Case, tmp_path: Path) -> N
     number = next(i for i, row in enumerate(loads) if row[6] > row[5] > 4096)
     with pytest.raises(CheckError, match=r"would read as zero|does not get"):
         check(case, tmp_path, with_header(PT_LOAD, number, 5, -4096)(case.result))
+
+
+def test_code_must_stay_executable(case: Case, tmp_path: Path) -> None:
+    # The first run of the segment with code and GPU code.
+    with pytest.raises(CheckError, match=r"\.(init|plt|text) at \w+ would not be executable"):
+        check(case, tmp_path, with_header(PT_LOAD, 0, 1, -1)(case.result))
+
+
+def test_every_segment_must_stay_readable(case: Case, tmp_path: Path) -> None:
+    for number in (0, first_hole(case.result), -1):
+        with pytest.raises(CheckError, match="another protection"):
+            check(case, tmp_path, with_header(PT_LOAD, number, 1, -4)(case.result))
+
+
+def test_load_address_must_stay_as_aligned(case: Case, tmp_path: Path) -> None:
+    original = tmp_path / "original.so"
+    data = case.path.read_bytes()
+    original.write_bytes(with_header(PT_LOAD, -1, 7, 0x200000 - 0x1000)(data))
+    with pytest.raises(CheckError, match="aligned to 0x1000 instead of 0x200000"):
+        check(case._replace(path=original), tmp_path, case.result)
+
+
+@pytest.mark.parametrize("field", [1, 4, 7])
+@pytest.mark.parametrize("kind", [PT_TLS, PT_STACK, PT_DYNAMIC])
+def test_flags_and_alignment_of_other_segments(
+    case: Case, tmp_path: Path, kind: int, field: int
+) -> None:
+    with pytest.raises(CheckError, match="other flags"):
+        check(case, tmp_path, with_header(kind, 0, field, 1)(case.result))
+
+
+def test_sections_that_are_never_loaded(case: Case, tmp_path: Path) -> None:
+    target = tmp_path / "small.so"
+    result = compact_library(
+        case.path, target, case.library_map, case.plan, options=CompactOptions(strip=False)
+    )
+    assert isinstance(result, Compacted)
+    data = target.read_bytes()
+    check(case, tmp_path, data)
+    shoff = struct.unpack_from("<Q", data, 40)[0]
+    count = struct.unpack_from("<H", data, 60)[0]
+    rows_of = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + 64 * i) for i in range(count)]
+    symbols = next(i for i, row in enumerate(rows_of) if row[1] == 2)
+    offset, strings = rows_of[symbols][4], rows_of[symbols][6]
+    # The number of its section may be another one, see test_symbols_name_the_piece_they_lie_in.
+    for where in (offset + 24, offset + 24 + 5, offset + 24 + 8, rows_of[strings][4] + 1):
+        with pytest.raises(CheckError, match=r"the bytes of section \d+ differ"):
+            check(case, tmp_path, flip(data, where))
+    check(case, tmp_path, flip(data, offset + 24 + 6))
+    # Its type, where its global symbols begin, and its alignment.
+    for field in (4, 44, 48):
+        with pytest.raises(CheckError, match=f"section {symbols} is gone or another one"):
+            check(case, tmp_path, flip(data, shoff + 64 * symbols + field))
+
+
+def test_loaded_sections_stay_in_the_table(case: Case, tmp_path: Path) -> None:
+    shoff = struct.unpack_from("<Q", case.result, 40)[0]
+    count = struct.unpack_from("<H", case.result, 60)[0]
+    at = next(
+        at
+        for at in range(shoff, shoff + 64 * count, 64)
+        # The first with code.
+        if struct.unpack_from("<Q", case.result, at + 8)[0] & 4
+    )
+    number = (at - shoff) // 64
+    for value in (0, 14):
+        data = case.result[: at + 4] + struct.pack("<I", value) + case.result[at + 8 :]
+        with pytest.raises(CheckError, match=f"section {number} is gone or another one"):
+            check(case, tmp_path, data)
+
+
+def test_elf_header_outside_of_all_segments(case: Case, tmp_path: Path) -> None:
+    # Nothing of the first page is in a segment then, in both.
+    drop = with_header(PT_LOAD, 0, 0, 5)
+    original = tmp_path / "original.so"
+    original.write_bytes(drop(case.path.read_bytes()))
+    with pytest.raises(CheckError, match="ELF headers differ"):
+        check(case._replace(path=original), tmp_path, flip(drop(case.result), 0x18))
 
 
 def test_congruence_and_size(case: Case, tmp_path: Path) -> None:

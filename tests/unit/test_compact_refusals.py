@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,6 +203,18 @@ def test_relocations_that_are_not_known(
     assert reason in result.reason
 
 
+def test_of_two_dynamic_entries_the_last_counts(library: bytes, tmp_path: Path) -> None:
+    # DT_RELACOUNT, which comes behind DT_RELAENT, becomes another of it.
+    assert dynamic_entry(library, 0x6FFFFFF9) > dynamic_entry(library, 9)
+    path = tmp_path / "library.so"
+    path.write_bytes(put(library, dynamic_entry(library, 0x6FFFFFF9), "qQ", 9, 16))
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "relocations of 16 bytes" in result.reason
+
+
 def test_without_dynamic_symbols_gpu_code_stays(library: bytes, tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     # The sections of the loader's tables are there, as if they were any data.
@@ -211,6 +224,19 @@ def test_without_dynamic_symbols_gpu_code_stays(library: bytes, tmp_path: Path) 
         if struct.unpack_from("<I", data, at + 4)[0] in (4, 11, 0x6FFFFFF6, 0x6FFFFFFE, 0x6FFFFFFF):
             data = put(data, at + 4, "I", 1)
     path.write_bytes(data)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "no section with the dynamic symbols" in result.reason
+
+
+def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> None:
+    # The loader's table is another one than the section is.
+    at = dynamic_entry(library, 6)
+    address = struct.unpack_from("<Q", library, at + 8)[0]
+    path = tmp_path / "library.so"
+    path.write_bytes(put(library, at + 8, "Q", address - 24))
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
     result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
@@ -244,8 +270,10 @@ def test_sections_that_others_name_stay(library: bytes, tmp_path: Path) -> None:
     assert ".strtab" not in result.dropped_sections
 
 
-def test_segment_without_bytes_in_the_file(tmp_path: Path) -> None:
-    # A PT_LOAD of nothing but zeros, as some linkers make for .lbss.
+@pytest.mark.parametrize("offset", [0, 1 << 40])
+def test_segment_without_bytes_in_the_file(offset: int, tmp_path: Path) -> None:
+    # A PT_LOAD of nothing but zeros, as some linkers make for .lbss. Its place may be where strip
+    # cut the file off.
     path = build(tmp_path / "build", source=SOURCE_WITH_LARGE_BSS)
     data = path.read_bytes()
     rows = image(path).headers
@@ -253,7 +281,7 @@ def test_segment_without_bytes_in_the_file(tmp_path: Path) -> None:
     end = last[VADDR] + last[MEMORY_SIZE]
     at = header(data, 0x6474E551)
     vaddr = -(-end // 4096) * 4096
-    row = PHDR.pack(1, 6, 0, vaddr, vaddr, 0, 8192, 4096)
+    row = PHDR.pack(1, 6, offset, vaddr, vaddr, 0, 8192, 4096)
     path.write_bytes(data[:at] + row + data[at + 56 :])
     library_map = read(path)
     target = tmp_path / "small.so"
@@ -336,6 +364,32 @@ def test_original_that_cannot_be_loaded_is_said_so(tmp_path: Path) -> None:
     assert isinstance(result, Compacted)
     assert result.load_check.startswith("not load-checked: ")
     assert "libother.so: cannot open shared object file" in result.load_check
+
+
+def test_child_that_cannot_be_started(
+    library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(library)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    result = compact_library(path, tmp_path / "small.so", options=CompactOptions(min_gain=0))
+    assert isinstance(result, Compacted)
+    assert result.load_check.startswith("not load-checked: ")
+    assert "no child process" in result.load_check
+
+
+def test_library_that_ends_the_process_while_it_is_loaded(tmp_path: Path) -> None:
+    leaves = (
+        "#include <cstdio>\n#include <cstdlib>\n"
+        '__attribute__((constructor)) static void leave() { std::puts("bye"); std::exit(0); }\n'
+    )
+    path = build(tmp_path / "build", source=SOURCE + leaves)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "small.so", library_map, plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check.startswith("not load-checked: ")
+    assert "before the loader was done" in result.load_check
 
 
 def test_failing_for_another_reason_is_a_fault(tmp_path: Path) -> None:
