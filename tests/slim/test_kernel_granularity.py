@@ -116,7 +116,9 @@ def test_lock_says_how_much(library: Path, tmp_path: Path, lock_for: Callable[[s
     save_map(one.library_map, run / "map" / "0.json")
     write_record(run / "plan" / "0.json", one.plan)
     write_record(run / "verdict.json", verdict_of(one))
-    done = CliRunner().invoke(main, ["lock", str(run), "-o", str(tmp_path / "negativa.lock")])
+    done = CliRunner().invoke(
+        main, ["lock", "--run", str(run), "-o", str(tmp_path / "negativa.lock")]
+    )
     assert done.exit_code == 0, done.output
     [locked] = lock_for("calls_shared").libraries
     assert "1 library, 0 B of GPU code unused, and " in done.output

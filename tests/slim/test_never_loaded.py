@@ -271,7 +271,9 @@ class TestLock:
         return folder
 
     def lock(self, run: Path) -> Lock:
-        done = CliRunner().invoke(main, ["lock", str(run), "-o", str(run / "negativa.lock")])
+        done = CliRunner().invoke(
+            main, ["lock", "--run", str(run), "-o", str(run / "negativa.lock")]
+        )
         assert done.exit_code == 0, done.output
         return load_lock(run / "negativa.lock")
 
