@@ -2,8 +2,9 @@
 
 Takes a folder and a lock made for what is in it. The copy is made first, so that all is in the
 page cache. Then: slimming by the lock, others stripped; the same again, which finds nothing to do;
-what is left of the libraries. And the same without loading the results, with archs for what the
-lock doesn't have, and by archs alone, each on another copy.
+what is left of the libraries. And the same without loading the results, without the code of
+libraries that were never loaded, with archs for what the lock doesn't have, and by archs alone,
+each on another copy.
 
 Run: python benchmarks/slim_stack.py SITE_PACKAGES negativa.lock [--archs sm_90] [--to FOLDER]
 """
@@ -57,6 +58,7 @@ def main() -> None:
     lock = ["--lock", str(arguments.lock), "--strip-others"]
     _measure(arguments.site, arguments.to, "lock", lock)
     _measure(arguments.site, arguments.to, "lock, unchecked", [*lock, "--no-load-check"])
+    _measure(arguments.site, arguments.to, "never loaded", [*lock, "--drop-never-loaded"])
     archs = ["--archs", arguments.archs, "--strip-others"]
     _measure(arguments.site, arguments.to, "lock and archs", [*lock[:2], *archs])
     _measure(arguments.site, arguments.to, "archs", archs)
