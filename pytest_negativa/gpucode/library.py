@@ -174,9 +174,15 @@ class _Reader:
     def _wanted(self, region: Region) -> Collection[int]:
         if self._scope.headers_only:
             return ()
-        if self._devices is None:
-            return range(len(region.elements))
-        return {i for device in self._devices for i in choose_elements(region.elements, device)}
+        starts = self._scope.starts
+        if starts is not None and not any(e.payload.start in starts for e in region.elements):
+            return ()
+        found: Collection[int] = range(len(region.elements))
+        if self._devices is not None:
+            found = {i for d in self._devices for i in choose_elements(region.elements, d)}
+        if starts is not None:
+            found = {i for i in found if region.elements[i].payload.start in starts}
+        return found
 
     def _read_element(self, element: Element) -> Element:
         if element.unreadable is not None:
@@ -220,6 +226,8 @@ class _Reader:
         if self._scope.headers_only or not (
             self._devices is None or any(cubin_runs_on(frame.arch, d) for d in self._devices)
         ):
+            return frame
+        if self._scope.starts is not None and frame.span.start not in self._scope.starts:
             return frame
         try:
             content = self._unpack(frame.span, Compression.ZSTD, frame.unpacked_size)

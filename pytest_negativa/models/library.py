@@ -219,10 +219,13 @@ class Scope(Record, frozen=True, kw_only=True):
     Attributes:
         devices: capabilities (``"9.0"``) whose code was unpacked and named; None: all.
         headers_only: nothing was unpacked, whatever ``devices`` says.
+        starts: file offsets of the only payloads and frames that were unpacked, of those that
+            ``devices`` says; None: all of them.
     """
 
     devices: tuple[str, ...] | None = None
     headers_only: bool = False
+    starts: frozenset[Offset] | None = None
 
     @property
     def capabilities(self) -> tuple[ComputeCapability, ...] | None:

@@ -18,7 +18,10 @@ from pytest_negativa.models.library import Compression
 
 # Tried in this order until the result fits. NVIDIA packs with 19 (libtorch_cuda.so comes out byte
 # for byte); what is mostly filled would fit at 9, too, with 8% more bytes in a ninth of the time.
-_ZSTD_LEVELS = (19, 22)
+# The first try is 19 with smaller tables, which suffice for the little that isn't filled: half of
+# the time, and 1% more bytes.
+_ZSTD_LEVELS = (19, 19, 22)
+_SMALL_TABLES = {"chain_log": 17, "hash_log": 17, "search_log": 4, "target_length": 64}
 _LZ4_LEVELS = (9, 12)
 # RFC 8878, 3.1.2: a frame to be skipped, of any of 16 magic numbers; then u32 length.
 _SKIPPABLE_MAGIC = (0x184D2A50).to_bytes(4, "little")
@@ -78,10 +81,11 @@ def _candidates(content: bytes, packed: bytes, compression: Compression) -> Iter
     log = original.window_size.bit_length() - 1
     if original.window_size == len(content):
         log = (len(content) - 1).bit_length()
-    for level in _ZSTD_LEVELS:
+    for attempt, level in enumerate(_ZSTD_LEVELS):
         parameters = zstandard.ZstdCompressionParameters.from_level(
             level,
             source_size=len(content),
+            **(_small_tables(level, len(content)) if attempt == 0 else {}),
             window_log=max(log, _MIN_WINDOW_LOG),
             write_content_size=stated,
             write_checksum=original.has_checksum,
@@ -90,6 +94,12 @@ def _candidates(content: bytes, packed: bytes, compression: Compression) -> Iter
         made = zstandard.get_frame_parameters(candidate)
         if made.content_size == original.content_size and made.window_size <= original.window_size:
             yield candidate
+
+
+def _small_tables(level: int, size: int) -> dict[str, int]:
+    """Parameters of a level for content of a size, none larger than those for small tables."""
+    usual = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
+    return {name: min(limit, getattr(usual, name)) for name, limit in _SMALL_TABLES.items()}
 
 
 def _checked(candidate: bytes, content: bytes, compression: Compression) -> bytes:

@@ -97,8 +97,8 @@ class ByLock:
 
     def prepare(self, path: Path) -> Prepared | str:
         locked = self.locked
-        unpacked = needs_content(locked)
-        scope = Scope(devices=locked.devices) if unpacked else Scope(headers_only=True)
+        unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
+        scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
         with ByteSource(path) as source:
             # The digest is compared where the file is written.
             if source.size != locked.size:
