@@ -47,6 +47,8 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
+    from msgspec.structs import replace
+
     from pytest_negativa.lockfile import save_lock
     from pytest_negativa.locking import make_lock
     from pytest_negativa.reporting.text import printable
@@ -55,12 +57,19 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     from pytest_negativa.slimming.sites import Places
     from pytest_negativa.slimming.traced import find_unplanned
 
-    folder = run_of(settings_of(flags))
+    settings = settings_of(flags)
+    folder = run_of(settings)
     planned = load_planned(folder)
     verdict = _verdict(folder)
     run_id = folder.name if verdict is None else verdict.run_id
     unplanned = find_unplanned(folder, {one.plan.library.path for one in planned})
     made = make_lock(run_id, planned, verdict, Places().of, unplanned=unplanned, unproved=unproved)
+    libraries = settings.libraries
+    made = replace(
+        made,
+        include=libraries.include,
+        exclude=(*libraries.exclude, *settings.keep.libraries),
+    )
     save_lock(made, output)
     unused = sum(library.unused_bytes for library in made.libraries)
     trimmed = sum(library.trimmed_bytes for library in made.libraries)

@@ -66,16 +66,23 @@ class Place(NamedTuple):
     version: str | None = None
 
 
+class UnplannedLibrary(NamedTuple):
+    """A library that has, or may have, GPU code: its real path, and why nothing is planned."""
+
+    path: str
+    why: str
+    soname: str | None = None
+
+
 class Unplanned(NamedTuple):
     """What a run loaded besides what was planned.
 
     Attributes:
-        libraries: real paths of libraries that have, or may have, GPU code, and why there is no
-            plan for them.
+        libraries: see there.
         incomplete: why there may be more.
     """
 
-    libraries: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[UnplannedLibrary, ...] = ()
     incomplete: tuple[str, ...] = ()
 
 
@@ -110,7 +117,7 @@ def make_lock(
     proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
     unplanned = unplanned or Unplanned()
-    left_out = [_left_out(place_of(path), why) for path, why in unplanned.libraries]
+    left_out = [_left_out(place_of(path), why, soname) for path, why, soname in unplanned.libraries]
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
@@ -127,7 +134,7 @@ def make_lock(
             libraries.append(_lock_library(plan, one.library_map, place, doubt))
         else:
             spared[one.plan.library.sha256] = place.path
-            left_out.append(_left_out(place, why))
+            left_out.append(_left_out(place, why, plan.library.soname))
     for library in [row for row in libraries if row.sha256 in spared]:
         libraries.remove(library)
         left_out.append(
@@ -135,6 +142,7 @@ def make_lock(
                 path=library.path,
                 distribution=library.distribution,
                 version=library.version,
+                soname=library.soname,
                 reason=f"{spared[library.sha256]} has the same bytes, and is left out",
             )
         )
@@ -199,9 +207,13 @@ def needs_content(locked: LockedLibrary) -> bool:
     return any(code.functions is not None for code in locked.kept)
 
 
-def _left_out(place: Place, reason: str) -> LeftOut:
+def _left_out(place: Place, reason: str, soname: str | None) -> LeftOut:
     return LeftOut(
-        path=place.path, distribution=place.distribution, version=place.version, reason=reason
+        path=place.path,
+        distribution=place.distribution,
+        version=place.version,
+        soname=soname,
+        reason=reason,
     )
 
 

@@ -54,6 +54,9 @@ class RoundReports:
     def pytest_configure(self, config: pytest.Config) -> None:
         for option, name in _REPORTS.items():
             given = getattr(config.option, option, None)
+            # An open file, as of pytest-benchmark before 5.2, was emptied when it was opened.
+            if hasattr(given, "write"):
+                continue
             if given or (option in _INI and config.getini(option)):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / name

@@ -84,7 +84,8 @@ def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    if settings.run is not None:
+    # With a traced run of its own the session takes that, whatever the environment names.
+    if settings.run is not None and not settings.enabled:
         find_run(Path(settings.directory), Path(settings.run))
     request = request_of(config, settings)
     if is_replaceable(config):

@@ -98,6 +98,7 @@ class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     distribution: str | None = None
     version: str | None = None
+    soname: str | None = None
     reason: str
 
 
@@ -140,12 +141,20 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lock(Record, frozen=True, kw_only=True):
-    """The lock file. ``libraries`` and ``left_out`` by path."""
+    """The lock file. ``libraries`` and ``left_out`` by path.
+
+    Attributes:
+        include: libraries.include of the project. What these globs don't name, and what those of
+            ``exclude`` do, keeps its code also where the run did not load it.
+        exclude: libraries.exclude and keep.libraries.
+    """
 
     format_version: int
     proof: Proof
     libraries: tuple[LockedLibrary, ...]
     left_out: tuple[LeftOut, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         digests = [library.sha256 for library in self.libraries]

@@ -23,6 +23,10 @@ USAGE_VERSION = 1
 """Of the usage file. History: 1 is the first."""
 
 
+CHILDREN_UNTRACED = "children-untraced"
+"""Code of the warning that nothing is known of what child processes did."""
+
+
 class Role(str, enum.Enum):
     """What a process is to the session."""
 

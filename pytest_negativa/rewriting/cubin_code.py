@@ -151,8 +151,10 @@ def _referred(
                 symbols[table[6]] = _symbols_in(cubin, sections[table[6]], candidates)
             known = symbols[table[6]]
             new = {known[s] for s in _symbols_of(cubin, table) if s in known} - referred
-            # Code that stays, stays with all that is its own.
-            new |= {index for one in new for index in owned[one]} - referred
+            # Code stays with all that is its own, and what is its own never without it: a table
+            # of such a section is the function's, too.
+            functions = {owner.get(one, one) for one in new}
+            new |= functions.union(*(owned[of] for of in functions)) - referred
             referred |= new
             waiting += new
     return frozenset(referred)

@@ -73,14 +73,13 @@ class CubinTables:
         Two witnesses: ``sh_info``, and the end of the name.
         """
         owner = {index: index for index in code}
-        new = owner
-        while new:
-            new = {
+        # Relocations of a constant bank: deeper it doesn't go, but in crafted files.
+        for _ in range(2):
+            owner |= {
                 index: owner[section[7]]
                 for index, section in enumerate(self._sections)
                 if index not in owner and self._is_for(index, section, owner)
             }
-            owner |= new
         return {index: of for index, of in owner.items() if index != of}
 
     def remove(

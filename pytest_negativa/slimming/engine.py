@@ -83,6 +83,7 @@ class Slimmer:
         tree: the folder as it was found.
         root: where results go: the same folder, or one that is to become a slimmed copy of it.
         manifest: what was done before; kept up to date.
+        held: the folders that this process has for itself, this one and others.
     """
 
     tree: Tree
@@ -90,6 +91,7 @@ class Slimmer:
     manifest: SlimManifest
     todo: Todo
     options: SlimOptions
+    held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
     _sites: list[Site] = field(default_factory=list)
 
@@ -329,7 +331,7 @@ class Slimmer:
             for name in entry.names
             if name in self.todo.current
         }
-        write_records(self.root, self._sites, lambda record: changes)
+        write_records((self.root, *self.held), self._sites, lambda record: changes)
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:
@@ -341,14 +343,14 @@ def _is_file(path: Path, status: os.stat_result) -> bool:
 
 
 def write_records(
-    root: Path,
+    roots: Sequence[Path],
     sites: Sequence[Site],
     changes_of: Callable[[Path], Mapping[str, RecordLine]],
 ) -> None:
     """Let RECORD files say what ``changes_of`` has for each, by absolute path of the library.
 
     Args:
-        root: the folder that this process has for itself.
+        roots: the folders that this process has for itself.
         sites: where the RECORD files lie.
         changes_of: from a RECORD to what changes there.
 
@@ -363,7 +365,7 @@ def write_records(
             if not wanted:
                 continue
             try:
-                with hold_metadata(installed.record.parent, root):
+                with hold_metadata(installed.record.parent, *roots):
                     update_record(
                         installed.record, site.folder, {path: changes[path] for path in wanted}
                     )

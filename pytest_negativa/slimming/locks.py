@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,21 +43,21 @@ def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
                     continue
                 raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
             stack.callback(os.close, handle)
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, kinds[folder])
+            _lock(handle, kinds[folder], folder)
         yield
 
 
 @contextlib.contextmanager
-def hold_metadata(folder: Path, root: Path) -> Iterator[None]:
-    """Have the metadata of a distribution for oneself, while ``root`` is held.
+def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
+    """Have the metadata of a distribution for oneself, while ``roots`` are held.
 
-    Who slims a part of a site writes to RECORD files that lie beside that part.
+    Who slims a part of a site writes to RECORD files that lie beside that part. They may be
+    another of the roots (``site-packages/*``), and nobody gets twice what he has.
 
     Raises:
         ReconstructError: the folder can't be opened.
     """
-    if root == folder or root in folder.parents:
+    if {folder, *folder.parents}.intersection(roots):
         yield
         return
     try:
@@ -64,8 +65,7 @@ def hold_metadata(folder: Path, root: Path) -> Iterator[None]:
     except OSError as e:
         raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle, fcntl.LOCK_EX, folder)
         yield
     finally:
         os.close(handle)
@@ -90,3 +90,14 @@ def hold_new(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, kind: int, folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # It may be no slimming, but the script that we run in ("flock DIR negativa slim ...").
+            sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
+            sys.stderr.flush()
+            fcntl.flock(handle, kind)

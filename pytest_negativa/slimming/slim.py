@@ -146,8 +146,9 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             find_by_archs(tree, manifest, _by_archs(request))
             for tree, manifest in zip(trees, manifests, strict=True)
         ]
+    held = tuple(tree.root for tree in trees)
     slimmers = [
-        Slimmer(tree, tree.root, manifest, todo, options)
+        Slimmer(tree, tree.root, manifest, todo, options, held)
         for tree, manifest, todo in zip(trees, manifests, todos, strict=True)
     ]
     return slimmers, unmet

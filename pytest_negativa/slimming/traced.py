@@ -10,9 +10,10 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.locking import Unplanned
+from pytest_negativa.locking import Unplanned, UnplannedLibrary
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.trace import USAGE_VERSION, Role, Usage
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, USAGE_VERSION, Role, Usage
+from pytest_negativa.slimming.loading import soname_of
 
 
 def find_unplanned(folder: Path, planned: Collection[str]) -> Unplanned:
@@ -40,7 +41,11 @@ def find_unplanned(folder: Path, planned: Collection[str]) -> Unplanned:
     others = (library.library.path for library in usage.libraries)
     found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
     return Unplanned(
-        tuple((path, why) for path, why in found if why is not None),
+        tuple(
+            UnplannedLibrary(path, why, soname_of(Path(path)))
+            for path, why in found
+            if why is not None
+        ),
         tuple(dict.fromkeys(_lacks(usage))),
     )
 
@@ -48,6 +53,10 @@ def find_unplanned(folder: Path, planned: Collection[str]) -> Unplanned:
 def _lacks(usage: Usage) -> Iterator[str]:
     for lack in usage.incomplete:
         yield lack.text
+    for warning in usage.warnings:
+        # No lack of a plan: its proof ran them, too. What they loaded is not known all the same.
+        if warning.code == CHILDREN_UNTRACED:
+            yield warning.text
     for process in usage.processes:
         # Tests may kill their children; what these had loaded is in their traces.
         if not process.ended and process.header.role is not Role.CHILD:

@@ -64,7 +64,7 @@ def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
             if not dry_run:
                 # RECORD first: a run that is killed in between finds the entries again.
                 sites = [Site(site) for site in tree.sites]
-                write_records(tree.root, sites, lambda record: lines.get(str(record), {}))
+                write_records([tree.root], sites, lambda record: lines.get(str(record), {}))
                 if not manifest.slimmed:
                     manifest.left.clear()
                 save_manifest(tree.root, manifest)

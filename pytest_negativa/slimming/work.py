@@ -185,7 +185,7 @@ class _Finder:
             )
         else:
             # Where GPU code is gone, some of it may be what the recipe keeps.
-            harmless = not entry.gpu_code_removed or isinstance(recipe, Strip)
+            harmless = not entry.gpu_code_removed or isinstance(recipe, Strip | NeverLoaded)
             self.todo.rows.append(
                 SlimRow(
                     path=key,
@@ -406,13 +406,17 @@ def _add_others(
     if others is None and never is None:
         return
     for site in finder.tree.sites:
-        for installed in Site(site).with_requirements(loaded.versions):
+        found = tuple(Site(site).with_requirements(loaded.versions))
+        unloaded = never if loaded.are_versions(found) else None
+        for installed in found:
             for path in sorted(installed.files):
                 group = finder.tree.group_of(os.path.relpath(path, finder.tree.root))
                 if group is None or not finder.is_free(group):
                     continue
-                is_never = never is not None and loaded.is_never(installed, group.names)
-                recipe = never if is_never else others
+                is_never = unloaded is not None and loaded.is_never(
+                    installed, finder.tree.root / group.name, group.names
+                )
+                recipe = unloaded if is_never else others
                 if (
                     recipe is not None
                     and not finder.add_result_by_name(group, recipe)

@@ -17,7 +17,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import TRACE_VERSION, Context, Header, Role
+from pytest_negativa.models.trace import (
+    CHILDREN_UNTRACED,
+    TRACE_VERSION,
+    Context,
+    Header,
+    Role,
+)
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import SUFFIX, TraceWriter, trace_file_name
 from pytest_negativa.tracing.host import Host
@@ -202,7 +208,7 @@ def start_tracing(
         path = writer.path
         _start(detector)
     if not children:
-        detector.warn("children-untraced", "child processes are not traced (trace.children)")
+        detector.warn(CHILDREN_UNTRACED, "child processes are not traced (trace.children)")
         return Tracing(run, detector, path, environ, {})
     changes = child_environment(
         environ,
@@ -219,7 +225,7 @@ def start_tracing(
         )
     if not changes:
         detector.warn(
-            "children-untraced",
+            CHILDREN_UNTRACED,
             "the native library was not built (no C compiler at installation): child processes "
             "of tests are not traced",
         )

@@ -113,6 +113,29 @@ def pytest_load_initial_conftests(early_config):
     assert (project.folder / "appends.txt").read_text() == "False True "
 
 
+def test_files_that_are_open_already_stay(project: VerifiedProject) -> None:
+    """As of pytest-benchmark before 5.2: it takes no name in their place."""
+    project.write(
+        "opened.py",
+        """
+import argparse
+
+
+def pytest_addoption(parser):
+    parser.addoption("--benchmark-json", type=argparse.FileType("wb"))
+
+
+def pytest_sessionfinish(session):
+    with session.config.getoption("benchmark_json") as file:
+        file.write(b"{}")
+""",
+    )
+    project.environ["PYTEST_ADDOPTS"] += " -p opened"
+    project.trace("--benchmark-json=out.json")
+    project.heal("--benchmark-json=out.json")
+    assert (project.folder / "out.json").read_text() == "{}"
+
+
 def test_sessions_of_one_round_write_where_they_are_told(project: VerifiedProject) -> None:
     project.pytest("-q", "--negativa", "--junit-xml=junit.xml", "--html=out.html")
     assert counts(project.folder / "junit.xml") == (3, 0)

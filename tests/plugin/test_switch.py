@@ -131,6 +131,10 @@ def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
     assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
     done = project.pytest("--negativa-verify", "--negativa-run=nowhere", status=4)
     assert "nowhere: no such folder" in done.stderr
+    # In the environment it is for other sessions.
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest(*words[:2], status=1, NEGATIVA_RUN="nowhere")
+    assert "nowhere" not in done.stderr
 
 
 def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:

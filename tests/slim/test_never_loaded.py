@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from pytest_negativa.cli import main
 from pytest_negativa.errors import OptionError
 from pytest_negativa.explaining import explain, slimmed_in
 from pytest_negativa.lockfile import load_lock, save_lock
-from pytest_negativa.locking import Unplanned, make_lock
+from pytest_negativa.locking import Unplanned, UnplannedLibrary, make_lock
 from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.models.trace import UsageWarning
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
 from pytest_negativa.rundir import write_record
 from pytest_negativa.slimming.checking import check
 from pytest_negativa.slimming.engine import SlimOptions
@@ -153,6 +153,62 @@ def test_what_is_left_out_was_loaded(
     assert site.two.read_bytes() == before
 
 
+@pytest.mark.parametrize("soname", ["libtwo.so", None])
+def test_sonames_are_names_too(
+    site: Made, run: Callable[..., SlimReport], lock: Lock, soname: str | None
+) -> None:
+    """Of what was left out elsewhere; the loader may take this one for it."""
+    before = site.two.read_bytes()
+    run(lock=left_out(lock, path="/opt/cuda/lib64/libtwo.so.3.1", soname=soname))
+    assert (site.two.read_bytes() == before) is (soname is not None)
+
+
+def test_sonames_of_what_is_installed(
+    site: Made, run: Callable[..., SlimReport], lock: Lock
+) -> None:
+    """A copy of the library that the run did load, by another name."""
+    other = site.folder / "gpu" / "lib" / "libone.so.1.2.3"
+    other.write_bytes(site.one.read_bytes() + b"\0")
+    record = site.info / "RECORD"
+    record.write_text(record.read_text() + "gpu/lib/libone.so.1.2.3,,\n")
+    before = other.read_bytes()
+    report = run()
+    assert other.read_bytes() == before
+    assert statuses(report)[TWO] is SlimStatus.SLIMMED
+
+
+@pytest.mark.parametrize(
+    ("wanted", "goes"),
+    [
+        ({"exclude": ("libtwo*",)}, False),
+        ({"exclude": ("dist:GPU_code",)}, False),
+        ({"include": ("dist:host-code",)}, False),
+        ({"include": ("gpu/lib/*",), "exclude": ("libother*",)}, True),
+    ],
+)
+def test_what_the_project_wants_to_keep(
+    site: Made,
+    run: Callable[..., SlimReport],
+    lock: Lock,
+    wanted: dict[str, tuple[str, ...]],
+    goes: bool,
+) -> None:
+    before = site.two.read_bytes()
+    run(lock=msgspec.structs.replace(lock, **wanted))
+    assert (site.two.read_bytes() != before) is goes
+
+
+def test_after_archs_there_is_nothing_to_lose(
+    site: Made, run: Callable[..., SlimReport], lock: Lock
+) -> None:
+    slim(SlimRequest(paths=(site.two,), devices=(H200,), options=FAST))
+    manifest = site.two.parent / "negativa-slim.json"
+    assert load_manifest(site.two.parent).slimmed[site.two.name].gpu_code_removed
+    report = run(paths=(site.two,))
+    assert statuses(report)[site.two.name] is SlimStatus.LEFT
+    assert manifest.exists()
+
+
 def test_of_another_version_nothing_is_known(
     site: Made, run: Callable[..., SlimReport], lock: Lock
 ) -> None:
@@ -161,6 +217,21 @@ def test_of_another_version_nothing_is_known(
     before = site.two.read_bytes()
     run()
     assert site.two.read_bytes() == before
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_another_version_may_load_more_of_what_it_requires(
+    site: Made, run: Callable[..., SlimReport], version: str
+) -> None:
+    metadata = site.info / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", f"Version: {version}"))
+    required = site.folder / "host" / "libthree.so"
+    shutil.copy(site.two, required)
+    record = site.folder / "host_code-2.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + "host/libthree.so,,\n")
+    before = required.read_bytes()
+    run()
+    assert (required.read_bytes() == before) is (version == "1.1")
 
 
 def test_other_distributions_are_left_alone(site: Made, run: Callable[..., SlimReport]) -> None:
@@ -257,7 +328,14 @@ class TestCommand:
 class TestLock:
     """What a lock must tell for that: all that was loaded, or that it doesn't know."""
 
-    def write_run(self, site: Made, folder: Path, *, incomplete: bool = False) -> Path:
+    def write_run(
+        self,
+        site: Made,
+        folder: Path,
+        *,
+        incomplete: bool = False,
+        warnings: Sequence[UsageWarning] = (),
+    ) -> Path:
         one, two, plain = (planned_of(path) for path in (site.one, site.two, PLAIN))
         save_map(one.library_map, folder / "map" / "0.json")
         write_record(folder / "plan" / "0.json", one.plan)
@@ -267,6 +345,7 @@ class TestLock:
             *(library_usage(made.library_map, {}) for made in (one, two, plain)),
             incomplete=[lack] if incomplete else (),
         )
+        usage = msgspec.structs.replace(usage, warnings=tuple(warnings))
         write_record(folder / "usage.json", usage)
         return folder
 
@@ -307,9 +386,41 @@ class TestLock:
         [reason] = self.lock(run).proof.incomplete
         assert "no usage.json" in reason
 
+    def test_what_children_loaded_is_not_known(self, site: Made, tmp_path: Path) -> None:
+        text = "child processes are not traced (trace.children)"
+        warnings = (
+            UsageWarning(code=CHILDREN_UNTRACED, text=text, process=0),
+            UsageWarning(code="image-unknown", text="something else", process=0),
+        )
+        run = self.write_run(site, tmp_path / "run", warnings=warnings)
+        assert self.lock(run).proof.incomplete == (text,)
+
+    def test_what_the_project_wants_to_keep(
+        self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = tmp_path / "negativa.yaml"
+        config.write_text(
+            "libraries:\n  include: [dist:a]\n  exclude: [b]\nkeep:\n  libraries: [c]\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        made = self.lock(self.write_run(site, tmp_path / "run"))
+        assert (made.include, made.exclude) == (("dist:a",), ("b", "c"))
+
+    def test_names_the_sonames(self, site: Made, tmp_path: Path) -> None:
+        """Of what has no plan, and of what has one that is not in the lock."""
+        one = planned_of(site.one, lambda number: True)
+        unplanned = Unplanned((UnplannedLibrary("/opt/libtwo.so.3.1", "why", "libtwo.so"),))
+        two = planned_of(site.two)
+        made = make_lock("run", [one, two], verdict_of(two), Places().of, unplanned=unplanned)
+        assert {row.soname for row in made.left_out} == {"libone.so.1", "libtwo.so"}
+        run = self.write_run(site, tmp_path / "run")
+        shutil.copy(site.one, site.two)
+        [row] = self.lock(run).left_out
+        assert (row.path, row.soname) == (TWO, "libone.so.1")
+
     def test_made_in_memory(self, site: Made) -> None:
         one = planned_of(site.one)
-        unplanned = Unplanned(((str(site.two), "why"),), ("unknown",))
+        unplanned = Unplanned((UnplannedLibrary(str(site.two), "why"),), ("unknown",))
         made = make_lock("run", [one], verdict_of(one), Places().of, unplanned=unplanned)
         assert [row.path for row in made.left_out] == [TWO]
         assert made.proof.incomplete == ("unknown",)

@@ -82,6 +82,17 @@ def test_folders_in_each_other_wait(folders: tuple[Path, Path, Path]) -> None:
     assert not waits(inner, beside)
 
 
+def test_who_waits_says_so(
+    folders: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer, inner, _ = folders
+    with held_by_another(outer):
+        assert waits(inner)
+        assert capsys.readouterr().err == (
+            f"negativa: waiting for a process that has locked {outer}\n"
+        )
+
+
 def test_several_at_once(folders: tuple[Path, Path, Path]) -> None:
     outer, inner, beside = folders
     with hold(inner, beside):
@@ -111,6 +122,22 @@ def test_metadata_beside_the_folder_that_is_held(tmp_path: Path) -> None:
         pass
     with hold(inside), hold_metadata(info, inside):
         assert waits(info)
+
+
+def test_metadata_that_are_given_as_well(site: Made) -> None:
+    """As ``site-packages/*`` does: nobody waits for himself."""
+    code = (
+        "import sys; from pathlib import Path; from pytest_negativa.lockfile import load_lock\n"
+        "from pytest_negativa.slimming.engine import SlimOptions\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, slim\n"
+        "lock, *paths = map(Path, sys.argv[1:])\n"
+        "options = SlimOptions(load_check=False)\n"
+        "slim(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
+    )
+    folders = (path for path in site.folder.iterdir() if path.is_dir())
+    subprocess.run([sys.executable, "-c", code, site.lock_file, *folders], check=True, timeout=60)
+    assert site.one.stat().st_size < (site.lock_file.parent / "one" / site.one.name).stat().st_size
+    assert wrong_files(site.folder) == []
 
 
 def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_code import CubinCodeError, fill_code
+from pytest_negativa.rewriting.cubin_tables import CubinTables
 from tests.unit.libraries import BIN
 
 _SH_OFFSET = 0x18
@@ -213,6 +214,44 @@ def test_relocations_are_the_second_witness(
     for name, span in code.items():
         was, now = (data[span.start : span.end] for data in (cubin, made.content))
         assert now == (b"\1" * span.size if span in made.filled else was), name
+
+
+def test_what_is_a_functions_own_stays_with_its_relocations() -> None:
+    """``.nv.constant2.calls_passed`` of another's data, and what is to be written into it."""
+    cubin = bytearray(cubin_of("libcallgraph.so"))
+    code = code_of(bytes(cubin))
+    elf = elf_of(bytes(cubin))
+    own = elf.get_section_index(".nv.constant2.calls_passed")
+    [symbol] = [
+        index
+        for index, row in enumerate(symbol_table(elf).iter_symbols())
+        if row["st_shndx"] == own and row["st_info"]["type"] == "STT_SECTION"
+    ]
+    rows = elf.get_section_by_name(".rela.nv.constant4")
+    assert rows is not None
+    struct.pack_into("<I", cubin, rows["sh_offset"] + 12, symbol)
+
+    made = fill_code(bytes(cubin), sorted([code["calls_passed"], code["calls_chain"]]), 1)
+
+    assert made.filled == (code["calls_chain"],)
+    for name in (".nv.constant2.calls_passed", ".rela.nv.constant2.calls_passed"):
+        was, now = (elf_of(c).get_section_by_name(name) for c in (bytes(cubin), made.content))
+        assert was is not None and now is not None, name
+        assert (now.header, now.data()) == (was.header, was.data())
+
+
+def test_what_is_a_functions_own_is_two_steps_away_at_most() -> None:
+    """As relocations of a constant bank. A chain of thousands in a crafted file takes no time."""
+    names = b"\0.text.f\0.c.b.a.f\0"
+    chain = [names.index(name) for name in (b".a.f\0", b".b.a.f\0", b".c.b.a.f\0")]
+    header = ELF_HEADER.pack(b"\x7fELF", *[0] * 5, 0, *[0] * 5, 5, 5)
+    sections = [
+        (0,) * 10,
+        (names.index(b".text.f"), 1, 0x6, 0, 0, 0, 0, 0, 0, 0),
+        *((name, 1, 0x2, 0, 0, 0, 0, of, 0, 0) for of, name in enumerate(chain, 1)),
+        (0, 3, 0, 0, len(header), len(names), 0, 0, 0, 0),
+    ]
+    assert CubinTables(header + names, sections).owned_by([1]) == {2: 1, 3: 1}
 
 
 def test_code_in_two_forms_is_left_alone() -> None:
