@@ -10,8 +10,8 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.plan import KeepReason
 
-LOCK_VERSION = 1
-"""Of the lock file. History: 1 is the first."""
+LOCK_VERSION = 2
+"""Of the lock file. 1 is the first; 2 tells of all that the run loaded, or may have loaded."""
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """A digest in hex. The pattern is Python's, which checks it."""

@@ -21,7 +21,7 @@ from pytest_negativa.lockfile import decode_lock, encode_lock, load_lock, save_l
 from pytest_negativa.locking import Place, code_digest, make_lock, plan_from_lock
 from pytest_negativa.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.lock import Lock, LockedLibrary
+from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.plan import KeepPolicy, plan_library
@@ -363,10 +363,14 @@ class TestFile:
         made = msgspec.structs.replace(made, libraries=(library,))
         assert decode_lock(encode_lock(made), "lock") == made
 
-    def test_newer_format(self) -> None:
-        text = encode_lock(LOCK).replace(b"format_version: 1", b"format_version: 2")
-        with pytest.raises(StoreError, match=r"lock:3: format_version 2.*update pytest-negativa"):
-            decode_lock(text, "lock")
+    def test_another_format(self) -> None:
+        newer, older = LOCK_VERSION + 1, LOCK_VERSION - 1
+        for version, remedy in ((newer, "update pytest-negativa"), (older, "make the lock again")):
+            text = encode_lock(LOCK).replace(
+                b"format_version: %d" % LOCK_VERSION, b"format_version: %d" % version
+            )
+            with pytest.raises(StoreError, match=rf"lock:3: format_version {version}.*{remedy}"):
+                decode_lock(text, "lock")
 
     @pytest.mark.parametrize(
         ("old", "new", "problem"),
