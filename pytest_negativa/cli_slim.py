@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
+_EXIT_INTERRUPTED = 130
+_GOES_ON = "what is done stays done, and the same command goes on from there"
+_NOTHING = "nothing was changed"
 
 
 @click.command()
@@ -174,7 +179,7 @@ def slim(
     negativa slim --archs sm_90 --dry-run DIR
 
     Exit status: 0; 1 if a library failed or is damaged, or is not there with --require, and with
-    --check also if one is gone or not what was written; 2 wrong usage.
+    --check also if one is gone or not what was written; 2 wrong usage; 130 if interrupted.
     """
     from pytest_negativa.slimming.slim import scan
 
@@ -185,11 +190,15 @@ def slim(
     if check:
         from pytest_negativa.slimming.checking import check as check_tree
 
-        _finish_check([row for tree in scan(paths) for row in check_tree(tree)])
+        with _interruptible(_NOTHING):
+            rows = [row for tree in scan(paths) for row in check_tree(tree)]
+        _finish_check(rows)
     elif undo:
         from pytest_negativa.slimming.undo import undo as undo_tree
 
-        _finish([row for tree in scan(paths) for row in undo_tree(tree, dry_run=dry_run)])
+        with _interruptible(_NOTHING if dry_run else _GOES_ON):
+            rows = [row for tree in scan(paths) for row in undo_tree(tree, dry_run=dry_run)]
+        _finish(rows, nothing="nothing here was slimmed")
     else:
         _slim(_request(paths, lock_file, archs, dry_run=dry_run, **options))
 
@@ -250,9 +259,25 @@ def _slim(request: SlimRequest) -> None:
     if request.lock is not None:
         _warn_unproved(request.lock)
     show_notice(lambda text: click.echo(text, err=True))
-    with ByteProgress("slimming") as progress:
+    nothing = request.options.dry_run or request.target is not None
+    with (
+        _interruptible(_NOTHING if nothing else _GOES_ON),
+        ByteProgress("slimming") as progress,
+    ):
         report = slim_libraries(request, progress.update)
     _finish(report.rows, report)
+
+
+@contextlib.contextmanager
+def _interruptible(text: str) -> Iterator[None]:
+    """Let Ctrl-C end the process at once, with a line that says how things are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"negativa: interrupted: {text}", err=True)
+        sys.stdout.flush()
+        # Not by an exception: Python would wait for the threads that are in a library still.
+        os._exit(_EXIT_INTERRUPTED)
 
 
 def _load_lock(path: Path | None) -> Lock:
@@ -303,12 +328,14 @@ def _warn_unproved(lock: Lock) -> None:
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
 
 
-def _finish(rows: Sequence[SlimRow], report: SlimReport | None = None) -> None:
+def _finish(
+    rows: Sequence[SlimRow], report: SlimReport | None = None, *, nothing: str = "nothing to slim"
+) -> None:
     """Print, and leave with the status that follows."""
     from pytest_negativa.models.slimming import PROBLEMS
     from pytest_negativa.reporting.slimming import render_problems, render_rows
 
-    if text := render_rows(rows):
+    if text := render_rows(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
         click.echo(f"negativa: error: {line}", err=True)
@@ -340,7 +367,7 @@ def _finish_check(rows: Sequence[SlimRow]) -> None:
     "folders",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A slimmed folder; the packages of this interpreter by default.",
+    help="The packages of the program that failed; this interpreter's by default.",
 )
 def explain(error: str, folders: tuple[Path, ...]) -> None:
     """Say whether slimmed libraries can be the cause of a CUDA ERROR, and what to do.
@@ -352,7 +379,8 @@ def explain(error: str, folders: tuple[Path, ...]) -> None:
     from pytest_negativa.explaining import slimmed_in
     from pytest_negativa.slimming.slim import default_paths
 
-    click.echo(explain_error(error, slimmed_in(folders or default_paths())))
+    asked = folders or default_paths()
+    click.echo(explain_error(error, slimmed_in(asked), asked))
 
 
 COMMANDS = (lock, slim, explain)

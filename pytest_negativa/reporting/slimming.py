@@ -18,8 +18,11 @@ _IN_TABLE = {
 _MANY = 4
 
 
-def render_rows(rows: Sequence[SlimRow]) -> str:
-    """A table of what changed, totals, and lines for what did not and why."""
+def render_rows(rows: Sequence[SlimRow], nothing: str = "nothing to slim") -> str:
+    """A table of what changed, totals, and lines for what did not and why.
+
+    ``nothing`` is what to say where there are no rows.
+    """
     parts = []
     changed = sorted((r for r in rows if r.status in _IN_TABLE), key=lambda r: (-r.before, r.path))
     if changed:
@@ -41,7 +44,7 @@ def render_rows(rows: Sequence[SlimRow]) -> str:
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) if rows else "nothing to slim"
+    return "\n\n".join(parts) if rows else nothing
 
 
 def render_check(rows: Sequence[SlimRow]) -> str:
@@ -73,7 +76,7 @@ def _cells(row: SlimRow) -> tuple[str, ...]:
         format_bytes(row.before),
         format_bytes(row.after),
         _share(row.after, row.before),
-        row.status.value,
+        row.status.value + (f", {printable(row.why)}" if row.why else ""),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from pytest_negativa.slimming.locks import hold_metadata
 from pytest_negativa.slimming.manifests import may_be_kept, save_manifest
 from pytest_negativa.slimming.placing import dress, link, put_aside, staged_name, take_place
 from pytest_negativa.slimming.recipes import (
+    ALL_NEVER_LOADED,
     NO_GPU_CODE,
     NeverLoaded,
     Prepared,
@@ -100,6 +102,8 @@ class Slimmer:
 
         Raises:
             NegativaError: the manifest or a RECORD can't be written.
+            KeyboardInterrupt: what was replaced is in order, but threads may be at work still, on
+                files that nothing leads to. The process is to end.
         """
         self.rows = [self._with_note(row) for row in self.todo.rows]
         if self.options.dry_run:
@@ -163,6 +167,7 @@ class Slimmer:
         works = sorted(self.todo.works, key=lambda work: (-work.size, work.names))
         staged = {work.name: staged_name(self.root / work.name) for work in works}
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
+        wait = True
         try:
             pending = {pool.submit(self._do, work, staged[work.name]): work for work in works}
             for future in concurrent.futures.as_completed(pending):
@@ -172,11 +177,14 @@ class Slimmer:
                 except NegativaError as e:
                     self._add_failed(work, str(e))
                 on_done(work.size)
+        except KeyboardInterrupt:
+            # What is begun may take long, and nobody wants it any more.
+            wait = False
+            raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=wait, cancel_futures=True)
             for path in staged.values():
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                _remove_staged(path)
 
     def _do(
         self, work: Work, staged: Path
@@ -204,8 +212,10 @@ class Slimmer:
     ) -> None:
         if isinstance(result, Compacted) and prepared is not None:
             self._publish(work, staged, prepared, result)
-        elif isinstance(result, Forecast):
-            self._add_row(work, SlimStatus.WOULD_SLIM, result.size_after, None)
+        elif isinstance(result, Forecast) and prepared is not None:
+            self._add_row(
+                work, SlimStatus.WOULD_SLIM, result.size_after, _why_slimmed(work, prepared)
+            )
         else:
             reason = result.reason if isinstance(result, NotCompacted) else str(result)
             if work.before is not None:
@@ -271,6 +281,7 @@ class Slimmer:
                 status=SlimStatus.SLIMMED,
                 before=work.size,
                 after=result.size_after,
+                why=_why_slimmed(work, prepared),
                 others=others,
                 notes=tuple(notes),
             )
@@ -332,6 +343,18 @@ class Slimmer:
             if name in self.todo.current
         }
         write_records((self.root, *self.held), self._sites, lambda record: changes)
+
+
+def _why_slimmed(work: Work, prepared: Prepared) -> str | None:
+    is_never = isinstance(work.recipe, NeverLoaded) and prepared.plan is not None
+    return ALL_NEVER_LOADED if is_never else None
+
+
+def _remove_staged(staged: Path) -> None:
+    """Remove what is to take a place, or what its writer has of it so far."""
+    with contextlib.suppress(OSError):
+        for path in (staged, *staged.parent.glob(f"{glob.escape(staged.name)}.*.tmp")):
+            path.unlink(missing_ok=True)
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:

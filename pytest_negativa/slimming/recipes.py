@@ -34,6 +34,9 @@ from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.kernels import RewrittenCubin, trim_kernels
 from pytest_negativa.slimming.archs import plan_for_devices, plan_for_none
 
+ALL_NEVER_LOADED = "never loaded: all its GPU code"
+"""Said of a result that has none left."""
+
 NO_GPU_CODE = "it has no GPU code"
 
 

@@ -128,7 +128,7 @@ def _undo_gone(
 ) -> SlimRow:
     """A library that somebody deleted; where its folder is gone, its package was removed."""
     if tree.is_hidden(entry.names):
-        raise ReconstructError(f"{key}: its folder cannot be listed")
+        raise ReconstructError("its folder cannot be listed")
     if any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names):
         why = "it is no longer there, and what it belongs to is no longer installed"
         return _row(key, entry, SlimStatus.LEFT, 0, why)
@@ -151,10 +151,10 @@ def _undo_gone(
 
 def _kept_original(key: str, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError(f"{key}: its original was not kept; install what it belongs to anew")
+        raise ReconstructError("its original was not kept; install what it belongs to anew")
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
-        raise ReconstructError(f"{aside}: is gone, or no longer the original of {key}")
+        raise ReconstructError(f"{aside} is gone, or no longer its original")
     return aside
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.rewriting.compact_damage import diagnose
 from pytest_negativa.slimming.belonging import why_another
 from pytest_negativa.slimming.loading import Loaded
 from pytest_negativa.slimming.manifests import digest_of, is_original, is_result, may_be_kept
 from pytest_negativa.slimming.recipes import (
+    ALL_NEVER_LOADED,
     NO_GPU_CODE,
     ByArchs,
     ByLock,
@@ -25,7 +25,7 @@ from pytest_negativa.slimming.recipes import (
 )
 from pytest_negativa.slimming.recordfile import recorded
 from pytest_negativa.slimming.sites import Site
-from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
@@ -169,6 +169,7 @@ class _Finder:
                     status=SlimStatus.ALREADY,
                     before=entry.original_size,
                     after=entry.size,
+                    why=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
                     others=len(entry.names) - 1,
                 )
             )
@@ -349,11 +350,15 @@ def _digests(finder: _Finder, lock: Lock, jobs: int) -> dict[str, list[FileGroup
     candidates.sort(key=lambda group: -group.size)
     found: dict[str, list[FileGroup]] = {}
     # hashlib lets other threads work meanwhile.
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    try:
         digests = pool.map(lambda g: digest_of(finder.tree.root / g.name), candidates)
         for group, digest in zip(candidates, digests, strict=True):
             if digest is not None:
                 found.setdefault(digest, []).append(group)
+    finally:
+        # Whoever interrupts doesn't wait for large files.
+        pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
@@ -366,12 +371,18 @@ def _unmet(library: LockedLibrary, finders: Sequence[_Finder]) -> SlimRow:
             if not finder.is_free(group):
                 continue
             finder.take(group)
+            path = finder.tree.root / name
+            # Of one that the manifest has, it is known that it was another file before, too.
+            unknown = finder.todo.current.isdisjoint(group.names) and is_slimmed(path)
             return SlimRow(
                 path=name,
-                status=SlimStatus.DIFFERENT,
+                # What the lock needs of it may be gone.
+                status=SlimStatus.FAILED if unknown else SlimStatus.DIFFERENT,
                 before=group.size,
                 after=group.size,
-                why=_why_different(finder.tree.root / name, wanted),
+                why=_why_unknown(finder.tree.root, path)
+                if unknown
+                else f"not the file that was proved, which is that of {wanted}; left as it is",
             )
     return SlimRow(
         path=library.path,
@@ -382,13 +393,12 @@ def _unmet(library: LockedLibrary, finders: Sequence[_Finder]) -> SlimRow:
     )
 
 
-def _why_different(path: Path, wanted: str) -> str:
-    try:
-        if diagnose(path).compacted:
-            return "was compacted before, and no manifest here tells how; left as it is"
-    except FormatError:
-        pass
-    return f"not the file that was proved, which is that of {wanted}; left as it is"
+def _why_unknown(root: Path, path: Path) -> str:
+    """What to do about a slimmed library that the manifest of ``root`` doesn't have."""
+    why = "was slimmed before, and no manifest here tells how: install it again"
+    folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
+    folder = next(folders, None)
+    return why if folder is None else f"{why}, or slim the folder of its manifest: {folder}"
 
 
 def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:

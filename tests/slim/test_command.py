@@ -191,6 +191,17 @@ class TestSlim:
             assert f"{name}: no original is kept" in result.stdout
         assert "no original" not in negativa("slim", *lock, site.folder).stdout
 
+    def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
+        assert negativa("slim", "--undo", site.folder).stdout == "nothing here was slimmed\n"
+
+    def test_undo_without_originals(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        result = negativa("slim", "--undo", site.folder, code=1)
+        why = "failed: its original was not kept; install what it belongs to anew"
+        assert result.stderr.splitlines() == [
+            f"negativa: error: {name}: {why}" for name in (ONE, TWO)
+        ]
+
     def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, "--keep-originals", tmp_path / "kept", site.folder)
         negativa("slim", *words)

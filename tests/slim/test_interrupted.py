@@ -166,6 +166,46 @@ def test_ctrl_c(site: Made, installed: Made) -> None:
     assert wrong_files(site.folder) == []
 
 
+def test_ctrl_c_waits_for_no_library(site: Made) -> None:
+    """The first one is done when the second, which takes minutes, is interrupted."""
+    code = f"""
+import os, signal, sys, threading, time
+from pytest_negativa.slimming import engine
+real, finish = engine.apply, engine.Slimmer._finish
+def apply(prepared, path, staged, **options):
+    if path.name == "libtwo.so":
+        staged.with_name(staged.name + ".x.tmp").touch()
+        time.sleep(300)
+    return real(prepared, path, staged, **options)
+def finish_one(self, work, *more):
+    finish(self, work, *more)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+engine.apply, engine.Slimmer._finish = apply, finish_one
+sys.argv = ["negativa", "slim", "--jobs", "2", "--no-load-check",
+            "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
+from pytest_negativa.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_STATE_HOME": str(site.folder.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith(
+        "interrupted: what is done stays done, and the same command goes on from there\n"
+    )
+    assert hidden(site.folder) == []
+    assert wrong_files(site.folder) == []
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert {row.path: row.status for row in report.rows} == {
+        ONE: SlimStatus.ALREADY,
+        TWO: SlimStatus.SLIMMED,
+    }
+
+
 @pytest.mark.parametrize("limit", [500, 5_000, 60_000])
 def test_file_that_may_not_get_so_large(site: Made, limit: int) -> None:
     """As on a full disk: the libraries, the manifest or nothing can be written."""

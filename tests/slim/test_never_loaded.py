@@ -20,6 +20,7 @@ from pytest_negativa.locking import Unplanned, UnplannedLibrary, make_lock
 from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
+from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.rundir import write_record
 from pytest_negativa.slimming.checking import check
 from pytest_negativa.slimming.engine import SlimOptions
@@ -109,6 +110,20 @@ def test_dry_run_foresees_it(site: Made, run: Callable[..., SlimReport]) -> None
     foreseen = {r.path: r.after for r in run(options=replace(FAST, dry_run=True)).rows}
     assert snapshot(site.folder) == before
     assert foreseen == {r.path: r.after for r in run().rows}
+
+
+def test_rows_tell_of_it(site: Made, run: Callable[..., SlimReport]) -> None:
+    foreseen = run(options=replace(FAST, dry_run=True), strip_others=True)
+    for report in (foreseen, run(strip_others=True), run(strip_others=True)):
+        # HOST has no GPU code to lose.
+        why = {row.path: row.why for row in report.rows if row.status is not SlimStatus.LEFT}
+        assert why == {
+            ONE: None,
+            TWO: "never loaded: all its GPU code",
+            HOST: None,
+        }
+    text = render_rows(report.rows)
+    assert text.count("slimmed before, never loaded: all its GPU code") == 1
 
 
 def test_target(site: Made, run: Callable[..., SlimReport], tmp_path: Path) -> None:

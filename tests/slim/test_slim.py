@@ -476,8 +476,37 @@ def test_compacted_and_no_manifest(site: Made) -> None:
     run(site)
     (site.folder / MANIFEST_NAME).unlink()
     report = run(site)
-    assert "was compacted before" in (row_of(report, ONE).why or "")
+    row = row_of(report, ONE)
+    assert row.status is SlimStatus.FAILED
+    assert (row.why or "").endswith("no manifest here tells how: install it again")
     assert run(site, require=True).failed
+
+
+@pytest.mark.parametrize("nested", ["below", "above"])
+def test_the_manifest_is_that_of_another_folder(site: Made, nested: str) -> None:
+    """What the lock needs may be gone, and nothing here tells."""
+    folders = (site.folder, site.folder / "gpu")
+    first, second = folders if nested == "below" else reversed(folders)
+    run(site, paths=(first,))
+    before = digests(site.folder)
+    report = run(site, paths=(second,))
+    assert report.failed
+    assert {row.status for row in report.rows} == {SlimStatus.FAILED}
+    for row in report.rows:
+        assert (row.why or "").endswith(f"slim the folder of its manifest: {first}")
+    after = digests(site.folder)
+    assert {name: after[name] for name in before} == before
+
+
+def test_another_version_that_the_manifest_knows_is_no_problem(site: Made) -> None:
+    run(site)
+    libraries = tuple(
+        msgspec.structs.replace(library, sha256=f"{number}" * 64)
+        for number, library in enumerate(site.lock.libraries)
+    )
+    report = run(site, lock=msgspec.structs.replace(site.lock, libraries=libraries))
+    assert set(statuses(report).values()) == {SlimStatus.DIFFERENT}
+    assert not report.failed
 
 
 def test_single_files(site: Made) -> None:
