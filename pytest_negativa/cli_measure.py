@@ -100,25 +100,13 @@ def measure(
 
 
 def _suite_of_run(folder: Path) -> Suite:
-    import msgspec
-
     from pytest_negativa.imagesuite import suite_of_run
-    from pytest_negativa.models.trace import USAGE_VERSION, Usage
-    from pytest_negativa.rundir import load_plans
+    from pytest_negativa.rundir import load_plans, load_usage
 
-    path = folder / "usage.json"
-    if not path.exists():
+    usage = load_usage(folder)
+    if usage is None:
         raise StoreError(
             f"{folder}: no traced run here, or one that is not located yet: no usage.json"
-        )
-    try:
-        usage = msgspec.json.decode(path.read_bytes(), type=Usage)
-    except (OSError, msgspec.DecodeError) as e:
-        raise StoreError(f"{path}: not the usage of a traced run of this release: {e}") from e
-    if usage.format_version != USAGE_VERSION:
-        raise StoreError(
-            f"{path}: format_version {usage.format_version}, this release reads {USAGE_VERSION}; "
-            "trace again, or plan again (negativa locate)"
         )
     # A run that failed has none.
     planned = any((folder / "plan").glob("*.json"))

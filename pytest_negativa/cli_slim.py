@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_negativa.cli_types import run_of, settings_of
-from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.errors import OptionError
 from pytest_negativa.options import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.lock import Lock
     from pytest_negativa.models.slimming import SlimRow
-    from pytest_negativa.models.verdict import Verdict
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
@@ -58,16 +57,16 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     from pytest_negativa.locking import make_lock
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
-    from pytest_negativa.rundir import load_planned
+    from pytest_negativa.rundir import load_planned, load_usage, load_verdict
     from pytest_negativa.slimming.sites import Places
     from pytest_negativa.slimming.traced import find_unplanned
 
     settings = settings_of(flags)
     folder = run_of(settings)
     planned = load_planned(folder)
-    verdict = _verdict(folder)
+    verdict = load_verdict(folder)
     run_id = folder.name if verdict is None else verdict.run_id
-    unplanned = find_unplanned(folder, {one.plan.library.path for one in planned})
+    unplanned = find_unplanned(load_usage(folder), {one.plan.library.path for one in planned})
     made = make_lock(run_id, planned, verdict, Places().of, unplanned=unplanned, unproved=unproved)
     libraries = settings.libraries
     made = replace(
@@ -298,26 +297,6 @@ def _devices(archs: str) -> tuple[ComputeCapability, ...]:
     except OptionError as e:
         raise click.BadParameter(str(e), param_hint="--archs") from e
     return tuple(dict.fromkeys(found))
-
-
-def _verdict(folder: Path) -> Verdict | None:
-    import msgspec
-
-    from pytest_negativa.models.verdict import VERDICT_VERSION, Verdict
-
-    path = folder / "verdict.json"
-    if not path.exists():
-        return None
-    try:
-        verdict = msgspec.json.decode(path.read_bytes(), type=Verdict)
-    except (OSError, msgspec.DecodeError) as e:
-        raise NegativaError(f"{path}: not a verdict of this release: {e}") from e
-    if verdict.format_version != VERDICT_VERSION:
-        raise NegativaError(
-            f"{path}: format_version {verdict.format_version}, this release reads "
-            f"{VERDICT_VERSION}; verify again"
-        )
-    return verdict
 
 
 def _warn_unproved(lock: Lock) -> None:

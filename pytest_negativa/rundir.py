@@ -22,8 +22,8 @@ import msgspec
 
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
-from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.trace import USAGE_VERSION, Usage
+from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.pipeline import Analysis, AnalyzedLibrary
 from pytest_negativa.plan import spans_of
 from pytest_negativa.store import encode_hook, load_map, save_map, write_atomically
@@ -34,6 +34,7 @@ _HEALED = "healed.json"
 _UNHEALED = "unhealed.json"
 
 _T = TypeVar("_T")
+_V = TypeVar("_V", LibraryPlan, Usage, Verdict)
 
 
 def find_run(directory: Path, named: Path | None = None) -> Path:
@@ -324,14 +325,44 @@ def _plan_files(folder: Path) -> list[Path]:
     return paths
 
 
+def load_usage(folder: Path) -> Usage | None:
+    """What a run used and loaded; None where it isn't located yet, or no run.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / "usage.json"
+    if not path.exists():
+        return None
+    what = "the usage of a traced run"
+    return _load_record(path, Usage, USAGE_VERSION, what, "plan again (negativa locate)")
+
+
+def load_verdict(folder: Path) -> Verdict | None:
+    """The last verdict on a run; None where there is none.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / "verdict.json"
+    if not path.exists():
+        return None
+    return _load_record(path, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+
+
 def _load_plan(path: Path) -> LibraryPlan:
+    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", "make the plan again")
+
+
+def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
+    """A record of a format that must be this release's."""
     try:
-        plan = msgspec.json.decode(path.read_bytes(), type=LibraryPlan)
+        record = msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as e:
-        raise StoreError(f"{path}: not a plan of this release: {e}") from e
-    if plan.format_version != PLAN_VERSION:
+        raise StoreError(f"{path}: not {what} of this release: {e}") from e
+    if record.format_version != version:
         raise StoreError(
-            f"{path}: format_version {plan.format_version}, this release reads {PLAN_VERSION}; "
-            "make the plan again"
+            f"{path}: format_version {record.format_version}, this release reads {version}; "
+            f"{remedy}"
         )
-    return plan
+    return record

@@ -9,9 +9,9 @@ takes, and what not, was tried with real cubins on an H200 with driver 580.159, 
 
 - A section for a function, such as ``.nv.info.NAME``, may become SHT_NULL with its content zeros.
   With zeros and its type kept the cubin is refused (CUDA_ERROR_INVALID_IMAGE).
-- A code section may be cut to its first bytes, not to none, and may have any name that begins with
-  ``.text.``. With another name, or as SHT_NULL, lazy loading refuses some cubins. It is the name of
-  this section by which kernels are looked up, not that of the symbol.
+- A code section may be cut to its first 16 bytes, not to none, and may be called ``.text.``, as any
+  number of them. Without a name, or as SHT_NULL, lazy loading refuses some cubins. It is the name
+  of this section by which kernels are looked up, not that of the symbol.
 - A symbol in a code section may lose name, value and size; without its section, the call
   graph, which names symbols, makes the driver fail (CUDA_ERROR_UNKNOWN).
 """

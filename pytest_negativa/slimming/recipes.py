@@ -7,7 +7,7 @@ holds what the outcome depends on and nothing else: not the names of the tests, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,17 +137,10 @@ class ByArchs:
         return _digest("archs", archs, self.keep_ptx, self.strip)
 
     def prepare(self, path: Path) -> Prepared | str:
-        with ByteSource(path) as source:
-            sha256 = source.sha256()
-        try:
-            library_map = read_library(path, Scope(headers_only=True))
-        except FormatError as e:
-            return e.problem
-        if not library_map.sections:
-            return Prepared(sha256) if self.strip_others else NO_GPU_CODE
-        library_map = _with_digest(library_map, sha256)
-        plan = plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
-        return Prepared(sha256, library_map, plan)
+        def plan_for(library_map: LibraryMap) -> LibraryPlan:
+            return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
+
+        return _prepare_by_headers(path, plan_for, strip_others=self.strip_others)
 
 
 @dataclass(frozen=True)
@@ -170,16 +163,7 @@ class NeverLoaded:
         return _digest("never loaded", self.strip)
 
     def prepare(self, path: Path) -> Prepared | str:
-        with ByteSource(path) as source:
-            sha256 = source.sha256()
-        try:
-            library_map = read_library(path, Scope(headers_only=True))
-        except FormatError as e:
-            return e.problem
-        if not library_map.sections:
-            return Prepared(sha256) if self.strip_others else NO_GPU_CODE
-        library_map = _with_digest(library_map, sha256)
-        return Prepared(sha256, library_map, plan_for_none(library_map))
+        return _prepare_by_headers(path, plan_for_none, strip_others=self.strip_others)
 
 
 @dataclass(frozen=True)
@@ -229,6 +213,22 @@ def _removed_from(cubin: RewrittenCubin) -> int:
     # By the code where packing gains nothing: it is gone all the same.
     saved = max(cubin.stored_before - cubin.stored_after, 0)
     return saved or sum(code.size for code in cubin.filled)
+
+
+def _prepare_by_headers(
+    path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], *, strip_others: bool
+) -> Prepared | str:
+    """For plans that need no cubin unpacked; what has no GPU code is stripped, or left."""
+    with ByteSource(path) as source:
+        sha256 = source.sha256()
+    try:
+        library_map = read_library(path, Scope(headers_only=True))
+    except FormatError as e:
+        return e.problem
+    if not library_map.sections:
+        return Prepared(sha256) if strip_others else NO_GPU_CODE
+    library_map = _with_digest(library_map, sha256)
+    return Prepared(sha256, library_map, plan_for(library_map))
 
 
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:

@@ -5,39 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import msgspec
-
-from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.locking import Unplanned, UnplannedLibrary
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.trace import CHILDREN_UNTRACED, USAGE_VERSION, Role, Usage
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, Usage
 from pytest_negativa.slimming.loading import soname_of
 
 
-def find_unplanned(folder: Path, planned: Collection[str]) -> Unplanned:
+def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
     """The other libraries of a run that have, or may have, GPU code.
 
     Args:
-        folder: of the run.
+        usage: of the run, if it is known.
         planned: real paths of the libraries that are in its plan.
-
-    Raises:
-        StoreError: what the run has loaded can't be read.
     """
-    path = folder / "usage.json"
-    if not path.exists():
+    if usage is None:
         return Unplanned((), ("the run has no usage.json, which tells what it loaded",))
-    try:
-        usage = msgspec.json.decode(path.read_bytes(), type=Usage)
-    except (OSError, msgspec.DecodeError) as e:
-        raise StoreError(f"{path}: not the usage of a traced run of this release: {e}") from e
-    if usage.format_version != USAGE_VERSION:
-        raise StoreError(
-            f"{path}: format_version {usage.format_version}, this release reads {USAGE_VERSION}; "
-            "plan again (negativa locate)"
-        )
     others = (library.library.path for library in usage.libraries)
     found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
     return Unplanned(

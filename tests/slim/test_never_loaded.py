@@ -174,7 +174,7 @@ def test_sonames_are_names_too(
 ) -> None:
     """Of what was left out elsewhere; the loader may take this one for it."""
     before = site.two.read_bytes()
-    run(lock=left_out(lock, path="/opt/cuda/lib64/libtwo.so.3.1", soname=soname))
+    run(lock=left_out(lock, path="/elsewhere/libtwo.so.3.1", soname=soname))
     assert (site.two.read_bytes() == before) is (soname is not None)
 
 
@@ -424,7 +424,7 @@ class TestLock:
     def test_names_the_sonames(self, site: Made, tmp_path: Path) -> None:
         """Of what has no plan, and of what has one that is not in the lock."""
         one = planned_of(site.one, lambda number: True)
-        unplanned = Unplanned((UnplannedLibrary("/opt/libtwo.so.3.1", "why", "libtwo.so"),))
+        unplanned = Unplanned((UnplannedLibrary("/elsewhere/libtwo.so.3.1", "why", "libtwo.so"),))
         two = planned_of(site.two)
         made = make_lock("run", [one, two], verdict_of(two), Places().of, unplanned=unplanned)
         assert {row.soname for row in made.left_out} == {"libone.so.1", "libtwo.so"}
