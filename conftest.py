@@ -1,1 +1,1 @@
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.support.projects", "tests.support.made_site"]

@@ -24,7 +24,7 @@ from measuring import Cost, measure, print_load, run, warm_up
 
 from pytest_negativa.arch import ComputeCapability, choose_elements, cubin_runs_on
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.inputs import find_libraries
+from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.library import Compression, Scope
 
 NEGATIVA = Path(sysconfig.get_path("scripts")) / "negativa"

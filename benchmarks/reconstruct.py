@@ -25,7 +25,7 @@ from pathlib import Path
 from measuring import print_load, warm_up
 
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.rundir import load_planned
+from pytest_negativa.storage.runs import load_planned
 
 
 def _timed(task: Callable[[], object]) -> tuple[float, float]:

@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_negativa.conclude import conclude
-from pytest_negativa.config import load_settings
-from pytest_negativa.merge import merge_traces
+from pytest_negativa.analysis.finish import conclude
+from pytest_negativa.settings.file import load_settings
+from pytest_negativa.tracing.merge import merge_traces
 
 
 def _report(run: Path, folder: Path, cache: Path) -> float:

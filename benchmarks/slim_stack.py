@@ -37,7 +37,7 @@ def _measure(site: Path, to: Path | None, name: str, words: list[str]) -> None:
         warm_up(libraries)
         before = _size(libraries)
         for title in (name, f"{name}, again"):
-            code = "import sys; from pytest_negativa.cli import main; main(sys.argv[1:])"
+            code = "import sys; from pytest_negativa.cli.main import main; main(sys.argv[1:])"
             command = [sys.executable, "-c", code, "slim", *words, str(copy)]
             print(f"{title:16} {run(command)}")
         after = _size(libraries)

@@ -24,13 +24,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pytest_negativa.proving.redirect import (
+from pytest_negativa.processes.redirect import (
     copy_path,
     make_table,
     redirect_environment,
     write_table,
 )
-from pytest_negativa.rundir import load_plans
+from pytest_negativa.storage.runs import load_plans
 
 _PROGRAM = "import torch; torch.zeros(8, device='cuda').sum().item()"
 

@@ -16,9 +16,9 @@ import pluggy
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_negativa.config_models import Settings
     from pytest_negativa.models.library import Element, Frame, LibraryMap
     from pytest_negativa.models.report import RunReport
+    from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.trace import Header, Usage
     from pytest_negativa.tracing.detector import Detector
 

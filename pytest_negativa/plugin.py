@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.options import (
+from pytest_negativa.settings.options import (
     ROUND_VARIABLE,
     add_pytest_options,
     idle_flag,
@@ -80,7 +80,7 @@ def _begin(config: pytest.Config) -> None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
         return
-    from pytest_negativa import session
+    from pytest_negativa.session import traced_process as session
 
     if session.is_in_round():
         session.begin(config, flags)

@@ -17,12 +17,12 @@ from paper_records import RESULTS, USED_KERNELS, Step, write_json
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.measurement import Loading
-from pytest_negativa.rundir import load_plans
+from pytest_negativa.storage.runs import load_plans
 
 WORK = "work"
 """The folder, in the output, of traces, plans and copies: gigabytes."""
 
-_NEGATIVA = (sys.executable, "-c", "from pytest_negativa.cli import main; main()")
+_NEGATIVA = (sys.executable, "-c", "from pytest_negativa.cli.main import main; main()")
 _TAIL_LINES = 3
 _TAIL_LENGTH = 240
 # One that hangs must not take the others' time.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_negativa.demangle import demangle
+from pytest_negativa.gpucode.demangle import demangle
 
 if TYPE_CHECKING:
     from pytest_negativa.models.library import Element, Frame, LibraryMap
@@ -87,7 +87,7 @@ class PublicKernels:
 def kernels_in(path: Path) -> set[str]:
     """The kernels of a map: those that a device of the run could load."""
     # Not at the top: every session imports this module, and few need it.
-    from pytest_negativa.store import load_map
+    from pytest_negativa.storage.records import load_map
 
     library = load_map(path)
     contents = [e.content for e in library.iter_elements()]

@@ -14,13 +14,13 @@ from pytest_negativa.arch import (
     choose_elements,
     cubin_runs_on,
 )
+from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.library import Content, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
-from pytest_negativa.summarize import FRAME
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
 _MAX_PROBLEMS = 10

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.config_models import Reports
-from pytest_negativa.demangle import demangle
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     Healing,

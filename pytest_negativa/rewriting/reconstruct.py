@@ -41,8 +41,8 @@ from pytest_negativa.models.reconstruction import (
     RefusedLibrary,
     RepackedCubin,
 )
-from pytest_negativa.rewriting.compact import compact_library
-from pytest_negativa.rewriting.compact_records import CompactOptions, NotCompacted
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.records import CompactOptions, NotCompacted
 from pytest_negativa.rewriting.copies import (
     StoppedError,
     check_digest,
@@ -50,11 +50,11 @@ from pytest_negativa.rewriting.copies import (
     state_of,
     write_copy,
 )
+from pytest_negativa.rewriting.copies_lock import writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
-from pytest_negativa.rewriting.holding import writing_copies
-from pytest_negativa.rewriting.kernels import KernelEdits, trim_kernels
 from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.store import write_atomically
+from pytest_negativa.rewriting.trim_kernels import KernelEdits, trim_kernels
+from pytest_negativa.storage.records import write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Raised when copies are written in another way: those of before are then written anew.

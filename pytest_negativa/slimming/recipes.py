@@ -18,21 +18,21 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, StaleLibraryError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.locking import needs_content, plan_from_lock
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact_records import (
+from pytest_negativa.planning.by_arch import plan_for_devices, plan_for_none
+from pytest_negativa.planning.lock import needs_content, plan_from_lock
+from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
+from pytest_negativa.rewriting.compact.records import (
     Compacted,
     CompactOptions,
     Forecast,
     NotCompacted,
 )
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.kernels import RewrittenCubin, trim_kernels
-from pytest_negativa.slimming.archs import plan_for_devices, plan_for_none
+from pytest_negativa.rewriting.trim_kernels import RewrittenCubin, trim_kernels
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Said of a result that has none left."""

@@ -13,14 +13,14 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, SlimManifest, SlimRow
-from pytest_negativa.slimming.copying import copy_attributes, copy_folder, empty_folder
-from pytest_negativa.slimming.engine import Slimmer, SlimOptions
-from pytest_negativa.slimming.loading import require_known
-from pytest_negativa.slimming.locks import hold, hold_new
-from pytest_negativa.slimming.manifests import load_manifest
+from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
+from pytest_negativa.slimming.folder_locks import hold, hold_new
+from pytest_negativa.slimming.loaded import require_known
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
+from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_folder
-from pytest_negativa.slimming.work import Todo, find_by_archs, find_by_lock
+from pytest_negativa.slimming.worklist import Todo, find_by_archs, find_by_lock
 
 OnProgress = Callable[[int, int], None]
 """Told the bytes of libraries that are done, and of all."""

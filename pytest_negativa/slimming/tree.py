@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.sites import find_site
 
 MANIFEST_NAME = "negativa-slim.json"
 """Of the manifest, in the folder that is slimmed."""

@@ -8,25 +8,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.installed.record import RecordLine, recorded
+from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.belonging import (
+from pytest_negativa.slimming.folder_locks import hold
+from pytest_negativa.slimming.identity import (
     Records,
     is_reinstalled,
     is_uninstalled,
     why_another,
 )
-from pytest_negativa.slimming.engine import write_records
-from pytest_negativa.slimming.locks import hold
-from pytest_negativa.slimming.manifests import (
+from pytest_negativa.slimming.manifest import (
     digest_of,
     is_original,
     load_manifest,
     may_be_kept,
     save_manifest,
 )
-from pytest_negativa.slimming.placing import copy, link, staged_name, take_place
-from pytest_negativa.slimming.recordfile import RecordLine, recorded
-from pytest_negativa.slimming.sites import Site
+from pytest_negativa.slimming.replace import copy, link, staged_name, take_place
+from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.tree import Tree
 
 _ANY = "another file took its place since"

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from pytest_negativa.models.trace import Context
+from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.conflicts import busy_message
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.devices import driver_initialised
@@ -27,7 +28,6 @@ from pytest_negativa.tracing.drivercalls import (
     DriverCall,
 )
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.host import ProcessMemory
 from pytest_negativa.tracing.images import (
     UNKNOWN_IMAGE,
     FoundImage,

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from pytest_negativa.models.trace import Device
-from pytest_negativa.tracing.host import Host
+from pytest_negativa.storage.system import Host
 
 # CUdevice_attribute in cuda.h
 _COMPUTE_CAPABILITY_MAJOR = 75

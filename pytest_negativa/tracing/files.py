@@ -17,7 +17,7 @@ from pytest_negativa.models.trace import (
     Header,
     ProcessTrace,
 )
-from pytest_negativa.tracing.host import Host
+from pytest_negativa.storage.system import Host
 
 SUFFIX = ".jsonl"
 

@@ -19,7 +19,7 @@ import struct
 from typing import NamedTuple
 
 from pytest_negativa.models.trace import ImageForm
-from pytest_negativa.tracing.host import Host, ProcessMemory
+from pytest_negativa.storage.system import Host, ProcessMemory
 from pytest_negativa.tracing.mappings import MappedPlace, Mappings
 
 _WRAPPER = struct.Struct("<IIQQ")

@@ -10,7 +10,7 @@ import struct
 from typing import NamedTuple
 
 from pytest_negativa.models.trace import TracedLibrary
-from pytest_negativa.tracing.host import Host
+from pytest_negativa.storage.system import Host
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
 _LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (..)(.)\S ([0-9a-f]+) \S+ \d+ +(/.*)$", re.MULTILINE)

@@ -28,9 +28,9 @@ from pytest_negativa.models.trace import (
     Phase,
     WarningRecord,
 )
+from pytest_negativa.storage.system import Host
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.host import Host
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.mappings import Mappings, identify_library
 

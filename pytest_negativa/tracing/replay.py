@@ -31,9 +31,9 @@ from pytest_negativa.models.trace import (
     TraceRecord,
     WarningRecord,
 )
+from pytest_negativa.storage.system import Host
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import SUFFIX, TraceWriter, read_trace
-from pytest_negativa.tracing.host import Host
 from pytest_negativa.tracing.mappings import identify_library
 
 _MAX_NAMED = 5

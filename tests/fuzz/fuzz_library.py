@@ -35,8 +35,8 @@ with atheris.instrument_imports(include=["pytest_negativa", "elftools"]):
     from pytest_negativa.gpucode.source import ByteSource
     from pytest_negativa.models.library import Compression, Scope
 
-from tests import builders
-from tests.fuzz.invariants import check_map
+from tests.support import builders
+from tests.support.invariants import check_map
 
 _FIXTURES = Path(__file__).parent.parent / "fixtures" / "bin"
 _SCRATCH = Path(tempfile.mkdtemp(prefix="negativa-fuzz-")) / "input"

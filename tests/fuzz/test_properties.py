@@ -25,9 +25,9 @@ from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LtoIr, Ptx, Scope
-from tests import builders
-from tests.builders import CubinSpec, ElementSpec, HostSection
-from tests.fuzz.invariants import check_map
+from tests.support import builders
+from tests.support.builders import CubinSpec, ElementSpec, HostSection
+from tests.support.invariants import check_map
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "bin"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.gpu import has_gpu
+from pytest_negativa.tracing.gpu import has_gpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

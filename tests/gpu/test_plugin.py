@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_negativa.demangle import demangle
-from pytest_negativa.store import load_map
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.storage.records import load_map
 
 pytest.importorskip("torch")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.roles import Run, child_environment
+from pytest_negativa.tracing.start import Run, child_environment
 
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
-from pytest_negativa.rundir import load_planned, save_plans
+from pytest_negativa.storage.runs import load_planned, save_plans
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.measuring.run import FIRST_RESULT_VARIABLE, first_result_library
-from pytest_negativa.proving.redirect import (
+from pytest_negativa.measuring.sampler import FIRST_RESULT_VARIABLE, first_result_library
+from pytest_negativa.processes.redirect import (
     RedirectTable,
     redirect_environment,
     redirect_library,
     write_table,
 )
-from tests.measuring.compiling import compile_c, compile_shared, needs_compiler
+from tests.support.compiling import compile_c, compile_shared, needs_compiler
 
 pytestmark = [
     needs_compiler,

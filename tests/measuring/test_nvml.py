@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.measuring.compiling import compile_shared, needs_compiler
+from tests.support.compiling import compile_shared, needs_compiler
 
 GIB = 1 << 30
 

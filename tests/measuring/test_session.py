@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.proving.redirect import copy_path, why_unsupported
-from tests.measuring.compiling import compile_shared, needs_compiler
+from pytest_negativa.processes.redirect import copy_path, why_unsupported
+from tests.support.compiling import compile_shared, needs_compiler
 
 pytestmark = [
     needs_compiler,
@@ -24,7 +24,7 @@ import ctypes, os, sys
 
 def test_library():
     assert ctypes.CDLL({library!r}).value() in (1, 2)
-    assert "pytest_negativa.session" not in sys.modules
+    assert "pytest_negativa.session.traced_process" not in sys.modules
 
 def test_own_result():
     assert os.environ.get("RESULT") != "bad"

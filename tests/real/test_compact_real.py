@@ -21,10 +21,10 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact import compact_library
-from pytest_negativa.rewriting.compact_damage import Diagnosis, diagnose
-from pytest_negativa.rewriting.compact_records import Compacted, CompactOptions
-from tests.unit.compacting import plan_of, vaddr_of
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from tests.support.compacting import plan_of, vaddr_of
 
 pytestmark = pytest.mark.real_libs
 

@@ -14,14 +14,14 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.locate import locate_library
 from pytest_negativa.models.library import Compression, Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
-from pytest_negativa.plan import KeepPolicy, plan_library
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.cubin_code import fill_code
 from pytest_negativa.rewriting.edits import Patch
-from pytest_negativa.rewriting.kernels import trim_kernels
-from tests.unit.usages import library_usage, usage_of
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from tests.support.usages import library_usage, usage_of
 
 pytestmark = pytest.mark.real_libs
 

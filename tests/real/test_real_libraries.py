@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.arch import ElementKind
-from pytest_negativa.cli import main
+from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.mapcache import MapCache
-from pytest_negativa.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope, Section
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.store import encode_map, shipped_schema
-from pytest_negativa.summarize import summarize
-from tests.real.walker import Walked, walk
+from pytest_negativa.storage.records import encode_map, shipped_schema
+from tests.support.walker import Walked, walk
 
 pytestmark = pytest.mark.real_libs
 

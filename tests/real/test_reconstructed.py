@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.rewriting.overwrite import overwrite
-from tests.unit.libraries import SHARED_OBJECTS
-from tests.unit.reconstructing import apply, planned_of
+from tests.support.libraries import SHARED_OBJECTS
+from tests.support.reconstructing import apply, planned_of
 
 pytestmark = pytest.mark.real_libs
 

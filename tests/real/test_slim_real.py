@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.locking import make_lock
-from pytest_negativa.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming.archs import plan_for_devices
-from pytest_negativa.slimming.engine import SlimOptions
-from pytest_negativa.slimming.sites import Places
+from pytest_negativa.planning.by_arch import plan_for_devices
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo
-from tests.slim.sites import Planned, digests, verdict_of, wrong_files
+from tests.support.sites import Planned, digests, verdict_of, wrong_files
 
 pytestmark = pytest.mark.real_libs
 

@@ -9,9 +9,9 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_slimmed
 from pytest_negativa.models.library import Scope
-from pytest_negativa.slimming.archs import plan_for_devices
-from tests.unit.compacting import plan_of
-from tests.unit.gpucode.test_slimmed import check_slimmed, compact, read, rows
+from pytest_negativa.planning.by_arch import plan_for_devices
+from tests.gpucode.test_slimmed import check_slimmed, compact, read, rows
+from tests.support.compacting import plan_of
 
 pytestmark = pytest.mark.real_libs
 

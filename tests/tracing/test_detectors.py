@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.trace import (
     Context,
     DataKind,
@@ -30,11 +29,12 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.tracing import injection_source
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
+from pytest_negativa.tracing.merge import merge_traces
 
 ROOT = Path(__file__).parent.parent.parent
 FIXTURES = ROOT / "tests/fixtures/bin"
 FATBIN = FIXTURES / "identifier.fatbin"
-SCENARIO = ROOT / "tests/tracing/scenario.py"
+SCENARIO = ROOT / "tests/support/scenario.py"
 
 
 @pytest.fixture(scope="session")

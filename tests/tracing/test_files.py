@@ -14,7 +14,7 @@ import pytest
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import Context, Header, KernelRecord, Phase, WarningRecord
 from pytest_negativa.tracing.files import TraceWriter, read_trace, trace_file_name
-from tests.tracing.traces import RUN, header, records, write
+from tests.support.traces import RUN, header, records, write
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
 def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from tests.tracing.traces import *\n"
+        "from tests.support.traces import *\n"
         "write(Path(sys.argv[1]), header(os.getpid()), records('k1', 'k2'), end=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.merge import merge_processes, merge_traces
 from pytest_negativa.models.trace import (
     Context,
     ContextRecord,
@@ -27,7 +26,8 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.tracing.files import read_trace
-from tests.tracing.traces import DEVICE, LIBRARY, header, records, write
+from pytest_negativa.tracing.merge import merge_processes, merge_traces
+from tests.support.traces import DEVICE, LIBRARY, header, records, write
 
 
 def context(id: int, nodeid: str, time_ns: int = 1) -> ContextRecord:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.merge import merge_traces
 from pytest_negativa.models.trace import Context, Phase, Role, TracedLibrary, Usage
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.replay import relocate
-from pytest_negativa.tracing.roles import Run, start_tracing
+from pytest_negativa.tracing.start import Run, start_tracing
 
 DATA = Path(__file__).parent.parent / "data/traces"
 

@@ -1,0 +1,5 @@
+"""``python -m pytest_negativa``: the command ``negativa``."""
+
+from pytest_negativa.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Composes reading, locating and planning over all libraries of a run."""

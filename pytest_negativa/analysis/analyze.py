@@ -1,0 +1,262 @@
+"""Composes the stages for the plugin and the command: usage to maps, plans and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.installed.libraries import DistributionIndex
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.trace import LibraryUsage, Role, Usage
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepElement, KeepPolicy, plan_library
+from pytest_negativa.settings.globs import (
+    GlobSet,
+    LibraryNames,
+    is_selected,
+    matches_library,
+    unmatched_globs,
+)
+from pytest_negativa.tracing.mappings import identify_library
+
+_LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzedLibrary:
+    """A library with GPU code and what was decided about it."""
+
+    library_map: LibraryMap
+    plan: LibraryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Everything that is known at the end of a run.
+
+    Attributes:
+        usage: what was traced.
+        libraries: those with GPU code that the settings select.
+        without_code: how many other libraries were loaded.
+        runtime_kernels: kernels of images that are in no file: compiled at run time.
+        unreadable: libraries that could not be mapped, and why.
+        warnings: globs that matched nothing, and the like.
+    """
+
+    usage: Usage
+    libraries: tuple[AnalyzedLibrary, ...]
+    without_code: int
+    runtime_kernels: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What plugins contribute."""
+
+    libraries: tuple[str, ...] = ()
+    vetoes: tuple[KeepElement, ...] = field(default=())
+
+
+def analyze(
+    usage: Usage,
+    settings: Settings,
+    hooks: Hooks | None = None,
+    jobs: int | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> Analysis:
+    """Map, locate and plan every library that the usage names.
+
+    Libraries that can't be read are left alone and named in the result.
+    """
+    return _Analyzer(usage, settings, hooks or Hooks()).run(jobs, on_done)
+
+
+def with_warning(analysis: Analysis, text: str) -> Analysis:
+    """The same with one more warning."""
+    return replace(analysis, warnings=(*analysis.warnings, text))
+
+
+def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
+    """The compute capabilities of all traced devices."""
+    found = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
+    return tuple(sorted(found))
+
+
+class _Analyzer:
+    def __init__(self, usage: Usage, settings: Settings, hooks: Hooks) -> None:
+        self._usage = usage
+        self._settings = settings
+        self._hooks = hooks
+        self._devices = capabilities(usage)
+        self._extra_devices = tuple(
+            ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
+        )
+        self._kernel_globs = GlobSet(settings.keep.kernels)
+        self._distributions = (
+            DistributionIndex()
+            if any(g.startswith("dist:") for o in _LIBRARY_OPTIONS for g in self._globs(o))
+            else None
+        )
+        self._names: list[LibraryNames] = []
+
+    def run(self, jobs: int | None, on_done: Callable[[int, int], None] | None) -> Analysis:
+        wanted = {u.library.path: u for u in self._usage.libraries}
+        for path in self._hooks.libraries:
+            added = LibraryUsage(library=identify_library(path), images=(), processes=())
+            wanted.setdefault(path, added)
+        unreadable: list[str] = []
+        analyzed: list[AnalyzedLibrary] = []
+        without_code = 0
+        hashes: set[str] = set()
+        for path, library_map in self._map(list(wanted), unreadable, jobs, on_done):
+            if not library_map.sections:
+                without_code += 1
+                continue
+            hashes.update(
+                f.content.sha256
+                for f in library_map.iter_frames()
+                if f.content is not None and f.content.sha256 is not None
+            )
+            names = self._library_names(library_map)
+            self._names.append(names)
+            if is_selected(self._settings.libraries, names):
+                plan = self._plan(library_map, wanted[path], names)
+                analyzed.append(AnalyzedLibrary(library_map, plan))
+        return Analysis(
+            usage=self._usage,
+            libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
+            without_code=without_code,
+            runtime_kernels=self._runtime_kernels(hashes),
+            unreadable=tuple(sorted(unreadable)),
+            warnings=tuple(self._glob_warnings(analyzed)),
+        )
+
+    def _map(
+        self,
+        paths: list[str],
+        unreadable: list[str],
+        jobs: int | None,
+        on_done: Callable[[int, int], None] | None,
+    ) -> Iterator[tuple[str, LibraryMap]]:
+        devices = (*self._devices, *self._extra_devices)
+        # Without a known device nothing can be called unused: the headers tell all there is.
+        scope = (
+            Scope(devices=tuple(sorted(set(map(str, devices)))))
+            if devices
+            else Scope(headers_only=True)
+        )
+        cache = MapCache(Path(self._settings.cache.dir or ""), self._settings.cache.limit)
+        existing = [p for p in paths if Path(p).is_file()]
+        # The kernel's own object in memory, a deleted file, a library of another machine.
+        unreadable.extend(f"{p}: not found" for p in paths if p not in set(existing))
+        sizes = {p: Path(p).stat().st_size for p in existing}
+        done = 0
+        request = MapRequest(scope=scope, with_map=True, with_summary=False, with_digest=True)
+        for mapped in map_libraries([Path(p) for p in existing], request, cache, jobs):
+            done += sizes[str(mapped.path)]
+            if on_done is not None:
+                on_done(done, sum(sizes.values()))
+            if mapped.library_map is not None:
+                yield str(mapped.path), mapped.library_map
+            elif mapped.error is not None and _may_hold_code(mapped.error):
+                unreadable.append(str(mapped.error))
+
+    def _plan(
+        self, library_map: LibraryMap, library_usage: LibraryUsage, names: LibraryNames
+    ) -> LibraryPlan:
+        kept_by = next(
+            (g for g in self._settings.keep.libraries if matches_library(g, names)), None
+        )
+        policy = KeepPolicy(
+            whole_library=kept_by and f"keep.libraries: {kept_by}",
+            kernels=self._kernel_globs,
+            devices=self._extra_devices,
+            ptx=self._settings.keep.ptx.value,
+            relocatable=self._settings.keep.relocatable.value,
+            demangle=demangle,
+            vetoes=self._hooks.vetoes,
+            granularity=self._settings.granularity.value,
+        )
+        located = locate_library(library_map, library_usage, self._usage)
+        return plan_library(located, self._devices, policy, self._incomplete(library_usage))
+
+    def _incomplete(self, library_usage: LibraryUsage) -> str | None:
+        """Why processes that had loaded the library may have used more than is known."""
+        processes = set(library_usage.processes)
+        for lack in self._usage.incomplete:
+            if lack.process is None or lack.process in processes:
+                return lack.text
+        for index in library_usage.processes:
+            process = self._usage.processes[index] if index < len(self._usage.processes) else None
+            # Tests may kill their children; a process that runs tests has an end, unless it
+            # was killed or its trace could not be written.
+            if process is not None and not process.ended and process.header.role is not Role.CHILD:
+                return f"the trace of process {process.header.pid} has no end"
+        return None
+
+    def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
+        images = [
+            *self._usage.compiled,
+            *(i for i in self._usage.memory_images if i.sha256 not in hashes),
+        ]
+        return tuple(sorted({k.name for image in images for k in image.use.kernels}))
+
+    def _library_names(self, library_map: LibraryMap) -> LibraryNames:
+        path = library_map.library.path
+        distribution = self._distributions.of(path) if self._distributions else None
+        return LibraryNames(path, library_map.library.soname, distribution)
+
+    def _globs(self, option: str) -> tuple[str, ...]:
+        section, _, key = option.partition(".")
+        globs: tuple[str, ...] = getattr(getattr(self._settings, section), key)
+        return globs
+
+    def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
+        for option in _LIBRARY_OPTIONS:
+            matched = {
+                g for g in self._globs(option) if any(matches_library(g, n) for n in self._names)
+            }
+            candidates = _library_candidates(self._names)
+            yield from unmatched_globs(self._settings, option, matched, candidates)
+        for library in analyzed:
+            if all(d.kept for d in library.plan.decisions):
+                # Kept as a whole, so nobody asked whether a glob would keep a part of it.
+                self._match_kernel_globs(library.library_map)
+        kernels = (
+            shown
+            for library in analyzed
+            for name in library.library_map.names
+            for shown in (name, demangle(name))
+        )
+        yield from unmatched_globs(
+            self._settings, "keep.kernels", self._kernel_globs.matched, kernels
+        )
+
+    def _match_kernel_globs(self, library_map: LibraryMap) -> None:
+        if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
+            for name in library_map.names:
+                self._kernel_globs.match(name, demangle(name))
+
+
+def _library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
+    for library in names:
+        yield Path(library.path).name
+        if library.soname is not None:
+            yield library.soname
+        if library.distribution is not None:
+            yield f"dist:{library.distribution}"
+
+
+def _may_hold_code(error: NegativaError) -> bool:
+    """Whether a file that could not be mapped is worth a line: 32-bit hosts hold no GPU code."""
+    return "not an ELF file" not in str(error)

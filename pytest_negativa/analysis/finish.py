@@ -1,0 +1,88 @@
+"""The end of a run, for the plugin and the command alike: usage to files and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.analysis.analyze import Analysis, Hooks, analyze, with_warning
+from pytest_negativa.analysis.report import build_report
+from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.settings import ReportFormat, Settings
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.restore import give_back_spans
+from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.storage.records import write_atomically
+from pytest_negativa.storage.runs import load_healed, mark_failed, write_record, write_run
+
+_NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed plans all the same)"
+
+
+def conclude(
+    usage: Usage,
+    settings: Settings,
+    folder: Path,
+    *,
+    sound: bool,
+    why: str = "it failed, was interrupted or ran no test",
+    hooks: Hooks | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> RunReport:
+    """Analyze a run, write its files and reports, and return what there is to show.
+
+    Args:
+        folder: the run's folder.
+        sound: the run ended well. If not, plans and spans are written only where the
+            settings accept that.
+        why: what is wrong with it, if it isn't sound.
+
+    Raises:
+        NegativaError: something could not be written.
+    """
+    if not sound:
+        mark_failed(folder, why)
+    planned = sound or settings.trace.accept_failed
+    analysis = analyze(usage, settings, hooks, on_done=on_done)
+    analysis = _with_healed(analysis, load_healed(folder))
+    if not planned:
+        analysis = with_warning(analysis, _NOT_PLANNED.format(why=why))
+    files = write_run(folder, analysis, with_plans=planned)
+    report = build_report(
+        analysis,
+        settings.thresholds,
+        run_id=folder.name,
+        directory=_for_people(folder),
+        files=(*files, "report.json"),
+    )
+    write_record(folder / "report.json", report, indent=1)
+    for wanted in settings.reports.formats:
+        if wanted.path is None:
+            continue
+        if wanted.format is ReportFormat.MARKDOWN:
+            data = render_markdown(report).encode()
+        else:
+            data = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        write_atomically(Path(wanted.path), data)
+    return report
+
+
+def _with_healed(analysis: Analysis, healed: tuple[NeededSpan, ...]) -> Analysis:
+    """Keep what healing of the same run gave back."""
+    if not healed:
+        return analysis
+    return replace(
+        analysis,
+        libraries=tuple(
+            replace(library, plan=give_back_spans(library.plan, healed))
+            for library in analysis.libraries
+        ),
+    )
+
+
+def _for_people(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

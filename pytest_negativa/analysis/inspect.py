@@ -1,0 +1,152 @@
+"""The stage behind ``negativa inspect``: arguments to mapped libraries, and their printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.installed.libraries import LibrarySet, find_libraries
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.summary import InspectedLibrary, Inspection
+from pytest_negativa.storage.records import encode_hook
+
+JSON_VERSION = 1
+"""Of the JSON output. History: 1 is the first."""
+
+OnDone = Callable[[int, int], None]
+"""Called with the bytes of libraries done and of all libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRequest:
+    """What ``negativa inspect`` was asked; the fields are its arguments and options."""
+
+    arguments: tuple[str, ...]
+    device: ComputeCapability | None
+    with_dependencies: bool
+    kernels: bool
+    elements: bool
+    headers_only: bool
+
+    @property
+    def details(self) -> bool:
+        return self.kernels or self.elements
+
+    @property
+    def map_request(self) -> MapRequest:
+        devices = None if self.device is None else (str(self.device),)
+        return MapRequest(
+            scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),
+            device=self.device,
+            with_map=self.details,
+            slimmed=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedSet:
+    """One argument and what came of its libraries, in order."""
+
+    libraries: LibrarySet
+    mapped: tuple[MappedLibrary, ...]
+
+
+def inspect_libraries(
+    request: InspectionRequest,
+    cache: MapCache | None = None,
+    jobs: int | None = None,
+    on_done: OnDone | None = None,
+) -> tuple[InspectedSet, ...]:
+    """Map all libraries that the arguments stand for, of slimmed ones what is left.
+
+    Raises:
+        OptionError: an argument stands for nothing.
+    """
+    sets = tuple(
+        find_libraries(a, with_dependencies=request.with_dependencies) for a in request.arguments
+    )
+    sizes = {path: _size(path) for s in sets for path in s.paths}
+    total, done = sum(sizes.values()), 0
+    if on_done is not None:
+        on_done(0, total)
+    mapped: dict[object, MappedLibrary] = {}
+    for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
+        mapped[library.path] = library
+        done += sizes[library.path]
+        if on_done is not None:
+            on_done(done, total)
+    return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
+
+
+def _size(path: Path) -> int:
+    # A file that has gone since it was found is reported when it is read.
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def render_json(inspected: Sequence[InspectedSet]) -> str:
+    """The JSON output; schema in ``schemas/inspection.schema.json``."""
+    document = Inspection(
+        format_version=JSON_VERSION,
+        libraries=tuple(
+            InspectedLibrary(summary=m.summary, map=m.library_map, removed=m.removed)
+            for s in inspected
+            for m in s.mapped
+            if m.summary is not None
+        ),
+        errors=tuple(_utf8(str(e)) for s in inspected for e in errors_of(s)),
+    )
+    data = msgspec.json.encode(document, enc_hook=encode_hook)
+    return msgspec.json.format(data, indent=1).decode()
+
+
+def _utf8(text: str) -> str:
+    """File names on Linux may be any bytes; JSON is UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
+    """The tables, a text for each library or set."""
+    # tabulate costs 30 ms to import.
+    from pytest_negativa.reporting import inspection
+    from pytest_negativa.reporting.text import printable
+
+    for one in inspected:
+        summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
+        if one.libraries.explicit:
+            yield from (inspection.library_report(*row) for row in summaries)
+        elif not one.libraries.paths:
+            yield f"{printable(one.libraries.label)}: no ELF files"
+        elif summaries:
+            yield inspection.set_report(
+                one.libraries.label,
+                [summary for summary, _ in summaries],
+                {s.path: removed for s, removed in summaries if removed is not None},
+            )
+        for mapped in one.mapped:
+            if mapped.library_map is None or not mapped.library_map.sections:
+                continue
+            path = printable(str(mapped.path))
+            if request.elements:
+                yield f"{path}, elements:"
+                yield inspection.element_table(
+                    mapped.library_map, request.device, slimmed=mapped.removed is not None
+                )
+            if request.kernels:
+                yield f"{path}, kernels:"
+                yield "\n".join(inspection.kernel_lines(mapped.library_map))
+
+
+def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
+    """Why libraries of the set could not be read."""
+    for mapped in inspected.mapped:
+        if mapped.error is not None:
+            yield mapped.error

@@ -1,0 +1,75 @@
+"""An analysis to the ``RunReport`` that all renderers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.analysis.analyze import Analysis
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.settings import Thresholds
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.reporting.rows import library_row
+
+
+def build_report(
+    analysis: Analysis,
+    thresholds: Thresholds,
+    *,
+    run_id: str,
+    directory: str,
+    files: Sequence[str],
+) -> RunReport:
+    """Rows, totals and everything a reader must know, the largest libraries first."""
+    rows = sorted(
+        (library_row(a.plan) for a in analysis.libraries),
+        key=lambda row: (-row.unused_bytes, row.path),
+    )
+    usage = analysis.usage
+    return RunReport(
+        format_version=REPORT_VERSION,
+        run_id=run_id,
+        directory=directory,
+        devices=tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)),
+        replay=_replay_line(usage),
+        gpu_used=any(True for _ in usage.iter_images()),
+        libraries=tuple(rows),
+        loaded_without_code=analysis.without_code,
+        compiled_kernels=analysis.runtime_kernels,
+        not_covered=tuple(_not_covered(analysis)),
+        warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
+        crossed=_crossed(thresholds, rows),
+        files=tuple(files),
+    )
+
+
+def _replay_line(usage: Usage) -> str | None:
+    if usage.replay is None:
+        return None
+    when = time.strftime("%Y-%m-%d", time.gmtime(usage.replay.recorded_ns / 1e9))
+    return (
+        f"No GPU: replaying the trace recorded on {usage.replay.device}, {when}; "
+        "nothing is proved here."
+    )
+
+
+def _not_covered(analysis: Analysis) -> Iterator[str]:
+    usage = analysis.usage
+    yield from dict.fromkeys(lack.text for lack in usage.incomplete)
+    for process in usage.processes:
+        if not process.ended:
+            name = process.header.worker or process.header.role.value
+            yield (
+                f"process {process.header.pid} ({name}) did not end by itself; what it had "
+                "done until then is in the trace"
+            )
+    yield from analysis.unreadable
+
+
+def _crossed(thresholds: Thresholds, rows: Sequence[LibraryRow]) -> tuple[str, ...]:
+    return thresholds.crossed(
+        gpu_code=sum(r.code_bytes for r in rows),
+        unused_bytes=sum(r.unused_bytes for r in rows),
+        kernels=sum(r.kernels for r in rows),
+        used_kernels=sum(r.used_kernels for r in rows),
+    )

@@ -1,0 +1,63 @@
+"""What a traced run loaded besides the libraries that something was planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, Usage
+from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary
+from pytest_negativa.slimming.loaded import soname_of
+
+
+def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
+    """The other libraries of a run that have, or may have, GPU code.
+
+    Args:
+        usage: of the run, if it is known.
+        planned: real paths of the libraries that are in its plan.
+    """
+    if usage is None:
+        return Unplanned((), ("the run has no usage.json, which tells what it loaded",))
+    others = (library.library.path for library in usage.libraries)
+    found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
+    return Unplanned(
+        tuple(
+            UnplannedLibrary(path, why, soname_of(Path(path)))
+            for path, why in found
+            if why is not None
+        ),
+        tuple(dict.fromkeys(_lacks(usage))),
+    )
+
+
+def _lacks(usage: Usage) -> Iterator[str]:
+    for lack in usage.incomplete:
+        yield lack.text
+    for warning in usage.warnings:
+        # No lack of a plan: its proof ran them, too. What they loaded is not known all the same.
+        if warning.code == CHILDREN_UNTRACED:
+            yield warning.text
+    for process in usage.processes:
+        # Tests may kill their children; what these had loaded is in their traces.
+        if not process.ended and process.header.role is not Role.CHILD:
+            yield f"the trace of process {process.header.pid} has no end"
+
+
+def _why_unplanned(path: Path) -> str | None:
+    """Why nothing was planned for a library with GPU code; None for one without."""
+    if not path.is_file():
+        return "it is gone since the run" if ".so" in path.name else None
+    if is_slimmed(path):
+        return "it is slimmed already"
+    try:
+        library_map = read_library(path, Scope(headers_only=True))
+    except FormatError as e:
+        return None if "not an ELF file" in e.problem else f"it cannot be read: {e.problem}"
+    return (
+        "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
+    )

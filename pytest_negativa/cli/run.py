@@ -1,0 +1,275 @@
+"""The commands that work on runs: trace, locate, debloat, combine, kernels.
+
+What they do is done by the plugin's own functions; here are arguments and printing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.settings.options import click_options
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.settings import Settings
+    from pytest_negativa.tracing.start import Run
+
+_COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+_PASS_ON = {"allow_interspersed_args": False}
+
+_NO_TRACE = (
+    "nothing was traced: no process of the command started CUDA with success (is there a GPU, "
+    "and its driver?)"
+)
+
+_TRACE_OPTIONS = ("config", "directory")
+_PLAN_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.kernels",
+    "keep.libraries",
+    "keep.archs",
+    "keep.ptx",
+    "keep.relocatable",
+    "granularity",
+    "trace.accept_failed",
+    "reports.formats",
+    "reports.top",
+)
+
+
+@click.command(context_settings=_PASS_ON)
+@_COMMAND
+@click_options(*_TRACE_OPTIONS)
+def trace(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND and record the GPU code that it and its children use.
+
+    Exit status: that of COMMAND; 127 if there is no such command.
+    """
+    from pytest_negativa.storage.runs import mark_failed, point_latest
+
+    settings = settings_of(flags)
+    run, status = _run_traced(command, settings)
+    # What "negativa locate" takes.
+    if not run.trace_files():
+        _exit_untraced(run, status, settings)
+    if status != 0:
+        mark_failed(run.folder, _ended_with(status))
+    point_latest(run.folder)
+    click.echo(f"Trace in {run.folder}", err=True)
+    click.get_current_context().exit(status)
+
+
+@click.command()
+@click_options("run", *_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def locate(**flags: Any) -> None:
+    """Find the unused GPU code of a traced run.
+
+    Writes plans and spans into the run's folder; from then on it is the last run. Exit status:
+    0, or 1 if a threshold is crossed or nothing is planned because the run failed.
+    """
+    from pytest_negativa.storage.runs import failure_of
+
+    settings = settings_of(flags)
+    folder = run_of(settings)
+    _conclude(_trace_files(folder), folder, settings, failure=failure_of(folder))
+
+
+@click.command(context_settings=_PASS_ON)
+@_COMMAND
+@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def debloat(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND traced, then find the GPU code that it did not use.
+
+    The same as trace and locate. Exit status: that of COMMAND; if that is 0, that of locate.
+    127 if there is no such command.
+    """
+    settings = settings_of(flags)
+    run, status = _run_traced(command, settings)
+    if not run.trace_files():
+        _exit_untraced(run, status, settings)
+    failure = _ended_with(status) if status else None
+    try:
+        _conclude(run.trace_files(), run.folder, settings, failure=failure, status=status)
+    except NegativaError as e:
+        if status == 0:
+            raise
+        click.echo(f"negativa: error: {e}", err=True)
+    click.get_current_context().exit(status)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+def combine(runs: tuple[Path, ...], **flags: Any) -> None:
+    """Find the GPU code that none of several RUNS used.
+
+    RUNS are folders of traced runs, or folders with trace files. The result is a run of its
+    own. Exit status: 0, or 1 if a threshold is crossed or nothing is planned because one of them
+    failed.
+    """
+    from pytest_negativa.storage.runs import failure_of
+
+    settings = settings_of(flags)
+    traces = tuple(dict.fromkeys(p.resolve() for folder in runs for p in _trace_files(folder)))
+    run = _new_run(settings)
+    _copy(traces, run.trace_dir)
+    failed = [f"{folder}: {why}" for folder in runs if (why := failure_of(folder)) is not None]
+    _conclude(run.trace_files(), run.folder, settings, failure="; ".join(failed) or None)
+
+
+@click.command()
+@click.option("--used", is_flag=True, help="List the kernels that were used instead.")
+@click.option(
+    "--library",
+    "glob",
+    metavar="GLOB",
+    default="*",
+    help="Only of these libraries: path, file name or soname.",
+)
+@click_options("run", "config", "directory", "reports.demangle")
+def kernels(used: bool, glob: str, **flags: Any) -> None:
+    """List the kernels that a traced run did not use.
+
+    Of those that its devices could load. The run is one that was planned.
+    """
+    from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.settings.globs import LibraryNames, matches_library
+    from pytest_negativa.storage.runs import load_plans
+
+    settings = settings_of(flags)
+    spell = demangle if settings.reports.demangle else str
+    plans = load_plans(run_of(settings))
+    wanted = [
+        plan
+        for plan in plans
+        if matches_library(glob, LibraryNames(plan.library.path, plan.library.soname))
+    ]
+    if not wanted:
+        there = ", ".join(printable(Path(plan.library.path).name) for plan in plans)
+        raise click.BadParameter(
+            f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
+        )
+    for plan in wanted:
+        names = plan.used_kernels if used else plan.unused_kernels
+        total = len(plan.used_kernels) + len(plan.unused_kernels)
+        word = "used" if used else "unused"
+        click.echo(f"{printable(plan.library.path)}: {len(names):,} of {total:,} kernels {word}")
+        for name in names:
+            click.echo(f"  {printable(spell(name))}")
+
+
+def _ended_with(status: int) -> str:
+    return f"the command ended with exit status {status}"
+
+
+def _new_run(settings: Settings) -> Run:
+    from pytest_negativa.tracing.start import Run, new_run_id
+
+    return Run(base=Path(settings.directory), run_id=new_run_id(), root=Path.cwd())
+
+
+def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
+    from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+
+    run = _new_run(settings)
+    try:
+        return run, run_traced(command, run)
+    except CommandNotFound as e:
+        click.echo(f"negativa: error: {e}", err=True)
+        click.get_current_context().exit(EXIT_NOT_FOUND)
+
+
+def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
+    """End where no process left a trace: with the command's status, but limits don't pass."""
+    from pytest_negativa.models.settings import Thresholds
+    from pytest_negativa.storage.outcomes import outcomes_file
+
+    with contextlib.suppress(OSError):
+        outcomes_file(run.folder).unlink()
+        for folder in (run.trace_dir, run.folder):
+            folder.rmdir()
+    click.echo(f"negativa: {_NO_TRACE}", err=True)
+    unchecked = settings.thresholds != Thresholds()
+    if unchecked:
+        click.echo("negativa: so the thresholds can't be checked", err=True)
+    click.get_current_context().exit(status or int(unchecked))
+
+
+def _trace_files(folder: Path) -> tuple[Path, ...]:
+    """The trace files of a run's folder, or of a folder that holds nothing else."""
+    found = tuple(sorted(folder.glob("trace/*.jsonl"))) or tuple(sorted(folder.glob("*.jsonl")))
+    if not found:
+        raise StoreError(f"{folder}: no trace files (*.jsonl) here or in its folder trace")
+    return found
+
+
+def _copy(traces: Sequence[Path], folder: Path) -> None:
+    """Copy traces into one folder; recordings of different runs may share a name."""
+    import shutil
+
+    try:
+        folder.mkdir(parents=True)
+        for number, path in enumerate(traces):
+            target = folder / path.name
+            shutil.copy2(path, target if not target.exists() else folder / f"{number}.{path.name}")
+    except OSError as e:
+        raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
+
+
+def _conclude(
+    traces: Sequence[Path],
+    folder: Path,
+    settings: Settings,
+    *,
+    failure: str | None,
+    status: int = 0,
+) -> None:
+    """Plan and report; leaves with 1 where that says no, and the command itself hasn't.
+
+    Args:
+        failure: why the run failed; None if it didn't.
+        status: exit status of the traced command.
+    """
+    from pytest_negativa.analysis.finish import conclude
+    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.models.settings import ReportFormat
+    from pytest_negativa.models.trace import Role
+    from pytest_negativa.reporting.terminal import render_nothing, render_report
+    from pytest_negativa.storage.runs import why_unplanned
+    from pytest_negativa.tracing.merge import merge_traces
+
+    with ByteProgress("reading libraries") as progress:
+        usage = merge_traces(traces)
+        # A test may kill a child, but a session without an end was killed itself.
+        killed = [p for p in usage.processes if not p.ended and p.header.role is not Role.CHILD]
+        if failure is None and killed:
+            failure = f"process {killed[0].header.pid} did not end by itself"
+        report = conclude(
+            usage,
+            settings,
+            folder,
+            sound=failure is None,
+            why=failure or "",
+            on_done=progress.update,
+        )
+    if any(wanted.format is ReportFormat.TERMINAL for wanted in settings.reports.formats):
+        text = render_nothing(report)
+        click.echo(text or "\n\n".join(render_report(report, settings.reports)))
+    for limit in report.crossed:
+        click.echo(f"negativa: {limit}", err=True)
+    unplanned = failure is not None and not settings.trace.accept_failed
+    if unplanned and not status:
+        raise StoreError(why_unplanned(folder))
+    if report.crossed and not status:
+        click.get_current_context().exit(1)
+
+
+COMMANDS = (trace, locate, debloat, combine, kernels)

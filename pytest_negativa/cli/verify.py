@@ -1,0 +1,147 @@
+"""The commands that put a plan to the test: reconstruct, verify, heal."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.errors import StoreError
+from pytest_negativa.settings.options import click_options
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.settings import Settings
+
+_COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
+_PASS_ON = {"allow_interspersed_args": False}
+
+_VERIFY_OPTIONS = (
+    "run",
+    "config",
+    "directory",
+    "trace.accept_failed",
+    "verify.fill",
+    "verify.copies",
+    "verify.rerun",
+    "verify.timeout",
+)
+
+
+@click.command()
+@click_options("run", "config", "directory", "verify.fill", "verify.copies")
+def reconstruct(**flags: Any) -> None:
+    """Write copies of libraries without the code that a run did not use.
+
+    Copies of the libraries of a planned run, in which unused GPU code is overwritten, or which
+    are compacted. They lie below reconstructed/ in the folder for runs, under the paths of their
+    originals.
+
+    Exit status: 0, or 1 if a library could not be copied.
+    """
+    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes
+    from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
+    from pytest_negativa.storage.runs import load_planned
+    from pytest_negativa.verifying.verification import RECONSTRUCTED, compact_options
+
+    settings = settings_of(flags)
+    planned = load_planned(run_of(settings))
+    root = Path(settings.directory) / RECONSTRUCTED
+    with ByteProgress("writing copies") as progress:
+        made = write_copies(
+            planned,
+            root,
+            fill=settings.verify.fill_byte,
+            compact=compact_options(settings),
+            on_done=progress.update,
+        )
+    for library in made.libraries:
+        state = "unchanged" if library.reused else "written"
+        click.echo(
+            f"{printable(library.copy)}: {state}, {format_bytes(library.unused_bytes)} overwritten"
+        )
+    for refused in made.refused:
+        click.echo(f"negativa: error: {printable(refused.why)}", err=True)
+    if made.refused:
+        click.get_current_context().exit(1)
+
+
+@click.command(context_settings=_PASS_ON)
+@click_options(*_VERIFY_OPTIONS)
+@_COMMAND
+def verify(command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND on copies without the GPU code that it did not use.
+
+    COMMAND is the one that was traced, and need not be given. Its exit status is what must be
+    the same. Exit status: that of COMMAND if the plan is proved, else 1.
+    """
+    _verify(command, settings_of(flags))
+
+
+@click.command(context_settings=_PASS_ON)
+@click_options(*_VERIFY_OPTIONS, "verify.heal_runs", "verify.heal_minutes")
+@_COMMAND
+def heal(command: tuple[str, ...], **flags: Any) -> None:
+    """Verify, find what COMMAND needs after all, and keep it.
+
+    If COMMAND fails on the copies, parts are given back until it doesn't. What it needs is kept
+    from then on, and everything is verified again.
+
+    Exit status: that of COMMAND if the plan is proved in the end, else 1.
+    """
+    _verify(command, settings_of(flags), healing=True)
+
+
+def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
+    from msgspec.structs import replace
+
+    from pytest_negativa.models.outcomes import SessionKind
+    from pytest_negativa.storage.outcomes import outcomes_file, read_outcomes
+    from pytest_negativa.storage.rounds import Program
+    from pytest_negativa.tracing.command import traced_environment
+    from pytest_negativa.tracing.start import Run
+    from pytest_negativa.verifying.supervisor import Request, supervise
+    from pytest_negativa.verifying.verification import refuse_failed
+
+    traced = run_of(settings)
+    refuse_failed(traced, settings)
+    outcomes = outcomes_file(traced)
+    if not outcomes.exists():
+        raise StoreError(
+            f"{traced}: nothing tells how this run ended, as of one that was combined of several: "
+            f"no {outcomes.name}; trace again"
+        )
+    session = read_outcomes(outcomes)
+    if session.kind is SessionKind.PYTEST:
+        # As a plain program it has one outcome, and those to compare are its tests'.
+        verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
+        raise click.UsageError(
+            f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
+            f"{shlex.quote(os.fspath(traced))}"
+        )
+    words = command or session.command
+    if not words:
+        raise click.UsageError(f"{traced} doesn't tell which command was traced; give it after --")
+    here = Path.cwd()
+
+    def prepare(environ: Mapping[str, str], round_folder: Path) -> Mapping[str, str]:
+        run = Run(base=round_folder.parent, run_id=round_folder.name, root=here)
+        return traced_environment(environ, run)
+
+    program = Program(command=words, again=words, cwd=here, is_pytest=False)
+    request = Request(
+        settings=replace(settings, run=os.fspath(traced), healing=healing),
+        root=here,
+        program=program,
+        trace_first=False,
+    )
+    click.get_current_context().exit(supervise(request, prepare))
+
+
+COMMANDS = (reconstruct, verify, heal)

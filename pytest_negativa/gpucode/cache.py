@@ -1,0 +1,232 @@
+"""A folder that keeps library maps, so that an unchanged library is read once.
+
+An entry is found by what changes when the library does: size, modification and change time,
+and its build id, or the SHA-256 of its bytes where it has none. The change time is in because a
+rewritten copy may keep size, build id and modification time of its original.
+
+An entry is one file, written under a temporary name and renamed, so processes may share the
+folder. It starts with a line that holds the lengths and digests of what follows: the
+summary (JSON) and the map (JSON, zstd). What does not match its digest is not there, and the
+map is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
+from pytest_negativa.models.summary import LibrarySummary
+from pytest_negativa.settings.kinds import Problem, Size
+from pytest_negativa.storage.records import (
+    TEMPORARY_SUFFIX,
+    decode_map,
+    encode_map,
+    write_atomically,
+)
+
+DEFAULT_LIMIT = 1 << 30
+"""Bytes that the folder may hold before the entries used longest ago go."""
+
+_MAGIC = "negativa-map"
+# Raised when reading finds more or other things than before: old entries are then not found.
+_READER_VERSION = 4
+_SUFFIX = ".map"
+# No write takes this long: its process was killed.
+_ABANDONED_AFTER_NS = 24 * 3600 * 10**9
+
+
+def default_directory() -> Path | None:
+    """``$NEGATIVA_CACHE_DIR``, else ``negativa`` in the user's cache folder, if there is one."""
+    if configured := os.environ.get("NEGATIVA_CACHE_DIR"):
+        return Path(configured)
+    # The XDG base directory specification: a relative value is to be ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "negativa"
+    except RuntimeError:
+        # Containers run as users that have no entry in /etc/passwd and no $HOME.
+        return None
+
+
+def default_limit() -> int:
+    """``$NEGATIVA_CACHE_LIMIT`` (``2 GB`` and the like), else ``DEFAULT_LIMIT``.
+
+    Raises:
+        OptionError: the variable holds no size.
+    """
+    configured = os.environ.get("NEGATIVA_CACHE_LIMIT")
+    if not configured:
+        return DEFAULT_LIMIT
+    try:
+        return Size().parse(configured)
+    except Problem as e:
+        raise OptionError(f"NEGATIVA_CACHE_LIMIT: {e}") from e
+
+
+def default_cache() -> MapCache | None:
+    """The cache of this user, or None where there is no place for it.
+
+    Raises:
+        OptionError: the variable with its limit holds no size.
+    """
+    directory, limit = default_directory(), default_limit()
+    return None if directory is None else MapCache(directory, limit)
+
+
+class MapCache:
+    """The folder ``directory``, kept below ``limit`` bytes.
+
+    Failing to read or write it is never an error: it only costs time.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._directory = directory
+        self._limit = limit
+
+    def key(self, source: ByteSource) -> str:
+        """What identifies the library's content.
+
+        Raises:
+            FormatError: the file can't be read as host ELF.
+        """
+        build_id = read_host_elf(source).build_id
+        identity = (
+            FORMAT_VERSION,
+            _READER_VERSION,
+            source.size,
+            source.mtime_ns,
+            source.ctime_ns,
+            source.inode,
+            f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",
+        )
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
+
+    def load_summary(
+        self, key: str, scope: Scope, device: ComputeCapability | None
+    ) -> LibrarySummary | None:
+        """The summary kept for exactly this scope and device."""
+        entry = _Entry.open(self._path(key, scope))
+        if entry is None or (data := entry.summary()) is None:
+            return None
+        try:
+            summary = msgspec.json.decode(data, type=LibrarySummary)
+        except msgspec.DecodeError:
+            return None
+        # Headers serve every device, so their scope does not say for which one this was made.
+        return summary if summary.device == (None if device is None else str(device)) else None
+
+    def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
+        """The map kept for exactly this scope.
+
+        One of a larger scope would tell more than was asked for: what the command prints must
+        not depend on what somebody asked before.
+        """
+        entry = _Entry.open(path := self._path(key, scope))
+        if entry is None or (data := entry.body()) is None:
+            return None
+        try:
+            library_map = decode_map(data, str(path))
+        except NegativaError:
+            return None
+        return library_map if library_map.scope == scope else None
+
+    def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
+        """Keep a map and its summary, then drop what is over the limit."""
+        head = msgspec.json.encode(summary)
+        body = zstandard.ZstdCompressor(level=1).compress(encode_map(library_map))
+        line = f"{_MAGIC} {len(head)} {_digest(head)} {len(body)} {_digest(body)}\n"
+        with contextlib.suppress(NegativaError):
+            write_atomically(self._path(key, library_map.scope), line.encode() + head + body)
+            self._drop_oldest()
+
+    def _path(self, key: str, scope: Scope) -> Path:
+        if scope.headers_only:
+            name = "headers"
+        elif scope.devices is None:
+            name = "all"
+        else:
+            name = "+".join(sorted(scope.devices))
+        return self._directory / f"{key}.{name}{_SUFFIX}"
+
+    def _drop_oldest(self) -> None:
+        """Keep to the limit, and drop what writers that were killed have left."""
+        entries = sorted(self._iter_entries(), reverse=True)
+        total = 0
+        for _used, size, path in entries:
+            total += size
+            if total > self._limit:
+                # Another process may have dropped it already.
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
+
+    def _iter_entries(self) -> Iterator[tuple[int, int, str]]:
+        abandoned_before = time.time_ns() - _ABANDONED_AFTER_NS
+        with contextlib.suppress(OSError), os.scandir(self._directory) as found:
+            for entry in found:
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if entry.name.endswith(_SUFFIX):
+                        yield status.st_mtime_ns, status.st_size, entry.path
+                    elif (
+                        entry.name.endswith(TEMPORARY_SUFFIX)
+                        and status.st_mtime_ns < abandoned_before
+                    ):
+                        Path(entry.path).unlink()
+
+
+class _Entry:
+    """An open entry: its first line is sound, the rest is checked when read."""
+
+    def __init__(self, path: Path, data: memoryview, line: list[str]) -> None:
+        self._path = path
+        self._data = data
+        self._head_size, self._head_digest = int(line[1]), line[2]
+        self._body_size, self._body_digest = int(line[3]), line[4]
+
+    @classmethod
+    def open(cls, path: Path) -> _Entry | None:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        # The modification time says when an entry was last used. Of a cache that comes with an
+        # image, or is another user's, it can't be set.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        end = data.find(b"\n", 0, 300)
+        line = data[: max(end, 0)].decode("ascii", "replace").split(" ")
+        if len(line) != 5 or line[0] != _MAGIC or not (line[1].isdecimal() and line[3].isdecimal()):
+            return None
+        return cls(path, memoryview(data)[end + 1 :], line)
+
+    def summary(self) -> bytes | None:
+        data = bytes(self._data[: self._head_size])
+        return data if _digest(data) == self._head_digest else None
+
+    def body(self) -> bytes | None:
+        # Damage anywhere has the whole entry made again.
+        if self.summary() is None:
+            return None
+        data = bytes(self._data[self._head_size : self._head_size + self._body_size])
+        if _digest(data) != self._body_digest:
+            return None
+        try:
+            return zstandard.ZstdDecompressor().decompress(data)
+        except zstandard.ZstdError:
+            return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

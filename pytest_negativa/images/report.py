@@ -1,0 +1,259 @@
+"""The stage behind ``negativa image-report``: a file tree, and a suite, to an ``ImageReport``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.images.suite import KnownLibrary, Suite
+from pytest_negativa.images.tree import Tree, find_owners, walk_tree
+from pytest_negativa.models.image import (
+    IMAGE_REPORT_VERSION,
+    ImageLibrary,
+    ImageReport,
+    MatchedBy,
+    Package,
+    PackageRow,
+    SlimmableBy,
+    SuiteUse,
+)
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.slimmed import Removed
+
+OnDone = Callable[[int, int], None]
+"""Called with the bytes of libraries done and of all libraries."""
+
+
+def report_image(
+    folder: Path,
+    suite: Suite | None = None,
+    devices: Sequence[ComputeCapability] = (),
+    cache: MapCache | None = None,
+    jobs: int | None = None,
+    on_done: OnDone | None = None,
+) -> ImageReport:
+    """Find the GPU code in a tree, and tell what of it the suite needs.
+
+    Args:
+        devices: for which code counts that no plan knows; empty: those of the suite.
+
+    Raises:
+        OptionError: the folder can't be listed.
+    """
+    tree = walk_tree(folder)
+    devices = tuple(devices) or (() if suite is None else suite.devices)
+    judge = _Judge(suite, devices)
+    with_code: list[tuple[str, LibraryMap, Removed | None]] = []
+    slimmed: list[str] = []
+    unreadable = list(tree.unlisted)
+    without = 0
+    for path, mapped in _map_all(tree, judge, cache, jobs, on_done):
+        if mapped.removed is not None:
+            slimmed.append(path)
+        if mapped.error is not None:
+            unreadable.append(str(mapped.error))
+        elif mapped.library_map is not None and mapped.library_map.sections:
+            with_code.append((path, mapped.library_map, mapped.removed))
+        else:
+            without += tree.files[path]
+    owners = find_owners(tree, tuple(path for path, _, _ in with_code))
+    libraries = sorted(
+        (judge.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
+        key=lambda row: (-row.code_bytes, row.path),
+    )
+    return ImageReport(
+        format_version=IMAGE_REPORT_VERSION,
+        root=str(tree.root),
+        run_id=None if suite is None else suite.run_id,
+        devices=tuple(map(str, devices)),
+        libraries=tuple(libraries),
+        packages=tuple(_package_rows(libraries)),
+        without_code=len(tree.files) - len(with_code) - (len(unreadable) - len(tree.unlisted)),
+        without_code_bytes=without,
+        bare_cubins=len(tree.cubins),
+        bare_cubin_bytes=sum(tree.cubins.values()),
+        unreadable=tuple(unreadable),
+        notes=tuple(_notes(suite, libraries, slimmed)),
+    )
+
+
+def _map_all(
+    tree: Tree,
+    judge: _Judge,
+    cache: MapCache | None,
+    jobs: int | None,
+    on_done: OnDone | None,
+) -> Iterator[tuple[str, MappedLibrary]]:
+    """The maps of all files, of headers only; with digests where a plan may be of the file."""
+    total, done = sum(tree.files.values()), 0
+    for with_digest in (False, True):
+        paths = {
+            tree.root / path: path
+            for path, size in tree.files.items()
+            if judge.wants_digest(size) is with_digest
+        }
+        request = MapRequest(
+            Scope(headers_only=True),
+            with_map=True,
+            with_summary=False,
+            with_digest=with_digest,
+            slimmed=True,
+        )
+        for mapped in map_libraries(tuple(paths), request, cache, jobs):
+            path = paths[mapped.path]
+            done += tree.files[path]
+            if on_done is not None:
+                on_done(done, total)
+            yield path, mapped
+
+
+class _Judge:
+    """Tells what the suite did with a library, and what of the library could go."""
+
+    def __init__(self, suite: Suite | None, devices: Sequence[ComputeCapability]) -> None:
+        self._suite = suite
+        self._devices = devices
+        known = () if suite is None else suite.libraries
+        self._by_digest: dict[str, KnownLibrary] = {}
+        self._by_build_id: dict[str, list[KnownLibrary]] = defaultdict(list)
+        # Of these nothing but the size is known, or not even that.
+        self._nameless_sizes: set[int | None] = set()
+        for one in known:
+            # Of two copies with one content, one may have been used and the other not.
+            if one.sha256 is not None and (one.used or one.sha256 not in self._by_digest):
+                self._by_digest[one.sha256] = one
+            if one.build_id is not None:
+                self._by_build_id[one.build_id].append(one)
+            elif one.sha256 is None:
+                self._nameless_sizes.add(one.size)
+        self._digest_sizes = {one.size for one in self._by_digest.values()}
+
+    def wants_digest(self, size: int) -> bool:
+        return size in self._digest_sizes
+
+    def row(
+        self,
+        library_map: LibraryMap,
+        path: str,
+        package: Package | None,
+        removed: Removed | None,
+    ) -> ImageLibrary:
+        library = library_map.library
+        suite, matched_by = self._use(library)
+        # What was slimmed can't be slimmed again.
+        slimmable, slimmable_by = self._slimmable(library_map) if removed is None else (None, None)
+        return ImageLibrary(
+            path=path,
+            size=library.size,
+            build_id=library.build_id,
+            package=package,
+            code_bytes=_code_bytes(library_map) if removed is None else removed.stored_bytes,
+            suite=suite,
+            matched_by=matched_by,
+            slimmable_bytes=slimmable,
+            slimmable_by=slimmable_by,
+            problems=len(library_map.problems),
+        )
+
+    def _use(self, library: LibraryIdentity) -> tuple[SuiteUse | None, MatchedBy | None]:
+        if self._suite is None:
+            return None, None
+        if (known := self._known(library)) is not None:
+            return _use_of([known]), MatchedBy.SHA256
+        if library.build_id is not None and library.build_id in self._by_build_id:
+            return _use_of(self._by_build_id[library.build_id]), MatchedBy.BUILD_ID
+        # A library that was loaded and can't be recognised may be this one.
+        nameless = library.size in self._nameless_sizes or None in self._nameless_sizes
+        if nameless or library.path.rpartition("/")[2] in self._suite.nameless:
+            return SuiteUse.UNKNOWN, None
+        return SuiteUse.NEVER_LOADED, None
+
+    def _slimmable(self, library_map: LibraryMap) -> tuple[int | None, SlimmableBy | None]:
+        known = self._known(library_map.library)
+        if self._suite is not None and known is not None and known.unused_bytes is not None:
+            return known.unused_bytes, self._suite.slimmable_by
+        if not self._devices:
+            return None, None
+        return wrong_arch_bytes(library_map, self._devices), SlimmableBy.ARCH
+
+    def _known(self, library: LibraryIdentity) -> KnownLibrary | None:
+        return None if library.sha256 is None else self._by_digest.get(library.sha256)
+
+
+def _code_bytes(library_map: LibraryMap) -> int:
+    elements = sum(e.payload.size for e in library_map.iter_elements())
+    return elements + sum(f.span.size for f in library_map.iter_frames())
+
+
+def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
+    return SuiteUse.USED if any(one.used for one in libraries) else SuiteUse.LOADED
+
+
+def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
+    """GPU code that none of the devices would load; what isn't understood doesn't count."""
+    total = 0
+    for region in library_map.iter_regions():
+        loaded = {i for device in devices for i in choose_elements(region.elements, device)}
+        total += sum(
+            element.payload.size
+            for index, element in enumerate(region.elements)
+            if index not in loaded
+            and element.kind is not ElementKind.UNKNOWN
+            and element.unreadable is None
+        )
+    return total + sum(
+        frame.span.size
+        for frame in library_map.iter_frames()
+        if frame.unreadable is None and not any(cubin_runs_on(frame.arch, d) for d in devices)
+    )
+
+
+def _package_rows(libraries: Iterable[ImageLibrary]) -> list[PackageRow]:
+    groups: dict[Package | None, list[ImageLibrary]] = defaultdict(list)
+    for library in libraries:
+        groups[library.package].append(library)
+    rows = []
+    for package, group in groups.items():
+        never = [row for row in group if row.suite is SuiteUse.NEVER_LOADED]
+        known = [row.slimmable_bytes for row in group if row.slimmable_bytes is not None]
+        rows.append(
+            PackageRow(
+                package=package,
+                libraries=len(group),
+                size=sum(row.size for row in group),
+                code_bytes=sum(row.code_bytes for row in group),
+                slimmable_bytes=sum(known) if known else None,
+                never_loaded=len(never),
+                never_loaded_bytes=sum(row.size for row in never),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.code_bytes)
+
+
+def _notes(
+    suite: Suite | None, libraries: Sequence[ImageLibrary], slimmed: Sequence[str]
+) -> Iterator[str]:
+    if slimmed:
+        yield (
+            f"slimmed by negativa slim, so only what is left is counted, and nothing of it is "
+            f"slimmable ({len(slimmed):,}): {', '.join(sorted(slimmed))}"
+        )
+    if suite is None:
+        return
+    yield from suite.notes
+    changed = sum(row.matched_by is MatchedBy.BUILD_ID for row in libraries)
+    if changed and any(one.unused_bytes is not None for one in suite.libraries):
+        yield (
+            f"{changed} files have the build id of a library that the suite loaded, and other "
+            "content (stripped, patched, or slim already), so nothing is slimmable in them by plan"
+        )
+    unknown = sum(row.suite is SuiteUse.UNKNOWN for row in libraries)
+    if unknown:
+        yield (
+            f"of {unknown} files it can't be told whether they were loaded: the suite loaded "
+            "libraries that can't be recognised, for want of a build id or digest"
+        )

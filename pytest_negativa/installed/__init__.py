@@ -1,0 +1,1 @@
+"""Installed distributions: their files, RECORD, and which of them owns a file."""

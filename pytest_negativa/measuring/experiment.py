@@ -1,0 +1,350 @@
+"""A program on its original libraries against the same on slim ones. Composes ``measuring``
+and the redirect, as ``verifying`` composes the stages of a proof.
+
+Both variants run under the same auditors. The original's table of replacements is empty, so the
+content of the libraries is all that differs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.measuring.comparison import compare
+from pytest_negativa.measuring.nvml import Gpus
+from pytest_negativa.measuring.pagecache import cached_bytes, evict
+from pytest_negativa.measuring.sampler import MeasureError, Watched, first_result_library, watch
+from pytest_negativa.measuring.sizes import measure_sizes
+from pytest_negativa.models.measurement import (
+    MEASUREMENT_VERSION,
+    FileSizes,
+    Loading,
+    LoadingResult,
+    Measurement,
+    RunFigures,
+    Variant,
+)
+from pytest_negativa.processes.redirect import (
+    AUDIT_VARIABLE,
+    RedirectTable,
+    make_table,
+    read_logs,
+    redirect_environment,
+    why_unsupported,
+    write_table,
+)
+from pytest_negativa.processes.tree import adopt_orphans
+
+_MODULE_LOADING = "CUDA_MODULE_LOADING"
+_ELF_MAGIC = b"\x7fELF"
+_TAIL_LINES = 15
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRequest:
+    """What is to be measured.
+
+    Attributes:
+        command: the program, run as it is; its output goes to files.
+        copies: the folder with the copies, each below it under its original's real path.
+        folder: for logs and tables; is created.
+        pairs: how many runs of each variant count, for each way of loading.
+        loadings: which ways of loading.
+        cold: evict the libraries from the page cache before every run.
+        first_result: measure the time to the first GPU result.
+        interval: seconds between two looks at memory.
+        environ: the program's environment.
+        cwd: where it runs; None: the current folder.
+    """
+
+    command: tuple[str, ...]
+    copies: Path
+    folder: Path
+    pairs: int = 5
+    loadings: tuple[Loading, ...] = (Loading.LAZY, Loading.EAGER)
+    cold: bool = False
+    first_result: bool = True
+    interval: float = 0.02
+    environ: Mapping[str, str]
+    cwd: Path | None = None
+
+
+def measure(request: MeasureRequest, say: Say) -> Measurement:
+    """Run the program on both variants in turns, and compare.
+
+    For each way of loading, a pair of runs that warm up and don't count, before which the
+    libraries are evicted from the page cache, and then the pairs that count. Of two neighbouring
+    pairs one begins with the original and one with the slim libraries (ABBA), so that a machine
+    that gets slower or faster steadily favours neither.
+
+    Args:
+        say: shows a line of progress.
+
+    Raises:
+        NegativaError: a variant can't be made, or in no way of loading could the runs be
+            compared: one can't be started, two ended with different exit statuses, or the slim
+            libraries were not what was loaded.
+    """
+    if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
+        raise MeasureError(f"{request.command[0]}: not found, or not an executable file")
+    if (why := why_unsupported()) is not None:
+        raise MeasureError(f"copies can't take the place of libraries here: {why}")
+    created = time.time_ns()
+    return _Experiment(request, make_table(request.copies, find_copies(request.copies)), say).run(
+        created
+    )
+
+
+def find_copies(root: Path) -> tuple[str, ...]:
+    """The originals of the ELF files below a folder of copies.
+
+    Raises:
+        OptionError: there are no copies, or one has no original.
+    """
+    root = root.resolve()
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            if path.is_symlink() or not path.is_file() or not _is_elf(path):
+                continue
+            original = Path("/") / path.relative_to(root)
+            if not original.is_file():
+                raise OptionError(
+                    f"{path}: the copy of {original}, which isn't there; expected the copy of "
+                    "/a/b.so at ROOT/a/b.so"
+                )
+            found.append(str(original))
+    if not found:
+        raise OptionError(
+            f"{root}: no copies of libraries here; make some with negativa reconstruct"
+        )
+    return tuple(sorted(found))
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb", buffering=0) as file:
+        return file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+
+
+class _Experiment:
+    def __init__(self, request: MeasureRequest, table: RedirectTable, say: Say) -> None:
+        self._request = request
+        self._say = say
+        self._table = table
+        self._gpus = Gpus()
+        self._files = {
+            Variant.ORIGINAL: [Path(row.original) for row in table.replacements],
+            Variant.SLIM: [Path(row.copy) for row in table.replacements],
+        }
+        self._tables = {
+            Variant.ORIGINAL: request.folder / "original.table",
+            Variant.SLIM: request.folder / "slim.table",
+        }
+        self._runs: list[RunFigures] = []
+        self._notes: dict[str, None] = {}
+
+    def run(self, created: int) -> Measurement:
+        write_table(RedirectTable(self._table.root, ()), self._tables[Variant.ORIGINAL])
+        write_table(self._table, self._tables[Variant.SLIM])
+        self._prepare_notes()
+        results = tuple(map(self._run_all, self._request.loadings))
+        if all(result.failure is not None for result in results):
+            raise MeasureError("\n".join(dict.fromkeys(r.failure or "" for r in results)))
+        self._note_outcome()
+        self._say("negativa: measuring sizes")
+        original, slim = (self._sizes(v) for v in (Variant.ORIGINAL, Variant.SLIM))
+        return Measurement(
+            format_version=MEASUREMENT_VERSION,
+            command=self._request.command,
+            copies_root=self._table.root,
+            libraries=tuple(row.original for row in self._table.replacements),
+            created_ns=created,
+            pairs=self._request.pairs,
+            cold=self._request.cold,
+            interval_s=self._request.interval,
+            devices=self._gpus.names,
+            original=original,
+            slim=slim,
+            results=results,
+            runs=tuple(self._runs),
+            notes=tuple(self._notes),
+        )
+
+    def _run_all(self, loading: Loading) -> LoadingResult:
+        """All runs with one way of loading; what fails there says nothing of the other."""
+        try:
+            for pair in range(self._request.pairs + 1):
+                order = (Variant.ORIGINAL, Variant.SLIM)
+                for variant in order if pair % 2 else reversed(order):
+                    self._run_once(variant, loading, pair)
+        except MeasureError as e:
+            return LoadingResult(loading=loading, status=None, comparisons=(), failure=str(e))
+        runs = self._runs_with(loading)
+        return LoadingResult(loading=loading, status=runs[0].status, comparisons=compare(runs))
+
+    def _runs_with(self, loading: Loading) -> list[RunFigures]:
+        return [run for run in self._runs if run.loading is loading]
+
+    def _sizes(self, variant: Variant) -> FileSizes:
+        names = [row.original for row in self._table.replacements]
+        return measure_sizes(tuple(zip(names, self._files[variant], strict=True)))
+
+    def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
+        warm_up = pair == 0
+        name = _run_name(loading, pair, variant)
+        evicting = warm_up or self._request.cold
+        left = None
+        if evicting:
+            evict(self._files[variant])
+            left = cached_bytes(self._files[variant])
+        logs = self._request.folder / f"{name}.redirect"
+        logs.mkdir(parents=True)
+        output = self._request.folder / f"{name}.log"
+        watched = watch(
+            self._request.command,
+            self._environment(variant, loading, logs),
+            output=output,
+            first_result=self._request.folder / f"{name}.first-result",
+            cwd=self._request.cwd,
+            gpus=self._gpus,
+            interval=self._request.interval,
+        )
+        copies = self._copies_loaded(variant, logs, name, watched.status, output)
+        figures = RunFigures(
+            variant=variant,
+            loading=loading,
+            warm_up=warm_up,
+            pair=pair,
+            status=watched.status,
+            wall_s=round(watched.wall_s, 6),
+            first_result_s=watched.first_result_s,
+            # What the kernel counted for one process is no more than all had.
+            peak_rss_bytes=max(watched.memory.rss, watched.root_max_rss_bytes or 0) or None,
+            peak_pss_bytes=watched.memory.pss,
+            root_max_rss_bytes=watched.root_max_rss_bytes,
+            gpu_process_bytes=watched.gpu.of_processes,
+            gpu_device_bytes=watched.gpu.on_devices,
+            energy_mj=watched.energy_mj,
+            cached_bytes=cached_bytes(self._files[variant]) if evicting else None,
+            left_cached_bytes=left,
+            copies=copies,
+            processes=len(watched.memory.seen),
+        )
+        self._check(figures, output)
+        self._note_run(watched, figures)
+        self._runs.append(figures)
+        self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
+
+    def _environment(self, variant: Variant, loading: Loading, logs: Path) -> dict[str, str]:
+        environ = {**self._request.environ, _MODULE_LOADING: loading.value.upper()}
+        environ.update(redirect_environment(environ, self._tables[variant], logs))
+        observer = first_result_library()
+        if self._request.first_result and observer is not None:
+            # The first of the auditors: first_result.c says why.
+            environ[AUDIT_VARIABLE] = f"{observer}:{environ[AUDIT_VARIABLE]}"
+        return environ
+
+    def _copies_loaded(
+        self, variant: Variant, logs: Path, name: str, status: int, output: Path
+    ) -> int:
+        """How many copies were mapped; a slim run with originals is none.
+
+        Raises:
+            MeasureError: originals were loaded, or no copy, or it can't be told.
+        """
+        if variant is Variant.ORIGINAL:
+            return 0
+        copies: set[str] = set()
+        for process in read_logs(logs):
+            who = f"{name}: process {process.pid} ({process.executable})"
+            copies |= process.copies
+            for path, opened in sorted(process.originals):
+                raise MeasureError(
+                    f"{who} loaded the original {path} (as {opened}) though there is a copy: "
+                    "nothing is measured by that"
+                )
+            for problem in (*process.problems, *(f"{p} can't be told" for p in process.unknown)):
+                raise MeasureError(f"{who}: what it loaded isn't known: {problem}")
+        if not copies:
+            raise MeasureError(
+                f"{name}: no process of the command loaded any of the {len(self._files[variant])} "
+                f"copies in {self._table.root}: nothing is measured by that; exit status {status}, "
+                f"output in {output}, its end:\n{_tail(output)}"
+            )
+        return len(copies)
+
+    def _check(self, figures: RunFigures, output: Path) -> None:
+        first = next(iter(self._runs_with(figures.loading)), figures)
+        if figures.status != first.status:
+            raise MeasureError(
+                f"{figures.loading.value} loading: exit status {first.status} in "
+                f"{_name(first)}, {figures.status} in {_name(figures)}: runs that end differently "
+                f"can't be compared; output of the latter in {output}, its end:\n{_tail(output)}"
+            )
+
+    def _prepare_notes(self) -> None:
+        if not adopt_orphans():
+            self._note("processes whose parent ended are not seen on this system")
+        if self._gpus.missing is not None:
+            self._note(self._gpus.missing)
+        elif not self._gpus.names:
+            self._note("NVML shows no GPU, so no GPU memory and energy is measured")
+        if self._request.first_result and first_result_library() is None:
+            self._note(
+                "the time to the first GPU result is not measured: its library was not built "
+                "(install a C compiler and reinstall pytest-negativa)"
+            )
+
+    def _note_run(self, watched: Watched, figures: RunFigures) -> None:
+        if watched.outlived:
+            self._note("processes that outlived the command were ended")
+        if figures.left_cached_bytes:
+            self._note(
+                "some pages of the libraries could not be evicted from the page cache, since "
+                "another process has them mapped"
+            )
+
+    def _note_outcome(self) -> None:
+        runs = self._runs
+        for status in sorted({run.status for run in runs} - {0}):
+            self._note(f"runs ended with exit status {status}; output in {self._request.folder}")
+        if self._gpus.names:
+            if all(run.gpu_process_bytes is None for run in runs):
+                self._note(
+                    "NVML shows no process of the command (a container with process ids of its "
+                    "own, or it used no GPU): GPU memory is that of whole devices, less what was "
+                    "in use before"
+                )
+            self._note("energy is that of whole devices, idle power and other programs included")
+        if (
+            self._request.first_result
+            and first_result_library() is not None
+            and all(run.first_result_s is None for run in runs)
+        ):
+            self._note("no run waited for a result of a GPU")
+        if len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1:
+            self._note("not every run on slim libraries loaded the same number of copies")
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+
+def _run_name(loading: Loading, pair: int, variant: Variant) -> str:
+    return f"{loading.value}-{pair or 'warm-up'}-{variant.value}"
+
+
+def _name(run: RunFigures) -> str:
+    return _run_name(run.loading, run.pair, run.variant)
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_bytes()[-4096:].decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines)

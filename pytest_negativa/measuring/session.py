@@ -1,0 +1,102 @@
+"""One measurement from start to end: run, write, show. What the command and the session share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.measuring.experiment import MeasureRequest, measure
+from pytest_negativa.models.measurement import Loading, Measurement
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.reporting.measurement import render_measurement
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.storage.runs import write_record
+from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.tracing.start import new_run_id
+
+_MEASURE = "measure"
+_FILE = "measurement.json"
+
+
+def copies_of(settings: Settings, given: Path | None) -> Path:
+    """The folder with the slim libraries: the given one, or what a reconstruction wrote.
+
+    Raises:
+        OptionError: it isn't there.
+    """
+    if given is None:
+        # Brings the stages of a proof with it.
+        from pytest_negativa.verifying.verification import RECONSTRUCTED
+
+        given = Path(settings.directory) / RECONSTRUCTED
+    root = given
+    if not root.is_dir():
+        raise OptionError(
+            f"{root}: no slim libraries here; make some with negativa reconstruct, or name their "
+            "folder with --slim-dir"
+        )
+    return root
+
+
+def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
+    """``lazy``, ``eager`` or ``both``; None is both, but lazy without a GPU: there they are one."""
+    if wanted is None:
+        wanted = "both" if has_gpu() else "lazy"
+    return tuple(Loading) if wanted == "both" else (Loading(wanted),)
+
+
+def new_folder(settings: Settings) -> Path:
+    """Where a measurement's files go; isn't there yet."""
+    return Path(settings.directory) / _MEASURE / new_run_id()
+
+
+def measure_session(
+    command: Sequence[str], settings: Settings, environ: Mapping[str, str], cwd: Path
+) -> int:
+    """Measure a session's own command with the defaults, show it; the exit status.
+
+    Raises:
+        NegativaError: see ``comparing.measure``.
+    """
+    request = MeasureRequest(
+        command=tuple(command),
+        copies=copies_of(settings, None),
+        folder=new_folder(settings),
+        loadings=loadings_of(None),
+        environ=environ,
+        cwd=cwd,
+    )
+    return show(measure_and_write(request), request.folder)
+
+
+def measure_and_write(request: MeasureRequest) -> Measurement:
+    """Measure, with a line to stderr for each run, and write the measurement into its folder.
+
+    Raises:
+        NegativaError: see ``comparing.measure``; or the file can't be written.
+    """
+    measurement = measure(request, _say)
+    write_record(request.folder / _FILE, measurement, indent=1)
+    return measurement
+
+
+def show(measurement: Measurement, folder: Path) -> int:
+    """Print the tables and what failed; the exit status."""
+    sys.stdout.write("\n\n".join([*render_measurement(measurement), f"Files in {folder}\n"]))
+    sys.stdout.flush()
+    return report_failures(measurement)
+
+
+def report_failures(measurement: Measurement) -> int:
+    """Print what failed to stderr; the exit status."""
+    for failure in measurement.failures:
+        lines = "\n".join(map(printable, failure.split("\n")))
+        sys.stderr.write(f"negativa: error: {lines}\n")
+    return 1 if measurement.failures else 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,481 @@
+"""Verdict and plans to a lock, and a lock's library to the plan that it stands for. No I/O.
+
+A lock says what stays, so that it is short and a diff of two shows what changed. All other GPU
+code of the library is unused: a digest over where its elements lie makes sure that whoever
+applies the lock finds the same ones as who made it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import struct
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Cubin, Element, Frame, LibraryMap
+from pytest_negativa.models.lock import (
+    LOCK_VERSION,
+    KeptCode,
+    LeftOut,
+    Lock,
+    LockedLibrary,
+    Proof,
+    ProvingDevice,
+)
+from pytest_negativa.models.plan import (
+    PLAN_VERSION,
+    CodeRange,
+    Decision,
+    KeepReason,
+    LibraryPlan,
+    TrimmedCubin,
+    UnusedReason,
+)
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.planning.reachable import reach
+
+_SPAN = struct.Struct("<QQ")
+_COMPACTED = "compacted"
+_SPARED = "not proved: it was still there when the tests ran"
+_ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
+# Without a verdict, what would have been the default.
+_DEFAULT_FILL = 1
+
+
+class Planned(Protocol):
+    """A library's map and what was decided about it."""
+
+    @property
+    def library_map(self) -> LibraryMap: ...
+    @property
+    def plan(self) -> LibraryPlan: ...
+
+
+class Place(NamedTuple):
+    """Where a library belongs: see ``LockedLibrary``."""
+
+    path: str
+    distribution: str | None = None
+    version: str | None = None
+
+
+class UnplannedLibrary(NamedTuple):
+    """A library that has, or may have, GPU code: its real path, and why nothing is planned."""
+
+    path: str
+    why: str
+    soname: str | None = None
+
+
+class Unplanned(NamedTuple):
+    """What a run loaded besides what was planned.
+
+    Attributes:
+        libraries: see there.
+        incomplete: why there may be more.
+    """
+
+    libraries: tuple[UnplannedLibrary, ...] = ()
+    incomplete: tuple[str, ...] = ()
+
+
+def make_lock(
+    run_id: str,
+    planned: Sequence[Planned],
+    verdict: Verdict | None,
+    place_of: Callable[[str], Place],
+    *,
+    unplanned: Unplanned | None = None,
+    unproved: bool = False,
+) -> Lock:
+    """The lock of a run.
+
+    Args:
+        run_id: of the run.
+        planned: all its libraries.
+        verdict: what verification said; None if there was none.
+        place_of: from a real path.
+        unplanned: what else it loaded.
+        unproved: take what has unused code, proved or not.
+
+    Raises:
+        ReconstructError: nothing is proved, and ``unproved`` is not set.
+    """
+    reasons = _reasons(verdict)
+    if reasons and not unproved:
+        raise ReconstructError(
+            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it with "
+            "pytest --negativa-verify, or lock it --unproved"
+        )
+    proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
+    libraries: list[LockedLibrary] = []
+    unplanned = unplanned or Unplanned()
+    left_out = [_left_out(place_of(path), why, soname) for path, why, soname in unplanned.libraries]
+    # A lock is applied by digest: what is left out at one place must not be slimmed for another.
+    spared: dict[str | None, str] = {}
+    for one in planned:
+        place = place_of(one.plan.library.path)
+        row = proved.get(one.plan.library.path)
+        plan, doubt = one.plan, _doubt(one.plan, row, verdict)
+        if doubt is None and row is not None:
+            plan = _proved_part(plan, row)
+            if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
+                plan, doubt = one.plan, _ALL_SPARED
+        plan = _with_all_that_stays(plan, one.library_map)
+        why = _why_never(plan) or (None if unproved else doubt)
+        if why is None:
+            libraries.append(_lock_library(plan, one.library_map, place, doubt))
+        else:
+            spared[one.plan.library.sha256] = place.path
+            left_out.append(_left_out(place, why, plan.library.soname))
+    for library in [row for row in libraries if row.sha256 in spared]:
+        libraries.remove(library)
+        left_out.append(
+            LeftOut(
+                path=library.path,
+                distribution=library.distribution,
+                version=library.version,
+                soname=library.soname,
+                reason=f"{spared[library.sha256]} has the same bytes, and is left out",
+            )
+        )
+    return Lock(
+        format_version=LOCK_VERSION,
+        proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=unplanned.incomplete),
+        libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
+        left_out=tuple(sorted(left_out, key=lambda row: row.path)),
+    )
+
+
+def code_digest(spans: Sequence[tuple[int, int]]) -> str:
+    """Digest of where elements and frames lie: of start and end of each, ascending, as u64."""
+    digest = hashlib.sha256()
+    for start, end in sorted(spans):
+        digest.update(_SPAN.pack(start, end))
+    return digest.hexdigest()
+
+
+def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPlan:
+    """The plan that a lock's library stands for.
+
+    Args:
+        locked: of exactly this library.
+        library_map: with the digest of the file; with the content of the cubins that have
+            ``functions``, see ``needs_content``.
+
+    Raises:
+        ReconstructError: the lock doesn't fit what was found in the library.
+    """
+    holders = {start: holder for start, _, holder in _holders(library_map)}
+    spans = [(start, end) for start, end, _ in _holders(library_map)]
+    if len(spans) != locked.elements or code_digest(spans) != locked.code_sha256:
+        raise ReconstructError(
+            f"{library_map.library.path}: the lock was made for {locked.elements:,} elements of "
+            f"GPU code, and {len(spans):,} or others are found: another release of "
+            "pytest-negativa made it; make it again"
+        )
+    kept = {code.offset: code for code in locked.kept}
+    if unknown := sorted(set(kept) - set(holders)):
+        raise ReconstructError(
+            f"{library_map.library.path}: the lock keeps an element at {unknown[0]:#x}, where "
+            "there is none; make it again"
+        )
+    for code in locked.kept:
+        _check_arch(code, holders[code.offset], library_map)
+    trimmed = (_trimmed(code, holders[code.offset], library_map) for code in locked.kept)
+    return LibraryPlan(
+        format_version=PLAN_VERSION,
+        library=library_map.library,
+        devices=locked.devices,
+        decisions=tuple(_decide(span, kept) for span in sorted(spans)),
+        used_kernels=(),
+        unused_kernels=(),
+        trimmed=tuple(filter(None, trimmed)),
+        granularity="kernel" if needs_content(locked) else "element",
+    )
+
+
+def needs_content(locked: LockedLibrary) -> bool:
+    """Whether cubins of the library must be unpacked to apply the lock."""
+    return any(code.functions is not None for code in locked.kept)
+
+
+def _left_out(place: Place, reason: str, soname: str | None) -> LeftOut:
+    return LeftOut(
+        path=place.path,
+        distribution=place.distribution,
+        version=place.version,
+        soname=soname,
+        reason=reason,
+    )
+
+
+def _reasons(verdict: Verdict | None) -> tuple[str, ...]:
+    if verdict is None:
+        return ("it was not verified",)
+    if not verdict.proved:
+        return verdict.reasons or ("it was not verified",)
+    return ()
+
+
+def _why_never(plan: LibraryPlan) -> str | None:
+    if plan.library.sha256 is None:
+        return "its digest isn't known"
+    if not plan.unused_bytes and not plan.trimmed:
+        return LibraryStatus.NOTHING_UNUSED.value
+    return None
+
+
+def _doubt(plan: LibraryPlan, row: ProvedLibrary | None, verdict: Verdict | None) -> str | None:
+    """Why a library's plan is not proved."""
+    if row is None or verdict is None:
+        return "not verified"
+    if row.status is not LibraryStatus.PROVED:
+        return f"{row.status.value}: {row.why}" if row.why else row.status.value
+    if not verdict.proved:
+        return LibraryStatus.NOT_PROVED.value
+    if row.sha256 != plan.library.sha256:
+        return "another file than the one that was proved"
+    # Of a compacted copy, what isn't gone may have been left for a reason.
+    covers = _covers(row.spans)
+    if verdict.copies != _COMPACTED and not all(
+        d.kept or not d.size or covers(d.start, d.end) for d in plan.decisions
+    ):
+        return "planned anew since it was proved"
+    if plan.trimmed and verdict.granularity != "kernel":
+        return "planned anew since it was proved"
+    return None
+
+
+def _proved_part(plan: LibraryPlan, row: ProvedLibrary) -> LibraryPlan:
+    """The plan, without what was still in the copy when the tests ran.
+
+    Rewriting spares what it can't take out safely.
+    """
+    gone = _covers(row.spans)
+    code = {trimmed.start: _covers(trimmed.filled) for trimmed in row.trimmed}
+    nothing = _covers(())
+    trimmed = (
+        replace(
+            cubin,
+            unused=tuple(c for c in cubin.unused if code.get(cubin.start, nothing)(c.start, c.end)),
+        )
+        for cubin in plan.trimmed
+    )
+    return replace(
+        plan,
+        decisions=tuple(
+            d
+            if d.kept or not d.size or gone(d.start, d.end)
+            else Decision(d.start, d.end, True, KeepReason.INCOMPLETE.value, _SPARED)
+            for d in plan.decisions
+        ),
+        trimmed=tuple(cubin for cubin in trimmed if cubin.unused),
+    )
+
+
+def _covers(spans: Sequence[Span | CodeRange]) -> Callable[[int, int], bool]:
+    """Whether a range lies in one of ``spans``, which are sorted and disjoint."""
+    starts = [span.start for span in spans]
+
+    def covers(start: int, end: int) -> bool:
+        at = bisect_right(starts, start) - 1
+        return at >= 0 and end <= spans[at].end
+
+    return covers
+
+
+def _with_all_that_stays(plan: LibraryPlan, library_map: LibraryMap) -> LibraryPlan:
+    """The plan, its trimmed cubins with the names of all functions that aren't unused code.
+
+    A lock says what is unused by those names alone. Code that was given back, or never taken, is in
+    none of the ranges and needs its name, and what it calls stays with it.
+    """
+    found = {start: holder for start, _, holder in _holders(library_map)}
+    trimmed = (_trim_no_more(cubin, found.get(cubin.start), library_map) for cubin in plan.trimmed)
+    return replace(plan, trimmed=tuple(cubin for cubin in trimmed if cubin.unused))
+
+
+def _trim_no_more(
+    cubin: TrimmedCubin, holder: Element | Frame | None, library_map: LibraryMap
+) -> TrimmedCubin:
+    """``cubin`` with less unused code, or the same; with none where its functions aren't known."""
+    content = None if holder is None else holder.content
+    if not isinstance(content, Cubin):
+        return replace(cubin, unused=())
+    is_unused = _covers(cubin.unused)
+    found = reach(
+        content,
+        [
+            f.name
+            for f in (*content.kernels, *content.device_functions)
+            if not is_unused(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        ],
+    )
+    if isinstance(found, str) or not all(is_unused(c.start, c.end) for c in found.unused):
+        return replace(cubin, unused=())
+    names = tuple(sorted({library_map.names[i] for i in found.kept}))
+    return replace(cubin, kept=names, unused=found.unused)
+
+
+def _lock_library(
+    plan: LibraryPlan, library_map: LibraryMap, place: Place, doubt: str | None
+) -> LockedLibrary:
+    found = {start: holder for start, _, holder in _holders(library_map)}
+    spans = [(d.start, d.end) for d in plan.decisions]
+    if sorted(spans) != sorted((start, end) for start, end, _ in _holders(library_map)):
+        raise ReconstructError(
+            f"{plan.library.path}: map and plan of the run don't fit; plan again (negativa locate)"
+        )
+    regions = {
+        element.payload.start: region.span.start
+        for region in library_map.iter_regions()
+        for element in region.elements
+    }
+    functions = {trimmed.start: trimmed.kept for trimmed in plan.trimmed}
+    library = plan.library
+    assert library.sha256 is not None
+    return LockedLibrary(
+        path=place.path,
+        distribution=place.distribution,
+        version=place.version,
+        soname=library.soname,
+        build_id=library.build_id,
+        sha256=library.sha256,
+        size=library.size,
+        devices=plan.devices,
+        elements=len(spans),
+        code_bytes=plan.code_bytes,
+        unused_bytes=plan.unused_bytes,
+        trimmed_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
+        code_sha256=code_digest(spans),
+        kept=tuple(
+            KeptCode(
+                offset=d.start,
+                arch=found[d.start].arch,
+                reason=KeepReason(d.reason),
+                region=regions.get(d.start),
+                why=d.why,
+                functions=functions.get(d.start),
+            )
+            for d in sorted(plan.decisions, key=lambda d: d.start)
+            if d.kept
+        ),
+        not_proved=doubt,
+    )
+
+
+def _once(libraries: Sequence[LockedLibrary]) -> list[LockedLibrary]:
+    """A library that the run had loaded from two places, once."""
+    found: dict[str, LockedLibrary] = {}
+    for library in libraries:
+        first = found.setdefault(library.sha256, library)
+        if [(c.offset, c.functions) for c in first.kept] != [
+            (c.offset, c.functions) for c in library.kept
+        ]:
+            raise ReconstructError(
+                f"{first.path} and {library.path} are copies of the same file, of which the run "
+                "used different parts; lock a run that loads one of them"
+            )
+    return list(found.values())
+
+
+def _proof(
+    run_id: str, verdict: Verdict | None, reasons: tuple[str, ...], planned: Sequence[Planned]
+) -> Proof:
+    if verdict is None:
+        granularity = "kernel" if any(one.plan.trimmed for one in planned) else "element"
+        return Proof(
+            proved=False,
+            not_proved=reasons,
+            run=run_id,
+            granularity=granularity,
+            fill=_DEFAULT_FILL,
+            tests={},
+            devices=(),
+            versions={},
+        )
+    outcomes = Counter(t.after.value if t.after else "not run" for t in verdict.tests)
+    moment = datetime.datetime.fromtimestamp(verdict.created_ns // 10**9, datetime.timezone.utc)
+    versions = verdict.versions
+    named: Mapping[str, str | None] = {
+        "pytest-negativa": versions.pytest_negativa,
+        "python": versions.python,
+        "platform": versions.platform,
+        "libc": versions.libc,
+        "cuda-driver": versions.cuda_driver,
+    }
+    devices = {
+        (d.name, d.compute_capability, d.driver_version): ProvingDevice(
+            name=d.name, compute_capability=d.compute_capability, driver=d.driver_version
+        )
+        for d in verdict.devices
+    }
+    return Proof(
+        proved=not reasons,
+        not_proved=reasons,
+        run=run_id,
+        date=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        granularity=verdict.granularity,
+        copies=verdict.copies,
+        fill=verdict.fill,
+        tests=dict(sorted(outcomes.items())),
+        devices=tuple(devices[key] for key in sorted(devices, key=str)),
+        versions={name: text for name, text in named.items() if text is not None},
+    )
+
+
+def _holders(library_map: LibraryMap) -> Iterator[tuple[int, int, Element | Frame]]:
+    for element in library_map.iter_elements():
+        yield element.payload.start, element.payload.end, element
+    for frame in library_map.iter_frames():
+        yield frame.span.start, frame.span.end, frame
+
+
+def _check_arch(code: KeptCode, holder: Element | Frame, library_map: LibraryMap) -> None:
+    if code.arch != holder.arch:
+        raise ReconstructError(
+            f"{library_map.library.path}: the lock keeps {code.arch} code at {code.offset:#x}, "
+            f"where {holder.arch} code is; make it again"
+        )
+
+
+def _decide(span: tuple[int, int], kept: Mapping[int, KeptCode]) -> Decision:
+    code = kept.get(span[0])
+    if code is None:
+        return Decision(*span, False, UnusedReason.NO_USED_KERNEL.value)
+    return Decision(*span, True, code.reason.value, code.why)
+
+
+def _trimmed(
+    code: KeptCode, holder: Element | Frame, library_map: LibraryMap
+) -> TrimmedCubin | None:
+    """The unused code of a cubin, found again from the functions that stay."""
+    if code.functions is None:
+        return None
+    where = f"{library_map.library.path}: the cubin at {code.offset:#x}"
+    content = holder.content
+    if not isinstance(content, Cubin):
+        why = holder.unreadable or "it holds no machine code"
+        raise ReconstructError(f"{where} can't be read: {why}")
+    names = library_map.names
+    functions = {names[f.name]: f.name for f in (*content.kernels, *content.device_functions)}
+    if missing := [name for name in code.functions if name not in functions]:
+        raise ReconstructError(f"{where} has no function {missing[0]}; make the lock again")
+    # Whatever the kept functions reach was kept, too: else the lock is not what we wrote.
+    found = reach(content, [functions[name] for name in code.functions])
+    if isinstance(found, str) or {names[i] for i in found.kept} != set(code.functions):
+        raise ReconstructError(
+            f"{where}: the functions that the lock keeps are not all that they need; make the "
+            "lock again"
+        )
+    return TrimmedCubin(
+        start=code.offset, kept=code.functions, code_size=found.code_size, unused=found.unused
+    )

@@ -1,0 +1,1 @@
+"""Starts, redirects, watches and ends programs."""

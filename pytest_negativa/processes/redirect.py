@@ -1,0 +1,452 @@
+"""Which libraries are replaced by their copies in a process and its children, and what came of it.
+
+glibc loads ``redirect.c`` (see there) into every process that has it in LD_AUDIT. This side
+writes the table it reads and reads the logs it writes. It starts no process.
+
+The table, in lines of fields parted by tabs::
+
+    negativa-redirect 1
+    root    <root>
+    library <original: major> <minor> <inode> <copy: major> <minor> <inode> <original> <copy>
+    end     <number of libraries>
+
+A log, one file for each exec'd process::
+
+    negativa-redirect-log 1 <pid> <start, ns since 1970> <executable>
+    <pid>   copy        <original>              its copy was mapped
+    <pid>   original    <original> <opened as>  the original itself was mapped
+    <pid>   unknown     <opened as>             what was mapped can't be told
+    <pid>   lost        <number>                lines could not be written
+    <pid>   disabled    <reason> <table>        nothing was redirected in this process
+
+The pid of a line differs from the head's in forked children. In fields of a log, control
+characters and the backslash are written as ``\\xNN``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError, NegativaError, StoreError
+from pytest_negativa.gpucode.elf import find_interpreter
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.storage.records import write_atomically
+
+# The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
+# 2.31, dlmopen crashes in a process with any auditor).
+OLDEST_GLIBC = (2, 35)
+MACHINES = ("x86_64",)
+
+TABLE_VARIABLE = "NEGATIVA_REDIRECT_TABLE"
+LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
+AUDIT_VARIABLE = "LD_AUDIT"
+TUNABLES_VARIABLE = "GLIBC_TUNABLES"
+# With an auditor, glibc lays out thread-local storage before it loads the program's libraries,
+# and those with initial-exec storage share what it keeps free. By default a library of 1.5 KB
+# starts and one of 2 KB doesn't ("cannot allocate memory in static TLS block"). More than this
+# would take too much of threads with the smallest stacks, of which it is a part. See
+# _dl_tls_static_surplus_init of glibc's elf/dl-tls.c.
+_TUNABLE = "glibc.rtld.optional_static_tls=4096"
+
+_TABLE_HEAD = "negativa-redirect 1"
+# PATH_MAX of linux/limits.h, which counts the final zero byte.
+_PATH_MAX = 4096
+# Parts of a log's line after pid and kind.
+_FIELDS = {"copy": 1, "original": 2, "unknown": 1, "lost": 1, "disabled": 2}
+_NUMBER = re.compile(r"[0-9]{1,20}")
+_LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
+_HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\t]*)")
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+
+
+class RedirectError(NegativaError):
+    """Libraries cannot be replaced by their copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """What a file is, by whatever name it was opened."""
+
+    major: int
+    minor: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str) -> FileId:
+        status = Path(path).stat()
+        return cls(os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One row of the table: real paths of an original and of its copy, and both files."""
+
+    original: str
+    copy: str
+    original_id: FileId
+    copy_id: FileId
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectTable:
+    """What is replaced. Each copy lies at ``root`` followed by its original's path."""
+
+    root: str
+    replacements: tuple[Replacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoads:
+    """What one process mapped, of the libraries in the table.
+
+    Attributes:
+        pid: of the exec'd process or of a child that it forked. What a child inherited from
+            its parent is in the parent's only.
+        copies: originals whose copy was mapped.
+        originals: (original, the path it was opened by) where the original was mapped.
+        unknown: paths of libraries of which it can't be told what was mapped.
+    """
+
+    pid: int
+    copies: frozenset[str]
+    originals: frozenset[tuple[str, str]]
+    unknown: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectedProcess:
+    """A process that was exec'd with the redirect, and the children that it forked.
+
+    Attributes:
+        executable: its path; empty if it isn't known.
+        started_ns: when it was exec'd, nanoseconds since 1970.
+        loads: one for each pid that mapped something, in the order of the log.
+        problems: what the log doesn't tell, or why nothing was redirected; with any of them
+            the log is no proof that no original was mapped.
+    """
+
+    log: Path
+    pid: int
+    executable: str
+    started_ns: int
+    loads: tuple[ProcessLoads, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def copies(self) -> frozenset[str]:
+        return frozenset().union(*(load.copies for load in self.loads))
+
+    @property
+    def originals(self) -> frozenset[tuple[str, str]]:
+        return frozenset().union(*(load.originals for load in self.loads))
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        return frozenset().union(*(load.unknown for load in self.loads))
+
+
+def redirect_library() -> Path | None:
+    """The library for LD_AUDIT; None: it was not built."""
+    path = Path(__file__).with_name("_redirect.so")
+    return path if path.is_file() else None
+
+
+def why_unsupported() -> str | None:
+    """Why processes can't be redirected on this machine; None: they can, as far as is known."""
+    if not sys.platform.startswith("linux"):
+        return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        # musl has no such value.
+        name = version = ""
+    if name != "glibc":
+        return "it needs glibc's LD_AUDIT, and this Python runs on another C library (musl?)"
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if found < OLDEST_GLIBC:
+        oldest = ".".join(map(str, OLDEST_GLIBC))
+        return f"glibc {version} is older than {oldest}, the oldest it was tested with"
+    if platform.machine() not in MACHINES:
+        return f"it was not tested on {platform.machine()}, only on {', '.join(MACHINES)}"
+    library = redirect_library()
+    if library is None:
+        return (
+            "the native library was not built; install pytest-negativa again where there is "
+            "a C compiler"
+        )
+    if re.search(r"[:$]", str(library)):
+        return f"the path of {library} can't stand in LD_AUDIT because of its ':' or '$'"
+    return None
+
+
+# ---- The table ----
+
+
+def copy_path(root: str | Path, original: str | Path) -> str:
+    """Where the copy of an original lies: its real path, below the root's."""
+    return os.path.realpath(root) + os.path.realpath(original)
+
+
+def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
+    """Why a library can't stand in a table, judged by its path alone; None: it can."""
+    path, copy = os.path.realpath(original), copy_path(root, original)
+    try:
+        encoded = copy.encode("utf-8")
+    except UnicodeEncodeError:
+        return "its path is not UTF-8"
+    if any(c < 0x20 or c == 0x7F for c in encoded):
+        return "its path has a control character, such as a tab or a newline"
+    # The loader replaces $ORIGIN, $LIB and $PLATFORM in names that it gets from LD_AUDIT.
+    if "$" in copy:
+        return "its path has a '$', which the dynamic loader takes for one of its tokens"
+    if len(encoded) >= _PATH_MAX:
+        return (
+            f"the path of its copy has {len(encoded)} bytes, at most {_PATH_MAX - 1} are possible"
+        )
+    if os.path.commonpath([path, os.path.realpath(root)]) == os.path.realpath(root):
+        return f"it lies below {os.path.realpath(root)}, where the copies are"
+    return None
+
+
+def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTable:
+    """The table of originals whose copies lie below the root.
+
+    The folders of the copies become passable for other users, as those of the originals are.
+
+    Raises:
+        RedirectError: a path can't stand in a table, a copy isn't there, or nothing can be
+            loaded from the root's file system.
+    """
+    replacements: dict[str, Replacement] = {}
+    root = os.path.realpath(root)
+    with contextlib.suppress(OSError):
+        if os.statvfs(root).f_flag & os.ST_NOEXEC:
+            raise RedirectError(
+                f"{root} is on a file system mounted noexec: no library can be loaded from there; "
+                "choose a run folder elsewhere"
+            )
+    for original in originals:
+        problem = why_not_replaceable(root, original)
+        if problem is not None:
+            raise RedirectError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
+        path, copy = os.path.realpath(original), copy_path(root, original)
+        try:
+            row = Replacement(path, copy, FileId.of(path), FileId.of(copy))
+        except OSError as e:
+            raise RedirectError(
+                f"{path} can't be replaced by its copy: {e.filename}: {e.strerror}"
+            ) from e
+        if os.path.realpath(copy) != copy or not Path(copy).is_file():
+            raise RedirectError(
+                f"{copy}: expected the copy of {path}, a regular file and no symbolic link"
+            )
+        if row.original_id == row.copy_id:
+            raise RedirectError(f"{copy} and {path} are one file (a hard link?), expected a copy")
+        replacements[path] = row
+        make_passable(Path(copy).parent, Path(root))
+    return RedirectTable(root, tuple(replacements.values()))
+
+
+def write_table(table: RedirectTable, path: Path) -> None:
+    """Writes the table for processes to come; those that run keep theirs.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    rows = [
+        "\t".join(
+            (
+                "library",
+                *(str(n) for i in (row.original_id, row.copy_id) for n in _numbers(i)),
+                row.original,
+                row.copy,
+            )
+        )
+        for row in table.replacements
+    ]
+    lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
+    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"))
+    # Processes of other users read it too, whatever this one's umask.
+    with contextlib.suppress(OSError):
+        path.chmod(0o644)
+
+
+def make_logs_folder(logs: Path, base: Path) -> None:
+    """Make the folder in which processes of any user can make their logs, below ``base``.
+
+    The folders between the two, ``base`` too, become passable for others. Those above it stay as
+    they are: where another user can't pass them there is no log of that user's processes.
+
+    Raises:
+        StoreError: it can't be created.
+    """
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        logs.chmod(0o1777)
+    except OSError as e:
+        raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
+    make_passable(logs.parent, base)
+
+
+def make_passable(folder: Path, base: Path) -> None:
+    """Let other users pass ``folder`` and those above it up to ``base``, where that is allowed."""
+    top = Path(base).resolve()
+    inner = Path(folder).resolve()
+    if not inner.is_relative_to(top):
+        return
+    for passed in (inner, *(p for p in inner.parents if p.is_relative_to(top))):
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(passed.stat().st_mode)
+            if mode & 0o011 != 0o011:
+                passed.chmod(mode | 0o011)
+
+
+def _numbers(identity: FileId) -> tuple[int, int, int]:
+    return identity.major, identity.minor, identity.inode
+
+
+# ---- The environment ----
+
+
+def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) -> dict[str, str]:
+    """What to set in an environment so that processes started with it are redirected.
+
+    A user's own auditors stay, behind ours: they see the names of the copies.
+
+    Raises:
+        RedirectError: the native library was not built.
+    """
+    library = redirect_library()
+    if library is None:
+        raise RedirectError(why_unsupported() or "the native library was not built")
+    user = without_redirect(environ)
+    return {
+        AUDIT_VARIABLE: _join(str(library), user.get(AUDIT_VARIABLE)),
+        # Of two values for one tunable the last counts, so a user's own stays. glibc warns of
+        # an empty part.
+        TUNABLES_VARIABLE: _join(_TUNABLE, user.get(TUNABLES_VARIABLE) or None),
+        TABLE_VARIABLE: str(table.absolute()),
+        LOGS_VARIABLE: str(logs.absolute()),
+    }
+
+
+def without_redirect(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without our part, with what the user had set as it was."""
+    result = {k: v for k, v in environ.items() if k not in (TABLE_VARIABLE, LOGS_VARIABLE)}
+    for name, part in ((AUDIT_VARIABLE, str(redirect_library())), (TUNABLES_VARIABLE, _TUNABLE)):
+        first, colon, rest = result.get(name, "").partition(":")
+        if first == part and colon:
+            result[name] = rest
+        elif first == part:
+            del result[name]
+    return result
+
+
+def _join(part: str, own: str | None) -> str:
+    return part if own is None else f"{part}:{own}"
+
+
+# ---- The logs ----
+
+
+def read_logs(folder: Path) -> tuple[RedirectedProcess, ...]:
+    """What all processes logged, in the order they were started.
+
+    A log that can't be read is a process with a problem, never an error: one process that
+    was killed or had no space left says nothing about the others.
+    """
+    processes = [_read_log(path) for path in folder.iterdir() if _LOG_NAME.fullmatch(path.name)]
+    return tuple(sorted(processes, key=lambda process: (process.started_ns, process.log)))
+
+
+def _read_log(path: Path) -> RedirectedProcess:
+    problems: list[str] = []
+    try:
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as e:
+        text = ""
+        problems.append(f"the log can't be read: {e.strerror}")
+    *lines, torn = text.split("\n")
+    if torn:
+        problems.append(f"the last line is not whole: {torn[:80]!r}")
+    # The name says the first two of them too.
+    pid, started, executable = (*path.name.split(".")[:2], "")
+    head = _HEAD.fullmatch(lines[0]) if lines else None
+    if head is None:
+        problems.append("the log has no head; was the disk full?")
+    else:
+        pid, started, executable = head.groups()
+    loads: dict[int, tuple[set[str], set[tuple[str, str]], set[str]]] = {}
+    for line in lines[1:]:
+        parts = line.split("\t")
+        kind, fields = "".join(parts[1:2]), parts[2:]
+        if not _NUMBER.fullmatch(parts[0]) or len(fields) != _FIELDS.get(kind):
+            problems.append(f"a line can't be read: {line[:80]!r}")
+            continue
+        first, *more = map(_unescape, fields)
+        if kind == "lost":
+            problems.append(f"{first} lines of process {parts[0]} could not be written")
+        elif kind == "disabled":
+            problems.append(f"nothing was redirected: {first}: {more[0]}")
+        else:
+            copies, originals, unknown = loads.setdefault(int(parts[0]), (set(), set(), set()))
+            if kind == "copy":
+                copies.add(first)
+            elif kind == "original":
+                originals.add((first, more[0]))
+            else:
+                unknown.add(first)
+    return RedirectedProcess(
+        log=path,
+        pid=int(pid),
+        executable=_unescape(executable),
+        started_ns=int(started),
+        loads=tuple(
+            ProcessLoads(own, frozenset(copies), frozenset(originals), frozenset(unknown))
+            for own, (copies, originals, unknown) in loads.items()
+        ),
+        problems=tuple(problems),
+    )
+
+
+def _unescape(field: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), field)
+
+
+# ---- Processes without a log ----
+
+
+def why_not_redirected(executable: str | Path) -> str | None:
+    """Why a process of this executable leaves no log; None: nothing speaks against one."""
+    try:
+        source = ByteSource(executable)
+    except FormatError:
+        return None
+    try:
+        interpreter, bits = find_interpreter(source)
+    except FormatError:
+        return None  # a script: its interpreter counts, and that is another executable
+    finally:
+        source.close()
+    if interpreter is None:
+        return "it is a static executable, which no dynamic loader starts"
+    if bits != 64:
+        return f"it is a {bits}-bit executable, and the library for LD_AUDIT a 64-bit one"
+    if "ld-musl" in interpreter:
+        return f"its dynamic loader is musl's ({interpreter}), which knows no LD_AUDIT"
+    mode = Path(executable).stat().st_mode
+    if mode & stat.S_ISUID or mode & stat.S_ISGID:
+        return "it is set-user-ID or set-group-ID: the dynamic loader ignores LD_AUDIT"
+    try:
+        os.getxattr(executable, "security.capability")
+    except OSError:
+        return None
+    return "it has file capabilities: the dynamic loader ignores LD_AUDIT"

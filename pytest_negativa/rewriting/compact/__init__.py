@@ -1,0 +1,1 @@
+"""One library to a smaller file in which every remaining byte keeps its address."""

@@ -1,0 +1,357 @@
+"""Checks a compacted library against its original, before it gets its name.
+
+Independent of what wrote it: both files' tables are read by pyelftools, or as the bare rows that
+they are, and what may differ is derived from map and plan anew. What is compared is what a process
+would see: every address that the original's segments take, byte by byte, and what is allowed there;
+and what a reader would see of the sections that are never loaded.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.gpucode.elf import ELF_HEADER, HostSegment, read_host_elf, read_segments
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.pages import Range
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.regions import Removal
+from pytest_negativa.rewriting.compact.write import merged
+from pytest_negativa.rewriting.edits import Edits, Fill
+
+_STEP = 256 << 10
+_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
+_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL_SIZE = 24
+_PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
+_PF_X = 1
+_SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
+_SHF_ALLOC = 2
+# In the ELF header: e_phoff and e_shoff; e_phnum, e_shentsize, e_shnum and e_shstrndx.
+_HEADER_FIELDS = ((0x20, 0x30), (0x38, 0x40))
+# Segments that only tell where something is in memory; nothing is lost with them.
+_DROPPED = {_PT_NULL, _PT_PHDR}
+
+
+class CheckError(CannotCompactError):
+    """The result is not what it should be: a bug of ours, or a faulty disk."""
+
+
+def check_compacted(
+    original: ByteSource,
+    compacted: ByteSource,
+    removal: Removal,
+    edits: Edits | None,
+    library_map: LibraryMap | None,
+    plan: LibraryPlan | None,
+    page_size: int,
+) -> None:
+    """Compare the memory images and check the tables.
+
+    Raises:
+        CheckError: they differ where they may not.
+        FormatError: a file can't be read.
+    """
+    checker = _Checker(original, compacted, page_size)
+    removed, edited = list(_removed(removal)), list(_edited_parts(edits))
+    checker.check_changes(removed, _parts(library_map, plan, kept=False), "unused")
+    checker.check_changes(edited, _parts(library_map, plan, kept=True), "kept GPU code")
+    changes = removed + edited
+    header = compacted.read(0, ELF_HEADER.size)
+    changes += [(start, end, header[start:end]) for start, end in _HEADER_FIELDS]
+    checker.check_tables()
+    checker.check_image(sorted(changes, key=lambda change: change[0]))
+
+
+_Change = tuple[int, int, "bytes | int"]
+"""Start and end in the original file, and the bytes that are there afterwards, or the one."""
+
+
+def _removed(removal: Removal) -> Iterator[_Change]:
+    for start, end in removal.zeros:
+        yield start, end, 0
+    for offset, data in removal.patches:
+        yield offset, offset + len(data), data
+
+
+def _edited_parts(edits: Edits | None) -> Iterator[_Change]:
+    for edit in edits.in_order() if edits is not None else ():
+        yield edit.start, edit.end, edit.value if isinstance(edit, Fill) else edit.data
+
+
+def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bool) -> list[Range]:
+    """The elements and frames that are kept, or unused and with the headers of their regions."""
+    ranges: list[Range] = []
+    if library_map is None or plan is None:
+        return ranges
+    # A decision that is missing means kept.
+    unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
+    for region in library_map.iter_regions():
+        for element in region.elements:
+            if ((element.payload.start, element.payload.end) not in unused) == kept:
+                ranges.append((element.header_offset, element.payload.end))
+                if not kept:
+                    ranges.append((region.span.start, region.span.start + 16))
+    for frame in library_map.iter_frames():
+        if ((frame.span.start, frame.span.end) not in unused) == kept:
+            ranges.append((frame.span.start, frame.span.end))
+    return merged(ranges)
+
+
+class _Checker:
+    def __init__(self, original: ByteSource, compacted: ByteSource, page_size: int) -> None:
+        self._original = original
+        self._compacted = compacted
+        self._page_size = page_size
+        self._before = read_segments(original)
+        self._after = read_segments(compacted)
+        self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
+        self._rows_before = _program_headers(original)
+        self._rows_after = _program_headers(compacted)
+        header = ELF_HEADER.unpack(original.read(0, ELF_HEADER.size))
+        self._has_sections = bool(header[12])
+        self._sections = read_host_elf(original).sections if self._has_sections else ()
+
+    def check_changes(
+        self, changes: Sequence[_Change], allowed: Sequence[Range], name: str
+    ) -> None:
+        for start, end, value in changes:
+            for rest_start, rest_end in _outside(start, end, allowed):
+                # Padding may go with what it pads: it is zeros before and after.
+                size = rest_end - rest_start
+                if value != 0 or size > _STEP or any(self._original.read(rest_start, size)):
+                    self._fail(f"[{rest_start:#x}, {rest_end:#x}) would change and is not {name}")
+
+    def check_tables(self) -> None:
+        for load in self._loads:
+            where = f"PT_LOAD at {load.vaddr:#x}"
+            if load.offset + load.file_size > self._compacted.size:
+                self._fail(f"{where} leaves the file")
+            if load.file_size and (load.vaddr - load.offset) % load.alignment:
+                self._fail(f"{where}: offset {load.offset:#x} is not congruent to the address")
+        self._check_header()
+        self._check_program_headers()
+        self._check_other_segments()
+        if self._has_sections:
+            self._check_sections()
+            self._check_unloaded_sections()
+
+    def _check_header(self) -> None:
+        """What is outside of ``_HEADER_FIELDS``; it need not be in a segment."""
+        before, after = (
+            file.read(0, ELF_HEADER.size) for file in (self._original, self._compacted)
+        )
+        for start, end in ((0, 0x20), (0x30, 0x38)):
+            if before[start:end] != after[start:end]:
+                self._fail(f"[{start:#x}, {end:#x}) of the ELF headers differ")
+        largest = [
+            max((row[7] for row in rows if row[0] == _PT_LOAD), default=0)
+            for rows in (self._rows_before, self._rows_after)
+        ]
+        if largest[0] > largest[1]:
+            self._fail(f"the load address is aligned to {largest[1]:#x} instead of {largest[0]:#x}")
+
+    def _check_program_headers(self) -> None:
+        header = ELF_HEADER.unpack(self._compacted.read(0, ELF_HEADER.size))
+        start, end = header[5], header[5] + header[10] * _PROGRAM_HEADER.size
+        for load in self._loads:
+            mapped_end = load.offset + load.file_size
+            mapped_end += -(load.vaddr + load.file_size) % self._page_size
+            if load.file_size and load.offset < end and start < mapped_end:
+                self._fail(f"the program headers at {start:#x} share a page with a PT_LOAD")
+
+    def _check_other_segments(self) -> None:
+        # All but p_offset.
+        before, after = (
+            [(*row[:2], *row[3:]) for row in rows if row[0] not in (_PT_LOAD, *_DROPPED)]
+            for rows in (self._rows_before, self._rows_after)
+        )
+        if before != after or any(row[0] in _DROPPED for row in self._rows_after):
+            self._fail("a segment is gone, elsewhere in memory or has other flags")
+        for segment in self._after:
+            if segment.kind != "PT_LOAD" and segment.file_size:
+                self._check_place(segment.kind, segment.vaddr, segment.offset, segment.file_size)
+
+    def _check_sections(self) -> None:
+        before, after = read_host_elf(self._original), read_host_elf(self._compacted)
+        if (before.build_id, before.soname) != (after.build_id, after.soname):
+            self._fail("the build id or soname is another one")
+        for section in after.sections:
+            self._check_place(
+                f"section {section.name}", section.vaddr, section.offset, section.size
+            )
+
+    def _check_unloaded_sections(self) -> None:
+        """Those that stay have their bytes and their index; the names' own may be another table."""
+        before, after = _section_headers(self._original), _section_headers(self._compacted)
+        if len(after) < len(before):
+            self._fail(f"{len(after)} sections of {len(before)}")
+        names = ELF_HEADER.unpack(self._original.read(0, ELF_HEADER.size))[13]
+        for index, (was, now) in enumerate(zip(before, after, strict=False)):
+            loaded = bool(was[2] & _SHF_ALLOC)
+            if index == names or (now[1] == _SHT_NULL and not loaded):
+                continue
+            # One that is loaded may be the first piece of it, or a hole.
+            same = (was[1:4], was[5:]) == (now[1:4], now[5:])
+            if not same and not (loaded and was[2] == now[2] and now[1] in (was[1], _SHT_NOBITS)):
+                self._fail(f"section {index} is gone or another one")
+            if not loaded and was[1] not in (_SHT_NULL, _SHT_NOBITS):
+                self._check_unloaded_bytes(index, was, now[4])
+
+    def _check_unloaded_bytes(self, index: int, section: tuple[int, ...], offset: int) -> None:
+        # A multiple of a symbol's size, so that each begins where a step does.
+        step = _STEP - _STEP % _SYMBOL_SIZE
+        for position in range(0, section[5], step):
+            length = min(step, section[5] - position)
+            was = bytearray(self._original.read(section[4] + position, length))
+            now = bytearray(self._compacted.read(offset + position, length))
+            if section[1] == _SHT_SYMTAB:
+                # Symbols name the piece of a section that they are in now.
+                for data in (was, now):
+                    for byte in (6, 7):
+                        data[byte::_SYMBOL_SIZE] = bytes(len(range(byte, length, _SYMBOL_SIZE)))
+            if was != now:
+                self._fail(f"the bytes of section {index} differ")
+
+    def _check_place(self, name: str, vaddr: int, offset: int, size: int) -> None:
+        """Whether the file's bytes at ``offset`` are those that get to ``vaddr``.
+
+        Maybe by two PT_LOADs that are neighbours in the file and in memory.
+        """
+        end = vaddr + size
+        for load in self._loads:
+            load_end = load.vaddr + load.file_size
+            if load.vaddr <= vaddr < load_end and offset - load.offset == vaddr - load.vaddr:
+                if end <= load_end:
+                    return
+                offset += load_end - vaddr
+                vaddr = load_end
+        if vaddr < end:
+            self._fail(f"{name}: address {vaddr:#x} does not get the bytes at {offset:#x}")
+
+    def check_image(self, changes: Sequence[_Change]) -> None:
+        loads = list(zip(self._loads, _load_flags(self._rows_after), strict=True))
+        befores = (s for s in self._before if s.kind == "PT_LOAD")
+        for before, flags_before in zip(befores, _load_flags(self._rows_before), strict=True):
+            position = before.vaddr
+            memory_end = before.vaddr + before.memory_size
+            for load, flags in loads:
+                if not before.vaddr <= load.vaddr < memory_end and load.vaddr != before.vaddr:
+                    continue
+                if load.vaddr != position:
+                    self._fail(f"address {position:#x} is no longer mapped")
+                self._check_protection(before, flags_before, load, flags)
+                self._check_load(before, load, changes)
+                position = load.vaddr + load.memory_size
+            if position != memory_end:
+                self._fail(f"memory ends at {position:#x} instead of {memory_end:#x}")
+        if sum(s.memory_size for s in self._loads) != sum(
+            s.memory_size for s in self._before if s.kind == "PT_LOAD"
+        ):
+            self._fail("there are addresses that the original does not have")
+
+    def _check_protection(
+        self, before: HostSegment, flags_before: int, load: HostSegment, flags: int
+    ) -> None:
+        lost = flags_before & ~flags
+        if flags & ~flags_before or lost & ~_PF_X:
+            self._fail(f"PT_LOAD at {load.vaddr:#x} has another protection")
+        end = load.vaddr + load.file_size
+        if lost and not self._has_sections:
+            self._fail(f"PT_LOAD at {load.vaddr:#x} may hold code and is not executable")
+        for section in self._sections if lost else ():
+            if (
+                section.executable
+                and load.vaddr < section.vaddr + section.size
+                and section.vaddr < end
+            ):
+                self._fail(f"{section.name} at {section.vaddr:#x} would not be executable")
+        hole = load.memory_size > load.file_size
+        ends_within = load.vaddr + load.file_size < before.vaddr + before.file_size
+        if hole and ends_within and load.executable:
+            self._fail(f"the zeros behind {load.vaddr + load.file_size:#x} would be executable")
+
+    def _check_load(
+        self, before: HostSegment, load: HostSegment, changes: Sequence[_Change]
+    ) -> None:
+        shift = before.offset - before.vaddr
+        file_end = before.offset + before.file_size
+        start = load.vaddr + shift
+        end = start + load.file_size
+        if end > file_end:
+            self._fail(f"address {load.vaddr:#x}: more bytes than the original has")
+        for position in range(start, end, _STEP):
+            length = min(_STEP, end - position)
+            wanted = _edited(self._original.read(position, length), position, changes)
+            if wanted != self._compacted.read(load.offset + position - start, length):
+                self._fail(f"the bytes at {position - shift:#x} and behind differ")
+        # Zeros behind the bytes: of holes first, then .bss.
+        zeros_end = min(start + load.memory_size, file_end)
+        position = end
+        for change_start, change_end, value in _overlapping(changes, end, zeros_end):
+            part = value if isinstance(value, int) else any(value[position - change_start :])
+            if change_start > position or part:
+                break
+            position = change_end
+        if position < zeros_end:
+            self._fail(f"address {position - shift:#x} would read as zero and is not unused")
+
+    def _fail(self, problem: str) -> None:
+        raise CheckError(self._original.path, f"the result fails its check: {problem}")
+
+
+def _program_headers(source: ByteSource) -> list[tuple[int, ...]]:
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    return list(
+        _PROGRAM_HEADER.iter_unpack(source.read(header[5], header[10] * _PROGRAM_HEADER.size))
+    )
+
+
+def _section_headers(source: ByteSource) -> list[tuple[int, ...]]:
+    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    return list(
+        _SECTION_HEADER.iter_unpack(source.read(header[6], header[12] * _SECTION_HEADER.size))
+    )
+
+
+def _load_flags(rows: Sequence[tuple[int, ...]]) -> list[int]:
+    return [row[1] for row in rows if row[0] == _PT_LOAD]
+
+
+def _outside(start: int, end: int, ranges: Sequence[Range]) -> Iterator[Range]:
+    """What of ``[start, end)`` is in none of the disjoint ascending ``ranges``."""
+    at = bisect.bisect_right(ranges, start, key=lambda found: found[1])
+    while start < end:
+        if at == len(ranges) or ranges[at][0] >= end:
+            yield start, end
+            return
+        if start < ranges[at][0]:
+            yield start, ranges[at][0]
+        start = ranges[at][1]
+        at += 1
+
+
+def _overlapping(changes: Sequence[_Change], start: int, end: int) -> Iterator[_Change]:
+    at = bisect.bisect_right(changes, start, key=lambda change: change[1])
+    while at < len(changes) and changes[at][0] < end:
+        yield changes[at]
+        at += 1
+
+
+def _edited(data: bytes, offset: int, changes: Sequence[_Change]) -> bytes:
+    """``data``, which lies at ``offset`` of the original, after the changes."""
+    edited: bytearray | None = None
+    end = offset + len(data)
+    for change_start, change_end, value in _overlapping(changes, offset, end):
+        if edited is None:
+            edited = bytearray(data)
+        start, stop = max(change_start, offset), min(change_end, end)
+        if isinstance(value, int):
+            edited[start - offset : stop - offset] = bytes([value]) * (stop - start)
+        else:
+            part = value[start - change_start : stop - change_start]
+            edited[start - offset : stop - offset] = part
+    return data if edited is None else bytes(edited)

@@ -1,0 +1,124 @@
+"""Tells whether a file is a compacted library, and whether another tool has damaged it since.
+
+GNU strip refuses compacted libraries; llvm-objcopy 14 takes them and moves the program headers
+into the last page of a segment. ld.so then takes them for mapped, clears them with the end of that
+page, and finds no unwinding table any more: all works until the first exception is thrown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.elf_tables import (
+    EHDR,
+    PHDR,
+    PT_GNU_EH_FRAME,
+    PT_LOAD,
+    ElfTables,
+    ProgramHeader,
+    read_at,
+    read_tables,
+)
+from pytest_negativa.rewriting.compact.guards import read_dynamic
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.tables import MARKER, MARKER_VERSION
+
+_REMEDY = "make it again from the original"
+_HEADERS_MOVED = (
+    "its program headers were moved into the last page of a segment, where ld.so clears them: "
+    "exceptions would end the process"
+)
+_SMALLEST_PAGE = 4096
+_DT_STRTAB, _DT_SYMTAB = 5, 6
+# Longer than what we write.
+_MAX_MARKER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a file is.
+
+    Attributes:
+        compacted: whether it is, or was, a compacted library.
+        damage: what is wrong with it and what to do; None if nothing was found.
+    """
+
+    compacted: bool
+    damage: str | None = None
+
+
+def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
+    """Look for what tools are known to do to compacted libraries.
+
+    Raises:
+        FormatError: the file can't be opened.
+    """
+    with ByteSource(path) as source:
+        try:
+            tables = read_tables(source)
+        except (CannotCompactError, FormatError) as e:
+            # Of a file whose tables make no sense only this can be said.
+            problem = e.reason if isinstance(e, CannotCompactError) else e.problem
+            if not _ends_with_marker(source):
+                return Diagnosis(compacted=False)
+            with contextlib.suppress(FormatError):
+                problem = _HEADERS_MOVED if _headers_moved(source) else problem
+            return Diagnosis(True, f"{problem}; {_REMEDY}")
+        if MARKER not in tables.names:
+            return Diagnosis(compacted=False)
+        try:
+            moved = _headers_moved(source)
+            damage = _HEADERS_MOVED if moved else _find_damage(source, tables)
+        except (CannotCompactError, FormatError) as e:
+            damage = e.reason if isinstance(e, CannotCompactError) else e.problem
+        return Diagnosis(True, None if damage is None else f"{damage}; {_REMEDY}")
+
+
+def _ends_with_marker(source: ByteSource) -> bool:
+    # Behind it are the names and headers of the sections.
+    size = min(source.size, 1 << 20)
+    return b'"load_segments_before": ' in source.read(source.size - size, size)
+
+
+def _headers_moved(source: ByteSource) -> bool:
+    """Whether the program headers lie behind a segment's bytes, in the same page.
+
+    Asked first, and of the bare rows: whoever moves them may leave more that is odd.
+    """
+    fields = EHDR.unpack(source.read(0, EHDR.size))
+    phoff, count = fields[5], fields[10]
+    end = phoff + PHDR.size * count
+    for row in PHDR.iter_unpack(source.read(phoff, end - phoff)):
+        load = ProgramHeader._make(row)
+        mapped_end = load.file_end + -(load.p_vaddr + load.p_filesz) % _SMALLEST_PAGE
+        inside = load.p_offset <= phoff and end <= load.file_end
+        overlap = load.p_filesz and load.p_offset < end and phoff < mapped_end
+        if load.p_type == PT_LOAD and overlap and not inside:
+            return True
+    return False
+
+
+def _find_damage(source: ByteSource, tables: ElfTables) -> str | None:
+    section = tables.sections[tables.names.index(MARKER)]
+    try:
+        facts = json.loads(source.read(section.sh_offset, min(section.sh_size, _MAX_MARKER)))
+        version, segments = facts["compacted"], facts["load_segments"]
+    except (ValueError, KeyError, TypeError):
+        return "its section .negativa is damaged"
+    if version != MARKER_VERSION:
+        return f"its section .negativa has version {version}, this release knows {MARKER_VERSION}"
+    if len(tables.loads) < segments:
+        return f"it has {len(tables.loads)} PT_LOADs of {segments} that it had"
+    for segment in tables.segments:
+        if segment.p_type == PT_GNU_EH_FRAME and source.read(segment.p_offset, 1) != b"\x01":
+            return "its unwinding table is gone"
+    dynamic = read_dynamic(source, tables)
+    for tag in (_DT_STRTAB, _DT_SYMTAB):
+        if tag not in dynamic or read_at(source, tables, dynamic[tag], 1) != b"\0":
+            return "its dynamic symbols are gone"
+    return None

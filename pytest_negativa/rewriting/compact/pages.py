@@ -1,0 +1,251 @@
+"""Which pages of a library's file stay, and where they go.
+
+A page's new place is its rank among those that stay, so one monotonic map gives the new offset of
+whatever lies in a segment, addresses don't change, and offsets stay congruent to them. What lies
+between the segments or behind them falls away by itself.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_negativa.rewriting.compact.elf_tables import (
+    PF_X,
+    PT_LOAD,
+    SHF_EXECINSTR,
+    ElfTables,
+    ProgramHeader,
+    SectionHeader,
+)
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """The pages that stay, as disjoint ascending ranges of old offsets, whole pages each.
+
+    Attributes:
+        kept: the ranges.
+        page_size: bytes.
+        places: new offset of each range's start.
+    """
+
+    kept: tuple[Range, ...]
+    page_size: int
+    places: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pages that stay."""
+        if not self.kept:
+            return 0
+        start, end = self.kept[-1]
+        return self.places[-1] + end - start
+
+    def new_offset(self, offset: int) -> int | None:
+        """Where ``offset`` goes; None if its page falls away."""
+        at = bisect.bisect_right(self.kept, (offset, 1 << 64)) - 1
+        if at < 0 or offset >= self.kept[at][1]:
+            return None
+        return self.places[at] + offset - self.kept[at][0]
+
+    def nearest_offset(self, offset: int) -> int:
+        """As ``new_offset``; for what falls away, where the next page that stays goes."""
+        new = self.new_offset(offset)
+        if new is not None:
+            return new
+        at = bisect.bisect_right(self.kept, (offset, 1 << 64))
+        return self.places[at] if at < len(self.places) else self.size
+
+    def pieces(self, start: int, end: int) -> Iterator[Range]:
+        """What stays of ``[start, end)``, as ranges of old offsets."""
+        at = max(bisect.bisect_right(self.kept, (start, 1 << 64)) - 1, 0)
+        for kept_start, kept_end in itertools.islice(self.kept, at, None):
+            if kept_start >= end:
+                return
+            if max(start, kept_start) < min(end, kept_end):
+                yield max(start, kept_start), min(end, kept_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A part of a segment that becomes a ``PT_LOAD`` of its own; old offsets.
+
+    The addresses behind ``end`` up to the next run are zeros.
+    """
+
+    start: int
+    end: int
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """The pages that stay and the segments they make.
+
+    Attributes:
+        pages: see there.
+        runs: a row for each ``PT_LOAD`` of the old file.
+        holes: what falls away within the segments; old offsets.
+        given_up: bytes of holes that were given up for want of program headers.
+    """
+
+    pages: PageMap
+    runs: tuple[tuple[Run, ...], ...]
+    holes: tuple[Range, ...]
+    given_up: int = 0
+
+
+def lay_out(
+    tables: ElfTables,
+    zeros: Sequence[Range],
+    page_size: int,
+    max_headers: int,
+    functions: Sequence[int] = (),
+) -> PageLayout:
+    """Find the holes in ``zeros`` and split the segments around them.
+
+    Args:
+        tables: the library's.
+        zeros: disjoint ascending ranges of file offsets whose bytes nobody needs.
+        page_size: bytes; holes are whole pages.
+        max_headers: the smallest holes are given up until there are no more program headers.
+        functions: addresses of code; a section that has one holds code, whatever its flags say.
+    """
+    code = _code_sections(tables, functions)
+    holes = list(_find_holes(tables, zeros, page_size))
+    given_up = 0
+    while True:
+        runs = []
+        left: list[Range] = []
+        for load in tables.loads:
+            own = [h for h in holes if load.p_offset <= h[0] and h[1] <= load.file_end]
+            own_runs, own_holes = _split(load, own, code, page_size)
+            runs.append(own_runs)
+            left += own_holes
+        others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
+        excess = others + sum(map(len, runs)) - max_headers
+        if excess <= 0 or not left:
+            kept = _kept_pages(tables, left, page_size)
+            pages = _place(kept, page_size)
+            return PageLayout(pages, tuple(runs), tuple(sorted(left)), given_up)
+        left.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
+        given_up += sum(end - start for start, end in left[:excess])
+        holes = sorted(left[excess:])
+
+
+def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Range]:
+    """Whole pages in ``zeros``, inside one segment each and never its first page."""
+    loads = sorted((s for s in tables.loads if s.p_filesz), key=lambda s: s.p_offset)
+    starts = [s.p_offset for s in loads]
+    for start, end in zeros:
+        at = bisect.bisect_right(starts, start) - 1
+        if at < 0 or end > loads[at].file_end:
+            continue
+        # A PT_LOAD must have bytes of the file before its zeros.
+        first = max(_up(start, page_size), _up(loads[at].p_offset + 1, page_size))
+        last = _down(end, page_size)
+        if first < last:
+            yield first, last
+
+
+def _split(
+    load: ProgramHeader, holes: Sequence[Range], code_sections: Sequence[Range], page_size: int
+) -> tuple[tuple[Run, ...], list[Range]]:
+    """Split a segment around holes, of which some may get smaller or vanish.
+
+    Zeros behind a run have its protection: they must not become memory that is anonymous and
+    executable, which SELinux counts as execmem. So a run before a hole is never executable.
+    """
+    executable = bool(load.p_flags & PF_X)
+    code = code_sections if executable else ()
+    runs: list[Run] = []
+    left: list[Range] = []
+    start = load.p_offset
+    for hole_start, hole_end in holes:
+        code_end = _code_end(code, start, hole_start, page_size)
+        if code_end is not None:
+            if code_end >= hole_start:
+                # No page without code before the hole: leave one, of zeros.
+                code_end = hole_start
+                hole_start += page_size
+                if hole_start >= hole_end:
+                    continue
+            runs.append(Run(start, code_end, executable=True))
+            start = code_end
+        runs.append(Run(start, hole_start, executable=False))
+        left.append((hole_start, hole_end))
+        start = hole_end
+    if start < load.file_end or not runs:
+        has_code = _code_end(code, start, load.file_end, page_size) is not None
+        runs.append(Run(start, load.file_end, executable and (has_code or not left)))
+    return tuple(runs), left
+
+
+def _code_sections(tables: ElfTables, functions: Sequence[int]) -> list[Range]:
+    ordered = sorted(functions)
+
+    def holds_code(section: SectionHeader) -> bool:
+        first = bisect.bisect_left(ordered, section.sh_addr)
+        behind = bisect.bisect_left(ordered, section.sh_addr + section.sh_size)
+        return bool(section.sh_flags & SHF_EXECINSTR) or first < behind
+
+    return [
+        (s.sh_offset, s.file_end)
+        for s in tables.sections
+        if s.loaded and s.sh_size and holds_code(s)
+    ]
+
+
+def _code_end(code: Sequence[Range], start: int, end: int, page_size: int) -> int | None:
+    """Where the last page with code in ``[start, end)`` ends, or None if there's no code."""
+    ends = [min(e, end) for s, e in code if s < end and e > start]
+    return _up(max(ends), page_size) if ends else None
+
+
+def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> list[Range]:
+    # The ELF header is in page 0, which need not be in a segment.
+    wanted = [(0, page_size)]
+    wanted += [
+        (_down(s.p_offset, page_size), _up(s.file_end, page_size))
+        for s in tables.loads
+        if s.p_filesz
+    ]
+    kept: list[Range] = []
+    gaps = sorted(holes)
+    for start, end in sorted(wanted):
+        if kept and start < kept[-1][1]:
+            start = kept[-1][1]
+        for gap_start, gap_end in gaps:
+            if start <= gap_start and gap_end <= end:
+                if start < gap_start:
+                    kept.append((start, gap_start))
+                start = gap_end
+        if start < end:
+            kept.append((start, end))
+    return kept
+
+
+def _place(kept: Sequence[Range], page_size: int) -> PageMap:
+    # Neighbours unite, so that they are copied in one go.
+    merged: list[Range] = []
+    for start, end in kept:
+        if merged and merged[-1][1] == start:
+            merged[-1] = merged[-1][0], end
+        else:
+            merged.append((start, end))
+    sizes = (end - start for start, end in merged)
+    places = tuple(itertools.accumulate(sizes, initial=0))[:-1]
+    return PageMap(tuple(merged), page_size, places)
+
+
+def _up(value: int, page_size: int) -> int:
+    return -(-value // page_size) * page_size
+
+
+def _down(value: int, page_size: int) -> int:
+    return value - value % page_size

@@ -1,0 +1,327 @@
+"""The tables of a compacted library: program headers, section headers, names, marker.
+
+The program header table comes behind everything that is mapped, in a page of its own: glibc takes
+a table within the last page of a PT_LOAD for mapped, and where ld.so clears that page's end the
+table would be gone, which shows when the first exception is thrown. GNU strip refuses such a
+file, for better or worse.
+
+Section indices stay as they were, for symbols name them: a section that is dropped becomes
+SHT_NULL, and the further pieces of one with holes come behind all others, under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.elf_tables import (
+    EHDR,
+    PF_X,
+    PHDR,
+    PT_GNU_STACK,
+    PT_LOAD,
+    PT_NULL,
+    PT_PHDR,
+    SHDR,
+    SHF_ALLOC,
+    SHT_NOBITS,
+    SHT_NULL,
+    SHT_PROGBITS,
+    SHT_SYMTAB,
+    ElfTables,
+    ProgramHeader,
+    SectionHeader,
+)
+from pytest_negativa.rewriting.compact.guards import SYMBOL
+from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Range, Run
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+
+MARKER = b".negativa"
+"""A section, never loaded, whose JSON tells what the library was before."""
+
+MARKER_VERSION = 1
+
+# Never loaded, small, and read by others: versions of the compilers, SystemTap's probes, and where
+# the debug information of the library is.
+_KEPT_UNLOADED = {
+    b".comment", b".note.stapsdt", b".gnu_debuglink", b".gnu_debugaltlink", b".gnu_debugdata",
+}  # fmt: skip
+_NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class Tail:
+    """What comes behind the mapped pages; offsets are of the new file unless called old.
+
+    Attributes:
+        size: of the whole new file.
+        copies: ``(old start, old end, new start)``.
+        patches: ``(offset, bytes)``, to be written after the copies.
+        segments: the new program headers.
+        sections: the new section headers.
+        dropped: names of the sections that are gone.
+        dropped_bytes: their size.
+    """
+
+    size: int
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    patches: list[tuple[int, bytes]] = field(default_factory=list)
+    segments: tuple[ProgramHeader, ...] = ()
+    sections: list[SectionHeader] = field(default_factory=list)
+    dropped: tuple[str, ...] = ()
+    dropped_bytes: int = 0
+
+    def add(self, data: bytes, alignment: int = 1) -> int:
+        """Append bytes; returns where they begin."""
+        start = self._align(alignment)
+        self.patches.append((start, data))
+        self.size += len(data)
+        return start
+
+    def copy(self, start: int, end: int, alignment: int) -> int:
+        """Append bytes of the old file; returns where they begin."""
+        new = self._align(alignment)
+        self.copies.append((start, end, new))
+        self.size += end - start
+        return new
+
+    def _align(self, alignment: int) -> int:
+        self.size = -(-self.size // alignment) * alignment
+        return self.size
+
+
+def build_tail(source: ByteSource, tables: ElfTables, layout: PageLayout, *, strip: bool) -> Tail:
+    """The tables that fit ``layout``, and the ELF header that leads to them."""
+    pages = layout.pages
+    tail = Tail(size=pages.size)
+    tail.segments = _aligned(source, tables, tuple(_segments(tables, layout)))
+    phoff = tail.add(b"".join(PHDR.pack(*s) for s in tail.segments), pages.page_size)
+    shoff = names_index = 0
+    if tables.sections:
+        names_index = _add_sections(tail, source, tables, pages, strip=strip)
+        shoff = tail.add(b"".join(SHDR.pack(*s) for s in tail.sections), 8)
+    fields = list(EHDR.unpack(tables.header))
+    fields[5], fields[6] = phoff, shoff
+    fields[10], fields[12], fields[13] = len(tail.segments), len(tail.sections), names_index
+    tail.patches.append((0, EHDR.pack(*fields)))
+    return tail
+
+
+def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
+    pages = layout.pages
+    runs = iter(layout.runs)
+    for segment in tables.segments:
+        if segment.p_type == PT_LOAD:
+            yield from _load_headers(segment, next(runs), pages)
+        elif segment.p_type == PT_GNU_STACK:
+            yield segment
+        elif segment.p_type not in (PT_NULL, PT_PHDR):
+            # PT_PHDR: the table is no longer in memory, and ld.so would believe it.
+            yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
+
+
+def _aligned(
+    source: ByteSource, tables: ElfTables, segments: tuple[ProgramHeader, ...]
+) -> tuple[ProgramHeader, ...]:
+    """The segments, with the load address as aligned as before.
+
+    From glibc 2.35 on it is a multiple of the largest p_align, whichever PT_LOAD states it. Data
+    that asks for more than a page has such a segment; where its new offset no longer allows that,
+    another one has to say it: the first as a rule, of address and offset 0.
+    """
+    largest = max(load.p_align for load in tables.loads)
+    loads = [(at, s) for at, s in enumerate(segments) if s.p_type == PT_LOAD]
+    if max(load.p_align for _, load in loads) >= largest:
+        return segments
+    for at, load in loads:
+        if (load.p_vaddr - load.p_offset) % largest == 0:
+            return (*segments[:at], load._replace(p_align=largest), *segments[at + 1 :])
+    raise CannotCompactError(
+        source.path, f"the alignment of its load address, {largest:#x}, can't be kept"
+    )
+
+
+def _load_headers(
+    load: ProgramHeader, runs: Sequence[Run], pages: PageMap
+) -> Iterator[ProgramHeader]:
+    for index, run in enumerate(runs):
+        last = index + 1 == len(runs)
+        memory_end = load.p_offset + load.p_memsz if last else runs[index + 1].start
+        offset = pages.new_offset(run.start) if load.p_filesz else load.p_offset % pages.page_size
+        assert offset is not None
+        vaddr = load.p_vaddr + run.start - load.p_offset
+        congruent = (vaddr - offset) % load.p_align == 0
+        yield ProgramHeader(
+            p_type=PT_LOAD,
+            p_flags=load.p_flags if run.executable else load.p_flags & ~PF_X,
+            p_offset=offset,
+            p_vaddr=vaddr,
+            p_paddr=load.p_paddr + run.start - load.p_offset,
+            p_filesz=run.end - run.start,
+            p_memsz=memory_end - run.start,
+            p_align=load.p_align if congruent else min(load.p_align, pages.page_size),
+        )
+
+
+def _add_sections(
+    tail: Tail, source: ByteSource, tables: ElfTables, pages: PageMap, *, strip: bool
+) -> int:
+    """Fill ``tail.sections``; returns the index of the section with their names."""
+    kept = _kept_unloaded(tables, strip=strip)
+    names = list(tables.names)
+    later: list[tuple[bytes, SectionHeader]] = []
+    split: dict[int, list[tuple[int, int]]] = {}
+    dropped = []
+    for index, section in enumerate(tables.sections):
+        if section.sh_type == SHT_NULL or (index == tables.names_index and not section.loaded):
+            new = section
+        elif section.loaded and section.sh_size:
+            new, *others = _pieces(section, pages)
+            if others:
+                split[index] = []
+            for piece in others:
+                split[index].append((len(tables.sections) + len(later), piece.sh_addr))
+                later.append((names[index], piece))
+        elif section.sh_flags & SHF_ALLOC:
+            new = section._replace(sh_offset=pages.nearest_offset(section.sh_offset))
+        elif index in kept:
+            new = _copy_unloaded(tail, section)
+        else:
+            new = _NO_SECTION
+            dropped.append((names[index].decode(errors="replace"), section))
+            names[index] = b""
+        tail.sections.append(new)
+    for index, section in enumerate(tables.sections):
+        if index in kept and section.sh_type == SHT_SYMTAB and split:
+            _mend_symbols(tail, source, section, tail.sections[index].sh_offset, split)
+    for name, piece in later:
+        names.append(name)
+        tail.sections.append(piece)
+    tail.dropped = tuple(name for name, _ in dropped)
+    tail.dropped_bytes = sum(s.sh_size for _, s in dropped if s.in_file)
+    names.append(MARKER)
+    text = _marker_text(tables, tail, source.size)
+    tail.sections.append(_unloaded(SHT_PROGBITS, tail.add(text), len(text)))
+    return _add_names(tail, tables, names)
+
+
+def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
+    """Indices of the sections that are never loaded and stay, with those they link to."""
+    unloaded = {
+        i
+        for i, s in enumerate(tables.sections)
+        if s.sh_type != SHT_NULL and not s.sh_flags & SHF_ALLOC and i != tables.names_index
+    }
+    if not strip:
+        return unloaded
+    wanted = [i for i in unloaded if tables.names[i] in _KEPT_UNLOADED]
+    wanted += [s.sh_link for s in tables.sections if s.sh_flags & SHF_ALLOC]
+    kept: set[int] = set()
+    while wanted:
+        index = wanted.pop()
+        if index in unloaded and index not in kept:
+            kept.add(index)
+            wanted.append(tables.sections[index].sh_link)
+    return kept
+
+
+def _pieces(section: SectionHeader, pages: PageMap) -> list[SectionHeader]:
+    pieces = []
+    for start, end in pages.pieces(section.sh_offset, section.file_end):
+        offset = pages.new_offset(start)
+        assert offset is not None
+        pieces.append(
+            section._replace(
+                sh_addr=section.sh_addr + start - section.sh_offset,
+                sh_offset=offset,
+                sh_size=end - start,
+                sh_addralign=section.sh_addralign
+                if start == section.sh_offset
+                else min(section.sh_addralign, pages.page_size),
+            )
+        )
+    if not pieces:
+        # All of it is a hole: it is there, as zeros that take no room in the file.
+        offset = pages.nearest_offset(section.sh_offset)
+        pieces.append(section._replace(sh_type=SHT_NOBITS, sh_offset=offset))
+    return pieces
+
+
+def _copy_unloaded(tail: Tail, section: SectionHeader) -> SectionHeader:
+    if not section.in_file:
+        return section._replace(sh_offset=tail.size)
+    alignment = max(section.sh_addralign, 1)
+    # The field may hold anything; what is never loaded needs no more than this.
+    alignment = alignment if alignment <= 4096 else 1
+    start = tail.copy(section.sh_offset, section.file_end, alignment)
+    return section._replace(sh_offset=start)
+
+
+def _mend_symbols(
+    tail: Tail,
+    source: ByteSource,
+    table: SectionHeader,
+    new_offset: int,
+    split: dict[int, list[tuple[int, int]]],
+) -> None:
+    """Let symbols in a later piece of a section name that piece."""
+    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYMBOL.size)
+    for number, (_, _, _, index, value, _) in enumerate(SYMBOL.iter_unpack(data)):
+        if index in split:
+            pieces = [i for i, address in split[index] if address <= value]
+            if pieces:
+                where = new_offset + number * SYMBOL.size + 6
+                tail.patches.append((where, pieces[-1].to_bytes(2, "little")))
+
+
+def _add_names(tail: Tail, tables: ElfTables, names: list[bytes]) -> int:
+    """Write the names of all sections; returns the index of the section that holds them."""
+    own = tail.sections[tables.names_index]
+    index = tables.names_index
+    # It may serve another purpose as well: then it stays, and the names get one of their own.
+    if own.loaded:
+        index = len(tail.sections)
+        names.append(b".shstrtab")
+        tail.sections.append(own)
+    table = bytearray(b"\0")
+    places = {b"": 0}
+    for at, name in enumerate(names):
+        if name not in places:
+            places[name] = len(table)
+            table += name + b"\0"
+        tail.sections[at] = tail.sections[at]._replace(sh_name=places[name])
+    start = tail.add(bytes(table))
+    header = _unloaded(3, start, len(table))._replace(sh_name=places[names[index]])
+    tail.sections[index] = header
+    return index
+
+
+def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
+    return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
+
+
+def _marker_text(tables: ElfTables, tail: Tail, size: int) -> bytes:
+    facts = {
+        "compacted": MARKER_VERSION,
+        "load_segments": sum(1 for s in tail.segments if s.p_type == PT_LOAD),
+        "load_segments_before": len(tables.loads),
+        "size_before": size,
+    }
+    return json.dumps(facts, sort_keys=True).encode()
+
+
+def junk(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
+    """Old ranges in pages that stay which are in no segment: what shared a page with one."""
+    loaded = sorted((s.p_offset, s.file_end) for s in tables.loads if s.p_filesz)
+    for start, end in pages.kept:
+        position = max(start, EHDR.size)
+        for load_start, load_end in loaded:
+            if load_end <= position or load_start >= end:
+                continue
+            if position < load_start:
+                yield position, load_start
+            position = load_end
+        if position < end:
+            yield position, end

@@ -1,0 +1,1 @@
+"""What each process of a traced or verified pytest session does."""

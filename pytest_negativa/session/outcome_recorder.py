@@ -1,0 +1,119 @@
+"""Pytest hooks that write ``tests.jsonl``: how each test ends, as it happens.
+
+Registered in the process that reports; pytest-xdist hands it what its workers ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.models.outcomes import (
+    OUTCOMES_VERSION,
+    CollectionFailed,
+    PhaseReported,
+    SessionFinished,
+    SessionKind,
+    SessionStarted,
+    TestStarted,
+)
+from pytest_negativa.storage.outcomes import outcomes_file
+from pytest_negativa.storage.system import Host
+from pytest_negativa.tracing.files import LineWriter
+
+CONTEXT_LOST = "negativa: the CUDA context is lost"
+"""How the reason begins for which a session stops itself; see ``gpu_health``."""
+
+GPU_ERROR_ATTRIBUTE = "negativa_gpu_error"
+"""Of a test report; attributes of plain values travel from workers to the controller."""
+
+_MAX_TEXT = 500
+
+
+class OutcomeRecorder:
+    """Writes the outcomes of a session into a run's folder.
+
+    Raises:
+        StoreError: the file can't be created.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = LineWriter(outcomes_file(folder))
+        self._writer.write(
+            SessionStarted(
+                format_version=OUTCOMES_VERSION,
+                command=tuple(printable_id(word) for word in sys.orig_argv),
+                time_ns=Host.time_ns(),
+                kind=SessionKind.PYTEST,
+            )
+        )
+
+    @property
+    def failure(self) -> str | None:
+        """Why the file is not complete, if it isn't."""
+        return self._writer.failure
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._writer.write(TestStarted(nodeid=printable_id(nodeid), time_ns=Host.time_ns()))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._writer.write(
+            PhaseReported(
+                nodeid=printable_id(report.nodeid),
+                when=str(report.when),
+                outcome=report.outcome,
+                duration=float(getattr(report, "duration", 0.0)),
+                time_ns=Host.time_ns(),
+                expected_failure=hasattr(report, "wasxfail"),
+                worker=getattr(report, "worker_id", None),
+                text=None if report.passed else _text(report),
+                gpu_error=getattr(report, GPU_ERROR_ATTRIBUTE, None),
+            )
+        )
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._writer.write(
+                CollectionFailed(nodeid=printable_id(report.nodeid), text=_text(report) or "")
+            )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._writer.write(
+            SessionFinished(
+                # Other plugins may have changed it by now.
+                exit_status=int(session.exitstatus),
+                time_ns=Host.time_ns(),
+                context_lost=_is_context_lost(session),
+            )
+        )
+
+
+def _is_context_lost(session: pytest.Session) -> bool:
+    reasons = [session.shouldstop]
+    # The controller of pytest-xdist keeps what its workers said to itself.
+    if (distributed := session.config.pluginmanager.get_plugin("dsession")) is not None:
+        reasons.append(getattr(distributed, "shouldstop", False))
+    return any(CONTEXT_LOST in str(reason) for reason in reasons)
+
+
+def _text(report: Any) -> str | None:
+    """The error in a line, or why a test was skipped."""
+    detail = report.longrepr
+    if isinstance(detail, tuple) and len(detail) == 3:
+        text = str(detail[2])
+    elif (crash := getattr(detail, "reprcrash", None)) is not None:
+        text = str(crash.message)
+    else:
+        text = str(detail or "")
+    text = printable_id(" ".join(text.split()))
+    return text[:_MAX_TEXT] or None
+
+
+def printable_id(text: str) -> str:
+    """The text as the outcomes file has it."""
+    # Surrogates, as in arguments that are not UTF-8, can't stand in JSON.
+    return text.encode("utf-8", "backslashreplace").decode()

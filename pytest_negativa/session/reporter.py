@@ -1,0 +1,197 @@
+"""The end of a traced session: traces to plans and report, in the process that reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.settings import ReportFormat, Settings, Thresholds
+from pytest_negativa.models.trace import Usage, UsageWarning
+from pytest_negativa.tracing.start import Run
+
+if TYPE_CHECKING:
+    from pytest_negativa.analysis.analyze import Hooks
+    from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.report import RunReport
+    from pytest_negativa.session.traced_process import TracedProcess
+
+
+def describe_fault(error: Exception) -> str:
+    """An error that nobody expected, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Reporter:
+    """Reports once all tests are done, below pytest's own summary."""
+
+    def __init__(
+        self, config: pytest.Config, settings: Settings, run: Run, traced: TracedProcess
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._run = run
+        self._traced = traced
+        # What workers say of themselves, or don't: (worker, code, text).
+        self._lacks: list[tuple[str, str, str]] = []
+        self._workers: set[str] = set()
+        self._interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        # pytest.exit(returncode=0) leaves no other mark.
+        self._interrupted = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A worker is gone: after its session, or because it crashed."""
+        name = str(node.gateway.id)
+        output = getattr(node, "workeroutput", None)
+        if output is None:
+            text = (
+                f"worker {name} was lost ({error or 'no reason given'}): what it had loaded is "
+                "known, what the rest of its test would have needed is not"
+            )
+            self._lacks.append((name, "worker-lost", text))
+        elif "negativa" not in output:
+            text = f"worker {name} ran without pytest-negativa: what it used is not known"
+            self._lacks.append((name, "worker-untraced", text))
+        elif output["negativa"] and self._traced.not_traced is None:
+            text = f"worker {name} was not traced: {output['negativa']}"
+            self._lacks.append((name, "worker-untraced", text))
+        elif not output["negativa"]:
+            self._workers.add(name)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
+        try:
+            crossed = self._report(session)
+        except NegativaError as e:
+            self._write(f"negativa: no report: {e}", red=True)
+            crossed = True
+        except Exception as e:
+            # Ours, or of a plugin's hook: the tests' results stand.
+            text = f"{describe_fault(e)} (a fault of pytest-negativa, or of a hook of it)"
+            self._write(f"negativa: no report: {text}", red=True)
+            crossed = True
+        if crossed and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return result
+
+    def _report(self, session: pytest.Session) -> bool:
+        """Report; True if the session fails by it: a threshold was crossed, or no trace made."""
+        # What reads and plans takes 60 ms to import: not before the tests.
+        from pytest_negativa.analysis.finish import conclude
+        from pytest_negativa.tracing.merge import merge_traces
+
+        traces = self._run.trace_files()
+        if self._traced.not_traced is not None and not traces:
+            faulty = self._traced.is_faulty
+            text = f"negativa: nothing was traced: {self._traced.not_traced}"
+            if self._settings.thresholds != Thresholds():
+                # A runner that lost its GPU must not pass for one whose suite keeps the limits.
+                faulty = True
+                text += "; so the thresholds can't be checked"
+            self._write(text, red=faulty)
+            return faulty
+        if not traces:
+            raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
+        usage = self._with_lacks(merge_traces(traces))
+        report = conclude(
+            usage,
+            self._settings,
+            self._run.folder,
+            sound=(failure := self._failure(session)) is None,
+            why=failure or "",
+            hooks=self._hooks(usage),
+        )
+        self._show(report)
+        return bool(report.crossed)
+
+    def _failure(self, session: pytest.Session) -> str | None:
+        """Why nothing may be planned; None if all tests that were selected ran and passed."""
+        from pytest_negativa.reporting.units import format_items
+
+        status = session.exitstatus
+        if self._interrupted or status == pytest.ExitCode.INTERRUPTED:
+            return "it was interrupted"
+        if session.testsfailed:
+            return format_items(session.testsfailed, "test failed", "tests failed")
+        if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return "it ran no test"
+        return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
+
+    def _with_lacks(self, usage: Usage) -> Usage:
+        processes = {p.header.worker: i for i, p in enumerate(usage.processes)}
+        gone = [
+            (name, "worker-untraced", f"the trace of worker {name} is gone: what it used is lost")
+            for name in sorted(self._workers - processes.keys())
+        ]
+        lacks = tuple(
+            UsageWarning(code=code, text=text, process=processes.get(worker))
+            for worker, code, text in (*self._lacks, *gone)
+        )
+        return replace(usage, incomplete=usage.incomplete + lacks)
+
+    def _hooks(self, usage: Usage) -> Hooks:
+        from pytest_negativa.analysis.analyze import Hooks
+
+        hook = self._config.hook
+
+        def keep(library: LibraryMap, element: Element | Frame) -> str | None:
+            reason: str | None = hook.pytest_negativa_keep_element(
+                settings=self._settings, library=library, element=element
+            )
+            return reason
+
+        added = hook.pytest_negativa_libraries(
+            config=self._config, settings=self._settings, usage=usage
+        )
+        return Hooks(
+            libraries=tuple(os.path.realpath(path) for paths in added for path in paths),
+            # Asked for each of 40,000 elements: not where nobody would answer.
+            vetoes=(keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else (),
+        )
+
+    def _show(self, report: RunReport) -> None:
+        from pytest_negativa.reporting.terminal import render_nothing, render_report
+
+        for limit in report.crossed:
+            self._write(f"negativa: {limit}", red=True)
+        if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
+            if (line := render_nothing(report)) is not None:
+                self._write(line)
+            else:
+                self._section()
+                for paragraph in render_report(report, self._settings.reports):
+                    self._write(paragraph + "\n")
+        added = self._config.hook.pytest_negativa_report(
+            config=self._config, settings=self._settings, report=report
+        )
+        for text in added:
+            self._write(text)
+
+    def _section(self) -> None:
+        if terminal := self._terminal():
+            terminal.section("GPU code (pytest-negativa)", sep="=")
+
+    def _write(self, text: str, **markup: bool) -> None:
+        if terminal := self._terminal():
+            for line in text.split("\n"):
+                terminal.write_line(line, **markup)
+        elif markup.get("red"):
+            # It makes the session fail: even with "-p no:terminal" somebody must say why.
+            sys.stderr.write(f"{text}\n")
+
+    def _terminal(self) -> pytest.TerminalReporter | None:
+        # Absent with "-p no:terminal"; the files are written all the same.
+        found: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin(
+            "terminalreporter"
+        )
+        return found

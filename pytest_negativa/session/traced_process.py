@@ -1,0 +1,358 @@
+"""A traced pytest session: what each process of it does between its start and its end.
+
+A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the
+workers run the tests and trace, the controller reports what all of them traced. Traces are
+files, so what a killed worker had written is not lost; ``reporter`` reads them at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.settings import Settings, TraceLevel
+from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.processes.watch import end_with
+from pytest_negativa.session.outcome_recorder import OutcomeRecorder
+from pytest_negativa.session.report_files import RoundReports, writes_reports
+from pytest_negativa.session.reporter import Reporter, describe_fault
+from pytest_negativa.session.round_hooks import RoundHooks
+from pytest_negativa.settings.file import load_settings
+from pytest_negativa.settings.globs import matches
+from pytest_negativa.settings.options import ROUND_VARIABLE
+from pytest_negativa.storage.rounds import current_round, load_round
+from pytest_negativa.tracing.detector import TraceError
+from pytest_negativa.tracing.files import trace_file_name
+from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.tracing.start import Run, Tracing, make_header, new_run_id, start_tracing
+
+if TYPE_CHECKING:
+    from pytest_negativa.verifying.supervisor import Request
+
+# How workers learn of their controller: they inherit its environment.
+_HANDOVER = "NEGATIVA_SESSION"
+
+_SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
+
+
+def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Settle the role of this process, start tracing, and register the hooks for the rest.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+    """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    role, run, settled = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run, settled)
+    plugins = config.pluginmanager
+    plugins.register(traced, "negativa-traced-process")
+    verified = settled is not None and settled.kind is not RoundKind.TRACE
+    if settled is not None and not writes_reports(settled, traced_before=settings.enabled):
+        plugins.register(RoundReports(config, settled), "negativa-round-reports")
+    if settled is not None and verified and role is not Role.CONTROLLER:
+        plugins.register(RoundHooks(settled), "negativa-round")
+    if role is Role.WORKER:
+        return
+    if verified or traced.not_traced is None:
+        with contextlib.suppress(StoreError):  # Nor can a trace be written, which is said.
+            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
+    if not verified:
+        plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+
+
+def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Have the session's tests run under proof, by a process of their own.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+        NegativaError: the supervisor can't be started.
+    """
+    from pytest_negativa.storage.runs import find_run
+    from pytest_negativa.verifying.supervisor import is_replaceable, replace_process, request_of
+
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    # With a traced run of its own the session takes that, whatever the environment names.
+    if settings.run is not None and not settings.enabled:
+        find_run(Path(settings.directory), Path(settings.run))
+    request = request_of(config, settings)
+    if is_replaceable(config):
+        replace_process(request)
+    config.pluginmanager.register(_Supervised(request), "negativa-supervised")
+
+
+class _Supervised:
+    """Runs the supervisor where pytest would run tests: in a process that can't be replaced."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> int:
+        from pytest_negativa.verifying.supervisor import supervise
+
+        return supervise(self._request)
+
+
+def is_in_round() -> bool:
+    """Whether this process is of a round that a supervisor started, or a worker of one."""
+    return _handed() is not None or current_round(os.environ) is not None
+
+
+def _handed() -> dict[str, Any] | None:
+    """What the controller of pytest-xdist handed to this process, if it is a worker of one."""
+    handed: dict[str, Any] | None = json.loads(os.environ.get(_HANDOVER, "null"))
+    # A pytest that a test starts inherits the variables too, but its parent is the worker.
+    if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
+        return handed
+    return None
+
+
+def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
+    if (handed := _handed()) is not None:
+        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
+        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
+    settled = current_round(os.environ)
+    if settled is not None:
+        end_with(settled.supervisor)
+        run = Run(base=Path(settled.base), run_id=settled.run_id, root=Path(settled.root))
+    else:
+        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
+    namespace = config.known_args_namespace
+    distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    if not distributed:
+        return Role.SOLO, run, settled
+    os.environ[_HANDOVER] = json.dumps(
+        {
+            "pid": os.getpid(),
+            "base": str(run.base),
+            "run_id": run.run_id,
+            "root": str(run.root),
+            "round": settled and os.environ[ROUND_VARIABLE],
+        }
+    )
+    return Role.CONTROLLER, run, settled
+
+
+def _select_tests(config: pytest.Config, settings: Settings) -> None:
+    """Add the expressions of ``tests`` to pytest's own.
+
+    Workers of pytest-xdist parse the arguments of the command line anew, so they do it too.
+    """
+    for option, expression in (
+        ("markexpr", settings.tests.markers),
+        ("keyword", settings.tests.keywords),
+    ):
+        if expression:
+            given = getattr(config.option, option, None)
+            both = f"({given}) and ({expression})" if given else expression
+            setattr(config.option, option, both)
+
+
+def _reason(marker: pytest.Mark) -> str:
+    given = marker.kwargs.get("reason") or next(iter(marker.args), None)
+    return str(given or "marked negativa_off")
+
+
+class TracedProcess:
+    """Traces this process: tells the detector where in the session the program is.
+
+    Attributes:
+        not_traced: why nothing is traced; None if it is.
+        is_faulty: whether that is an error, such as a folder that can't be written.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        role: Role,
+        run: Run,
+        settled: Round | None,
+    ) -> None:
+        self.role = role
+        self.run = run
+        self.not_traced: str | None = None
+        self.is_faulty = False
+        self._config = config
+        self._settings = settings
+        self._round = settled
+        self._current = Context(phase=Phase.IMPORT)
+        self._tracing = self._start()
+        self._tell(self._current)
+
+    def _start(self) -> Tracing | None:
+        """Start tracing, or note why nothing is traced: the tests run in any case."""
+        try:
+            if (own := self._start_own_detector()) is not None:
+                return own
+            replay = None
+            if not has_gpu():
+                if self._round is not None:
+                    self.not_traced = "no GPU here, and a recorded trace would prove nothing"
+                    return None
+                if self._settings.trace.replay is None:
+                    self.not_traced = "no GPU here, and no recorded trace to replay (trace.replay)"
+                    return None
+                replay = Path(self._settings.trace.replay)
+            return start_tracing(
+                self.run,
+                self.role,
+                worker=os.environ.get("PYTEST_XDIST_WORKER"),
+                launches=self._settings.trace.level is TraceLevel.LAUNCH,
+                replay=replay,
+                children=self._settings.trace.children,
+            )
+        except NegativaError as e:
+            self.not_traced = str(e)
+            # Not the machine's lack of something, but a run that can't be recorded.
+            self.is_faulty = isinstance(e, StoreError)
+            return None
+
+    def _start_own_detector(self) -> Tracing | None:
+        """A detector that a plugin brings, if one does."""
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        header = make_header(self.run, self.role, detector="plugin", worker=worker)
+        path = self.run.trace_dir / trace_file_name(self.run.run_id, os.getpid())
+        try:
+            detector = self._config.hook.pytest_negativa_register_detector(
+                settings=self._settings, path=path, header=header
+            )
+            if detector is None:
+                return None
+            detector.start()
+        except NegativaError:
+            raise
+        except Exception as e:
+            # A plugin's code: whatever is wrong with it, the tests run.
+            raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
+        return Tracing(self.run, detector, path, os.environ, {})
+
+    @contextmanager
+    def _context(self, context: Context) -> Iterator[None]:
+        """The program is in ``context`` for a while; contexts nest."""
+        before, self._current = self._current, context
+        self._tell(context)
+        try:
+            yield
+        finally:
+            self._current = before
+            self._tell(before)
+
+    def _tell(self, context: Context) -> None:
+        if self._tracing is not None:
+            self._tracing.set_context(context)
+
+    @contextmanager
+    def paused(self, why: str) -> Iterator[None]:
+        """Release CUPTI; what runs meanwhile is a gap."""
+        if self._tracing is None:
+            yield
+            return
+        self._tracing.pause(why)
+        try:
+            yield
+        finally:
+            self._tracing.resume()
+
+    def stop(self) -> None:
+        """End tracing; the trace file is complete."""
+        if self._tracing is not None:
+            self._tracing.stop()
+            self._tracing = None
+        os.environ.pop(_HANDOVER, None)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        # Not before: pytest parses its arguments again once it has all options.
+        _select_tests(config, self._settings)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        self._current = Context(phase=Phase.SESSION)
+        with self._context(Context(phase=Phase.COLLECTION)):
+            return (yield)
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        tests = self._settings.tests
+        selected: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            included = not tests.include or any(matches(g, item.nodeid) for g in tests.include)
+            excluded = any(matches(g, item.nodeid) for g in tests.exclude)
+            (selected if included and not excluded else left_out).append(item)
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = selected
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        marker = item.get_closest_marker("negativa_off")
+        if marker is None:
+            result = yield
+        else:
+            with self.paused(_reason(marker)):
+                result = yield
+        if self._tracing is not None:
+            self._tracing.drain()
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.SETUP):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.CALL):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._phase(item, Phase.TEARDOWN):
+            return (yield)
+
+    def _phase(self, item: pytest.Item, phase: Phase) -> AbstractContextManager[None]:
+        return self._context(Context(phase=phase, nodeid=item.nodeid))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        if fixturedef.scope not in _SHARED_SCOPES:
+            return (yield)
+        # What a shared fixture loads belongs to no single test, whichever asks for it first.
+        context = Context(
+            phase=Phase.FIXTURE, nodeid=request.node.nodeid or None, detail=fixturedef.argname
+        )
+        with self._context(context):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.role is Role.CONTROLLER:
+            # The tests run elsewhere; a replay compares them with those of the recording.
+            with self._context(Context(phase=Phase.CALL, nodeid=report.nodeid)):
+                pass
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.stop()
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["negativa"] = self.not_traced or ""
+
+    def pytest_unconfigure(self) -> None:
+        # Also where a session never began, as after an error of usage.
+        self.stop()

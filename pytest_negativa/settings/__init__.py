@@ -1,0 +1,1 @@
+"""Flags, environment, ``negativa.yaml`` and defaults to ``Settings``."""

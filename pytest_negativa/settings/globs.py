@@ -1,0 +1,138 @@
+"""Globs of the configuration against libraries, kernels and tests.
+
+In all of them ``*`` stands for any characters, ``/`` among them, and ``?`` for one. Brackets
+stand for themselves: signatures (``void f(float (&)[3])``) and parametrized tests
+(``test_add[float-2]``) are full of them. Upper and lower case differ.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_negativa.models.settings import Libraries, Settings
+
+DISTRIBUTION_PREFIX = "dist:"
+
+# difflib takes about 10 us a word; a library can hold 100,000 kernels.
+_MOST_WORDS = 20_000
+
+
+class LibraryNames(NamedTuple):
+    """What globs can know a library by; ``distribution`` is the package that installed it."""
+
+    path: str
+    soname: str | None = None
+    distribution: str | None = None
+
+
+def matches(glob: str, name: str) -> bool:
+    """Whether the whole of ``name`` matches, for kernels and node ids."""
+    return fnmatch.fnmatchcase(name, glob.replace("[", "[[]"))
+
+
+def matches_library(glob: str, library: LibraryNames) -> bool:
+    """Whether ``glob`` means the library.
+
+    With ``dist:`` before it, it is compared with the distribution's name, as package
+    indexes compare names (case, ``-``, ``_`` and ``.`` don't matter). With a slash in it, it
+    is compared with the real path, or with the end of the path if it doesn't start with a
+    slash. Else with the file's name and the soname.
+    """
+    if glob.startswith(DISTRIBUTION_PREFIX):
+        wanted = _normalized(glob[len(DISTRIBUTION_PREFIX) :].strip())
+        return library.distribution is not None and matches(
+            wanted, _normalized(library.distribution)
+        )
+    if "/" in glob:
+        return matches(glob, library.path) or matches(f"*/{glob}", library.path)
+    names = (Path(library.path).name, library.soname)
+    return any(name is not None and matches(glob, name) for name in names)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
+    """Whether the library is looked at: included, or nothing is, and not excluded."""
+    included = not libraries.include or any(
+        matches_library(glob, library) for glob in libraries.include
+    )
+    return included and not any(matches_library(glob, library) for glob in libraries.exclude)
+
+
+class GlobSet:
+    """Several globs on kernels or node ids, fast on many names, with a note of which matched."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self.globs = tuple(globs)
+        self.matched: set[str] = set()
+        patterns = (fnmatch.translate(glob.replace("[", "[[]")) for glob in self.globs)
+        self._any = re.compile("|".join(patterns)) if self.globs else None
+
+    def match(self, *names: str) -> str | None:
+        """The first glob that one of the ``names`` of a thing matches."""
+        if self._any is None or not any(map(self._any.match, names)):
+            return None
+        found = [glob for glob in self.globs if any(matches(glob, name) for name in names)]
+        self.matched.update(found)
+        return found[0]
+
+
+def unmatched_globs(
+    settings: Settings, option: str, matched: Collection[str], candidates: Iterable[str]
+) -> tuple[str, ...]:
+    """A warning for each glob of ``option`` (``"keep.kernels"``) that matched nothing.
+
+    Args:
+        settings: where the globs and their places are.
+        option: name of an option that holds globs.
+        matched: the globs that matched something.
+        candidates: the names they could have matched, distributions with ``dist:`` before
+            them; the nearest is suggested.
+    """
+    section, _, key = option.partition(".")
+    globs: tuple[str, ...] = getattr(getattr(settings, section), key)
+    source = settings.sources[option]
+    lost = [(i, glob) for i, glob in enumerate(globs) if glob not in matched]
+    if not lost:
+        return ()
+    names = tuple(candidates)
+    # Distributions apart: "torch" is also a word in many a path.
+    words = {
+        kind: _words(name for name in names if name.startswith(DISTRIBUTION_PREFIX) == kind)
+        for kind in (True, False)
+    }
+    return tuple(
+        f"{source.where_item(i)}: {option}: {glob!r} matches nothing"
+        f"{_nearest(glob, words[glob.startswith(DISTRIBUTION_PREFIX)])}"
+        for i, glob in lost
+    )
+
+
+def _words(candidates: Iterable[str]) -> dict[str, str]:
+    """Names by each word in them: a slip is in one word, the name may hold hundreds."""
+    words: dict[str, str] = {}
+    for name in candidates:
+        for word in (name, name.rpartition("/")[2], *re.findall(r"[A-Za-z_][\w.+-]{2,}", name)):
+            words.setdefault(word, name)
+    return words
+
+
+def _nearest(glob: str, words: dict[str, str]) -> str:
+    pieces = re.findall(r"[\w.+-]+", glob.removeprefix(DISTRIBUTION_PREFIX))
+    if not pieces:
+        return ""
+    literal = max(pieces, key=len)
+    # Beyond twice the length no word can be near enough; this spares difflib most of them.
+    fitting = [w for w in words if len(literal) <= 2 * len(w) <= 4 * len(literal)]
+    near = difflib.get_close_matches(literal, fitting[:_MOST_WORDS], n=1)
+    if not near:
+        return ""
+    name = words[near[0]]
+    return f"; the nearest name is {name if len(name) <= 120 else near[0]}"

@@ -1,0 +1,88 @@
+"""A copy of a folder, but for some of its files. Links stay links, of both kinds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.slimming.replace import copy
+from pytest_negativa.slimming.tree import is_leftover
+
+
+def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
+    """Copy what is below ``source`` into ``target``, which is made; ``skipped`` are names below.
+
+    Sockets, pipes and devices are left out, and what runs that were killed have left. What is
+    there already, stays.
+
+    Raises:
+        ReconstructError: something can't be read or written.
+    """
+    copied: dict[tuple[int, int], Path] = {}
+    try:
+        for folder, folders, files in os.walk(source, onerror=_raise):
+            folders[:] = [name for name in folders if not is_leftover(name)]
+            below = os.path.relpath(folder, source)
+            new = target / below
+            new.mkdir(parents=True, exist_ok=True)
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            for name in (*links, *files):
+                if (
+                    not is_leftover(name)
+                    and os.path.normpath(os.path.join(below, name)) not in skipped
+                ):
+                    _copy_one(Path(folder, name), new / name, copied)
+    except OSError as e:
+        raise ReconstructError(f"{e.filename or target}: cannot be copied: {e.strerror}") from e
+
+
+def copy_attributes(source: Path, target: Path) -> None:
+    """Give the folders of a copy the modes and times of the originals.
+
+    To be called last: nothing can be written to a folder that is read-only, and a folder's times
+    change with what is in it.
+
+    Raises:
+        ReconstructError: something can't be read or written.
+    """
+    try:
+        # From the copy, which has no folders that were left out.
+        for folder, _, _ in os.walk(target, topdown=False, onerror=_raise):
+            shutil.copystat(source / os.path.relpath(folder, target), folder)
+    except OSError as e:
+        raise ReconstructError(f"{e.filename or target}: cannot be copied: {e.strerror}") from e
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove all that is in it.
+
+    Raises:
+        OSError: something can't be removed.
+    """
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _copy_one(source: Path, target: Path, copied: dict[tuple[int, int], Path]) -> None:
+    status = source.lstat()
+    if os.path.lexists(target):
+        return
+    if stat.S_ISLNK(status.st_mode):
+        target.symlink_to(source.readlink())
+    elif stat.S_ISREG(status.st_mode):
+        first = copied.setdefault((status.st_dev, status.st_ino), target)
+        if first is target:
+            copy(source, target)
+        else:
+            os.link(first, target)
+
+
+def _raise(error: OSError) -> None:
+    raise error

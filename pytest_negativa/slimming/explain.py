@@ -1,0 +1,277 @@
+"""A CUDA error in a program that runs on slimmed libraries: can removed code be the cause?
+
+What a removed kernel looks like was seen on an H200: an element that is gone gives "no kernel image
+is available" (209) or "invalid device function" (98) where the kernel is looked up, and a kernel
+that was taken out of a cubin that stays is not found either; code that is overwritten there and
+reached all the same gives an illegal instruction or something like it. Libraries report both in
+words of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.models.slimming import SlimmedFile
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+
+_MAPPINGS = Path("/proc/self/maps")
+_MAX_ROWS = 20
+
+# CUDA Runtime API, cudaError, and CUDA Driver API, CUresult: the words of their messages and names.
+_MISSING = re.compile(
+    r"no kernel image|NoKernelImageForDevice|NO_BINARY_FOR_GPU|invalid device function"
+    r"|InvalidDeviceFunction|kernel image is invalid|InvalidKernelImage|INVALID_IMAGE"
+    r"|symbol not found|SymbolNotFound|CUDA_ERROR_NOT_FOUND|invalid resource handle"
+    r"|\berror:? (?:98|200|209|500)\b",
+    re.IGNORECASE,
+)
+_OVERWRITTEN = re.compile(
+    r"illegal instruction|ILLEGAL_INSTRUCTION|invalid program counter|INVALID_PC"
+    r"|illegal memory access|ILLEGAL_ADDRESS|unspecified launch failure|LAUNCH_FAILED"
+    r"|misaligned address|hardware stack error|\berror:? (?:700|714|715|716|718|719)\b",
+    re.IGNORECASE,
+)
+_LIBRARY = re.compile(
+    r"CU(?:BLAS|SOLVER|SPARSE|RAND|FFT|DNN)(?:LT)?_(?:STATUS_)?(?:ARCH_MISMATCH|EXECUTION_FAILED\w*"
+    r"|INTERNAL_ERROR\w*|NOT_SUPPORTED\w*|LAUNCH_FAILURE|EXEC_FAILED)"
+    r"|CUDNN_STATUS_\w+|CUFFT_\w+",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slimmed:
+    """A slimmed library; without an entry if no manifest that can be read lists it."""
+
+    path: str
+    entry: SlimmedFile | None
+
+    @property
+    def removed(self) -> int:
+        """Bytes of GPU code that are known to be gone."""
+        return 0 if self.entry is None else self.entry.gpu_code_removed
+
+    @property
+    def may_lack_code(self) -> bool:
+        return self.entry is None or self.entry.gpu_code_removed > 0
+
+    @property
+    def never_loaded(self) -> bool:
+        return self.entry is not None and self.entry.never_loaded
+
+
+def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
+    """The slimmed libraries of folders, those that lost most first.
+
+    Whoever asks may name another folder than the one that was slimmed, so manifests are looked
+    for in each folder, above it and below it; and files tell where no manifest is left.
+
+    Raises:
+        NegativaError: a manifest can't be read.
+    """
+    found = _Found()
+    for folder in dict.fromkeys(f.resolve() for f in folders):
+        below, libraries = _walk(folder)
+        for root in [*_with_manifest((folder, *folder.parents)), *below]:
+            for paths, entry in _entries(root):
+                inside = [p for p in paths if Path(p).is_relative_to(folder)]
+                found.add([p for p in inside if os.path.lexists(p)], entry)
+        found.add_unlisted(libraries)
+    return found.most_first()
+
+
+def loaded_slimmed() -> tuple[Slimmed, ...]:
+    """The slimmed libraries that this process has loaded."""
+    loaded = {
+        line.split(maxsplit=5)[5]
+        for line in _MAPPINGS.read_text(errors="surrogateescape").splitlines()
+        if line.count("/")
+    }
+    found = _Found()
+    above = {folder for path in loaded for folder in Path(path).parents}
+    for root in _with_manifest(above):
+        # A damaged manifest is for "negativa slim --check" to report.
+        with contextlib.suppress(NegativaError):
+            for paths, entry in _entries(root):
+                found.add([p for p in paths if p in loaded], entry)
+    # Not each mapped file: to open a device may do something.
+    found.add_unlisted(path for path in loaded if ".so" in Path(path).name)
+    return found.most_first()
+
+
+class _Found:
+    """Slimmed libraries, each once, also where it has several names or manifests."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Slimmed] = {}
+
+    def add(self, paths: Iterable[str], entry: SlimmedFile) -> None:
+        """Take up a library by its paths. Of two manifests, the greater loss counts."""
+        library: Slimmed | None = None
+        for path in paths:
+            library = library or Slimmed(path, entry)
+            known = self._by_path.get(path)
+            if known is None or known.removed < entry.gpu_code_removed:
+                self._by_path[path] = library
+
+    def add_unlisted(self, paths: Iterable[str]) -> None:
+        """Take up those that no manifest lists and that were slimmed all the same."""
+        for path in paths:
+            if path not in self._by_path and is_slimmed(path):
+                self._by_path[path] = Slimmed(path, None)
+
+    def most_first(self) -> tuple[Slimmed, ...]:
+        by_loss = sorted(self._by_path.values(), key=lambda s: s.removed)
+        once = {library.path: library for library in by_loss}
+        return tuple(sorted(once.values(), key=lambda s: (-s.removed, s.path)))
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[str]]:
+    """The folders below that have a manifest, and all files whose names are those of libraries."""
+    manifests: list[Path] = []
+    libraries: list[str] = []
+    for root, folders, names in os.walk(folder):
+        if ORIGINALS_MARK in names:
+            folders.clear()
+            continue
+        if MANIFEST_NAME in names and Path(root) != folder:
+            manifests.append(Path(root))
+        paths = (Path(root, name) for name in names if ".so" in name)
+        libraries += [str(path) for path in paths if not path.is_symlink()]
+    return manifests, libraries
+
+
+def _with_manifest(folders: Iterable[Path]) -> list[Path]:
+    # os.path: a folder above that may not be entered has none for us, and is no error.
+    return [f for f in folders if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
+
+
+def _entries(root: Path) -> Iterator[tuple[list[str], SlimmedFile]]:
+    for name, entry in load_manifest(root).slimmed.items():
+        names = dict.fromkeys((name, *entry.names))
+        yield [os.path.join(root, n) for n in names], entry
+
+
+def explain(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
+    """What the error may have to do with the libraries, and how to find out and mend it.
+
+    Args:
+        error: its text; none: the libraries alone.
+        slimmed: what was found.
+        folders: where was looked for it; none: in what this process has loaded.
+    """
+    return "\n".join(_lines(error, slimmed, folders))
+
+
+def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
+    if not slimmed:
+        yield from _nothing_slimmed(folders)
+        return
+    lacking = [library for library in slimmed if library.may_lack_code]
+    if not lacking:
+        yield (
+            f"{format_items(len(slimmed), 'library was', 'libraries were')} slimmed here, and none "
+            "has lost GPU code: nothing that was slimmed here is the cause."
+        )
+        return
+    verdict = _verdict_on(error)
+    if error and verdict is None:
+        yield "This is not an error that removed GPU code is known to give."
+        yield (
+            f"{format_items(len(lacking), 'slimmed library has', 'slimmed libraries have')} or may "
+            "have lost some here; without the error's text, all of them are listed."
+        )
+        return
+    if error:
+        yield str(verdict)
+    yield from _libraries(_likely_first(error, lacking))
+    yield (
+        "To make sure, run the same on the originals (negativa slim --undo, where they were "
+        "kept, or an installation that isn't slimmed)."
+    )
+    yield (
+        "To widen what stays: trace what failed there (pytest --negativa with a test of it, or "
+        "negativa debloat -- COMMAND), unite it with the run of the lock (negativa combine RUN "
+        "RUN), verify, negativa lock, and slim the originals again. Or name it in negativa.yaml: "
+        "keep.kernels, keep.libraries, keep.archs."
+    )
+
+
+def _nothing_slimmed(folders: Sequence[Path]) -> Iterator[str]:
+    if not folders:
+        yield (
+            "No library that this process has loaded was slimmed: the cause is another, unless "
+            "the error came from another process (then ask there)."
+        )
+        return
+    yield f"Nothing was slimmed in {', '.join(printable(str(f)) for f in folders)}."
+    yield (
+        "If the program runs in another environment, name that one: negativa explain ERROR --in "
+        "FOLDER. If not, the cause is another."
+    )
+
+
+def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
+    known = [library for library in named if library.entry is not None]
+    unknown = [library for library in named if library.entry is None]
+    if known:
+        yield f"{format_items(len(known), 'library has', 'libraries have')} lost GPU code here:"
+        for library in known[:_MAX_ROWS]:
+            removed = format_bytes(library.removed)
+            all_of_it = ", all of it: the proved run never loaded the library"
+            rest = all_of_it if library.never_loaded else ""
+            yield f"  {printable(library.path)}: {removed}{rest}"
+        yield from _how_many_more(known)
+    if unknown:
+        yield (
+            f"{format_items(len(unknown), 'library was', 'libraries were')} slimmed, and their "
+            "manifest is gone or can't be read, so what they lost is not known:"
+        )
+        yield from (f"  {printable(library.path)}" for library in unknown[:_MAX_ROWS])
+        yield from _how_many_more(unknown)
+    for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
+        yield f"What stayed was said by {printable(source)}."
+
+
+def _how_many_more(rows: Sequence[Slimmed]) -> Iterator[str]:
+    if len(rows) > _MAX_ROWS:
+        yield f"  and {len(rows) - _MAX_ROWS} more"
+
+
+def _verdict_on(error: str) -> str | None:
+    if _MISSING.search(error):
+        return (
+            "This error is what a kernel gives whose code was removed, or code for another GPU "
+            "than the ones that were kept."
+        )
+    if _OVERWRITTEN.search(error):
+        return (
+            "This error can come from a kernel whose code was removed inside of a library's "
+            "cubin (kernel granularity); as often it has other causes."
+        )
+    if _LIBRARY.search(error):
+        return "A library gives such an error when one of its kernels can't be loaded, too."
+    return None
+
+
+def _likely_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:
+    """Libraries that the error's words name (CUBLAS_STATUS_..., libcufft) come first.
+
+    Then those without any code: if one is loaded, none of its kernels can be.
+    """
+    words = error.lower().replace("_", "")
+
+    def is_named(library: Slimmed) -> bool:
+        stem = re.split(r"[.\-_]", Path(library.path).name.removeprefix("lib"))[0].lower()
+        return len(stem) > 3 and stem in words
+
+    return sorted(slimmed, key=lambda one: (not is_named(one), not one.never_loaded))

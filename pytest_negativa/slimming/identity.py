@@ -1,0 +1,91 @@
+"""Whether what lies in the place of a slimmed library is that library, damaged, or another one.
+
+A distribution may have been upgraded since, and even slimmed again from elsewhere: an old original
+must not take the place of something newer. RECORD tells best; where it says nothing, the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC, read_host_elf
+from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.record import record_digest
+from pytest_negativa.models.slimming import SlimmedFile
+from pytest_negativa.rewriting.compact.damage import diagnose
+from pytest_negativa.slimming.manifest import digest_of
+
+Records = Mapping[str, Path]
+"""The digests that RECORD files have for one name now, and which file has them."""
+
+
+def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+    """Whether a RECORD had the library when it was slimmed, and none has it now."""
+    return not records and any(row.name == name for row in entry.rows)
+
+
+def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+    """Whether RECORD says now that another file was installed than the one that was slimmed."""
+    known = {row.digest for row in entry.rows if row.name == name}
+    known |= {record_digest(entry.sha256), record_digest(entry.original_sha256)}
+    return bool(records) and not known & records.keys()
+
+
+def why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> str | None:
+    """Why a file is another one than slimming made, which it differs from; None: it is damaged.
+
+    Args:
+        path: of the file.
+        name: its name in the manifest.
+        entry: what the manifest says of it.
+        records: what RECORD files say of that name.
+    """
+    digest = digest_of(path)
+    if digest is None:
+        return "it cannot be read"
+    if record_digest(digest) in records:
+        return "another one was installed since: RECORD has its digest"
+    if is_reinstalled(name, entry, records):
+        return "another one was installed since: RECORD has neither digest of this one"
+    before = None if entry.original is None else _build_id(Path(entry.original))
+    if before is not None and _build_id(path) not in (None, before):
+        return "another one took its place since: it has another build id"
+    if not _is_made_from(path, entry):
+        return "another file took its place since"
+    return None
+
+
+def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
+    """Whether the file looks like the result, cut off or changed."""
+    try:
+        compacted = diagnose(path).compacted
+        with ByteSource(path) as source:
+            if source.size < ELF_HEADER.size:
+                return False
+            header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+            if compacted:
+                return _size_before(source) in (None, entry.original_size)
+    except FormatError:
+        return False
+    # Section headers end the files that we write: so a cut one tells what size it had.
+    sections_at, entry_size, count = header[6], header[11], header[12]
+    is_elf: bool = header[0].startswith(ELF_MAGIC)
+    return is_elf and int(sections_at + entry_size * count) == entry.size
+
+
+def _size_before(source: ByteSource) -> int | None:
+    try:
+        return size_before(source)
+    except FormatError:
+        return None
+
+
+def _build_id(path: Path) -> str | None:
+    try:
+        with ByteSource(path) as source:
+            return read_host_elf(source).build_id
+    except FormatError:
+        return None

@@ -1,0 +1,110 @@
+"""The manifest of a slimmed folder: reading, writing, and whether files are still what it says.
+
+An entry is written before the library gets its new file. So after a crash there may be an entry
+whose file is still the old one, which is then done again; never a new file without an entry.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
+from pytest_negativa.slimming.replace import write_whole
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
+
+
+def load_manifest(root: Path) -> SlimManifest:
+    """The manifest of a folder; an empty one where there is none.
+
+    Raises:
+        StoreError: it can't be read, is damaged, or of another version.
+    """
+    path = root / MANIFEST_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, left={})
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    try:
+        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
+        if version is not None and bytes(version) != str(MANIFEST_VERSION).encode():
+            raise StoreError(
+                f"{path}: format_version {bytes(version).decode()}, this release reads "
+                f"{MANIFEST_VERSION}; use the release of pytest-negativa that wrote it"
+            )
+        manifest = msgspec.json.decode(data, type=SlimManifest)
+    except msgspec.DecodeError as e:
+        raise StoreError(f"{path}: not a manifest of negativa slim: {e}") from e
+    for key, entry in manifest.slimmed.items():
+        for name in (key, *entry.names):
+            _check_name(path, name)
+    return manifest
+
+
+def save_manifest(root: Path, manifest: SlimManifest) -> None:
+    """Write the manifest, or remove it when nothing is left in it.
+
+    Raises:
+        StoreError: it can't be written; then it is as it was.
+    """
+    path = root / MANIFEST_NAME
+    if manifest.slimmed or manifest.left:
+        data = msgspec.json.encode(manifest, order="sorted")
+        write_whole(path, msgspec.json.format(data, indent=1) + b"\n")
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+
+
+def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
+    """Whether the file of that name is the one that slimming made."""
+    group = tree.group_of(name)
+    if group is None or group.size != entry.size:
+        return False
+    # Whoever copies a tree may give the files other times.
+    return group.mtime_ns == entry.mtime_ns or digest_of(tree.root / name) == entry.sha256
+
+
+def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
+    """Whether the file of that name is the one that was there before."""
+    group = tree.group_of(name)
+    if group is None or group.size != entry.original_size:
+        return False
+    return digest_of(tree.root / name) == entry.original_sha256
+
+
+def may_be_kept(entry: SlimmedFile) -> bool:
+    """Whether the original of a library was kept, and nothing says that it is gone.
+
+    The folder of originals may be away for a while, as the library's own may be.
+    """
+    if entry.original is None:
+        return False
+    folder, name = os.path.split(entry.original)
+    try:
+        return name in os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return True
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, in hex; None if it can't be read."""
+    try:
+        with ByteSource(path) as source:
+            return source.sha256()
+    except FormatError:
+        return None
+
+
+def _check_name(path: Path, name: str) -> None:
+    # It may have come with an image from elsewhere.
+    if not name or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:  # noqa: PTH117
+        raise StoreError(f"{path}: names {name!r}, which is not below its folder")

@@ -1,0 +1,1 @@
+"""Everything of ours on disk: the run folder, records, locks, outcomes."""

@@ -1,0 +1,221 @@
+"""Files to models and back: encoding, format versions, atomic writes.
+
+A file of ours is JSON whose first key is ``format_version``. It is written under a temporary
+name and renamed, so a reader sees the old file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.summary import Inspection
+
+_SCHEMA_SUFFIX = ".schema.json"
+
+
+def encode_hook(value: Any) -> Any:
+    """What msgspec asks for types it does not know."""
+    if isinstance(value, SmArch):
+        return str(value)
+    raise NotImplementedError(f"cannot encode {type(value).__name__}")
+
+
+def decode_hook(wanted: type, value: Any) -> Any:
+    """The inverse of ``encode_hook``."""
+    if wanted is SmArch and isinstance(value, str):
+        try:
+            return SmArch.parse(value)
+        except OptionError as e:
+            raise ValueError(str(e)) from None
+    raise NotImplementedError(f"cannot decode {wanted.__name__}")
+
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the names of files that are being written."""
+
+_MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
+_MAP_DECODER = msgspec.json.Decoder(LibraryMap, dec_hook=decode_hook)
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
+_VERSION_DECODER = msgspec.json.Decoder(_Versioned)
+
+
+def encode_map(library_map: LibraryMap) -> bytes:
+    return _MAP_ENCODER.encode(library_map)
+
+
+def decode_map(data: bytes, origin: str) -> LibraryMap:
+    """The map in ``data``; ``origin`` (a path) is for messages.
+
+    Raises:
+        StoreError: not a map, or of a version that this release does not read.
+    """
+    try:
+        version = _VERSION_DECODER.decode(data).format_version
+        if version != FORMAT_VERSION:
+            raise StoreError(
+                f"{origin}: format_version {version}, this release reads {FORMAT_VERSION}; "
+                "make the map again"
+            )
+        return _MAP_DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError) as e:
+        raise StoreError(f"{origin}: not a library map: {e}") from e
+
+
+def save_map(library_map: LibraryMap, path: Path) -> None:
+    """Write a map file.
+
+    Raises:
+        StoreError: the file can't be written; nothing is left behind.
+    """
+    write_atomically(path, encode_map(library_map))
+
+
+def load_map(path: Path) -> LibraryMap:
+    """Read a map file.
+
+    Raises:
+        StoreError: the file can't be read, is no map, or of another version.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_map(data, os.fspath(path))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` by way of a temporary file beside it.
+
+    Raises:
+        StoreError: it can't be written; the temporary file is gone and ``path`` as it was.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY_SUFFIX)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # mkstemp makes files for the owner alone; give what a plain open() would.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        temporary = None
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+    finally:
+        # Also when interrupted.
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _umask() -> int:
+    # The only portable way to read it is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def map_schema() -> dict[str, Any]:
+    """JSON Schema of the map file."""
+    return _schema(LibraryMap, "Map of the GPU code in a library")
+
+
+def inspection_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa inspect --json`` prints."""
+    return _schema(Inspection, "Output of negativa inspect --json")
+
+
+def measurement_schema() -> dict[str, Any]:
+    """JSON Schema of the measurement file."""
+    from pytest_negativa.models.measurement import Measurement
+
+    return _schema(Measurement, "A program on original and on slim libraries")
+
+
+def image_report_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa image-report --json`` prints."""
+    from pytest_negativa.models.image import ImageReport
+
+    return _schema(ImageReport, "Output of negativa image-report --json")
+
+
+def lock_schema() -> dict[str, Any]:
+    """JSON Schema of ``negativa.lock``, once its YAML is read."""
+    return _schema(Lock, "negativa.lock")
+
+
+def verdict_schema() -> dict[str, Any]:
+    """JSON Schema of ``verdict.json``."""
+    from pytest_negativa.models.verdict import Verdict
+
+    return _schema(Verdict, "Verdict on a plan: verdict.json")
+
+
+def _schema(model: type, title: str) -> dict[str, Any]:
+    # Takes 10 ms to import, and only who makes schemas needs it.
+    import inspect
+
+    schema = msgspec.json.schema(model, schema_hook=_schema_hook)
+    for definition in schema["$defs"].values():
+        # Up to Python 3.12 docstrings have the indentation of the source.
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **schema,
+    }
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """A schema as its file has it."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def schema_names() -> tuple[str, ...]:
+    """The formats whose schemas this release ships."""
+    folder = Path(__file__).parent / "schemas"
+    found = folder.glob(f"*{_SCHEMA_SUFFIX}")
+    return tuple(sorted(path.name.removesuffix(_SCHEMA_SUFFIX) for path in found))
+
+
+def shipped_schema(name: str) -> str:
+    """The text of a schema in ``schemas/``; ``name`` is one of ``schema_names``."""
+    return (Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}").read_text("utf-8")
+
+
+def _schema_hook(wanted: type) -> dict[str, Any]:
+    if wanted is SmArch:
+        return {"type": "string", "pattern": r"^sm_\d{2,}[af]?$"}
+    raise NotImplementedError(f"no schema for {wanted.__name__}")
+
+
+if __name__ == "__main__":
+    # python -m pytest_negativa.storage.records writes schemas/ anew; a test compares the two.
+    for name, schema in {
+        "library-map": map_schema(),
+        "inspection": inspection_schema(),
+        "measurement": measurement_schema(),
+        "image-report": image_report_schema(),
+        "lock": lock_schema(),
+        "verdict": verdict_schema(),
+    }.items():
+        target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"
+        target.write_text(schema_text(schema), encoding="utf-8")

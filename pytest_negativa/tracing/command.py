@@ -1,0 +1,84 @@
+"""Runs a command with tracing, for ``negativa trace`` and ``negativa debloat``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.storage.outcomes import outcomes_file
+from pytest_negativa.storage.rounds import CommandOutcome
+from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.start import Run, child_environment
+
+# Where CUPTI lies: below site-packages (NVIDIA's wheels for CUDA 13 and 12), and in toolkits.
+_IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
+_IN_TOOLKITS = ("extras/CUPTI/lib64/libcupti.so", "lib64/libcupti.so")
+
+EXIT_NOT_FOUND = 127
+"""As shells have it: the command does not exist."""
+
+
+class CommandNotFound(NegativaError):
+    """There is no such command."""
+
+
+def run_traced(command: Sequence[str], run: Run) -> int:
+    """Run ``command``, traced, with this process's own input and output; its exit status.
+
+    A command killed by a signal gives 128 plus the signal's number, as shells do.
+
+    Raises:
+        CommandNotFound: there is no such command, or it may not be executed.
+        NegativaError: the native library was not built, or the command can't be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
+    environ = traced_environment(os.environ, run)
+    outcome = CommandOutcome(outcomes_file(run.folder), command)
+    begin = time.monotonic()
+    try:
+        status = subprocess.run(command, env=environ, check=False).returncode
+    except OSError as e:
+        raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
+    outcome.finish(status, time.monotonic() - begin)
+    return 128 - status if status < 0 else status
+
+
+def traced_environment(environ: Mapping[str, str], run: Run) -> dict[str, str]:
+    """``environ`` for a program that is traced from outside, into an existing folder.
+
+    Raises:
+        NegativaError: the native library was not built.
+        StoreError: the folder can't be created.
+    """
+    injection = injection_library()
+    if injection is None:
+        raise NegativaError(
+            "the library that traces other programs was not built: install a C compiler and "
+            "reinstall pytest-negativa"
+        )
+    try:
+        run.trace_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise StoreError(f"{run.trace_dir}: cannot be created: {e.strerror}") from e
+    changes = child_environment(
+        environ, run=run, injection=injection, cupti=find_cupti(sys.path), traced_pid=0
+    )
+    return {**environ, **changes}
+
+
+def find_cupti(packages: Iterable[str]) -> str | None:
+    """The file of CUPTI below ``packages`` (folders such as ``sys.path``) or in a toolkit.
+
+    None leaves it to the dynamic loader's search path.
+    """
+    candidates = [Path(folder, name) for folder in packages if folder for name in _IN_PACKAGES]
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    candidates += [Path(toolkit, name) for name in _IN_TOOLKITS]
+    return next((str(path) for path in candidates if path.is_file()), None)

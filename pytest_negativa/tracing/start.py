@@ -1,0 +1,284 @@
+"""Which process traces into which file, and what its children are told.
+
+A run's files lie in a folder of their own, ``.negativa/<run id>/trace``, so that two sessions
+in one folder don't mix and old files can't enter a new report. Each process writes one file;
+nobody writes into another's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.trace import (
+    CHILDREN_UNTRACED,
+    TRACE_VERSION,
+    Context,
+    Header,
+    Role,
+)
+from pytest_negativa.storage.system import Host
+from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
+from pytest_negativa.tracing.files import SUFFIX, TraceWriter, trace_file_name
+from pytest_negativa.tracing.mappings import loaded_cupti
+from pytest_negativa.tracing.native import NativeDetector, injection_library
+
+FOLDER = ".negativa"
+
+# What injection.c reads, and CUDA's own variable, which makes CUDA load it.
+_INJECTION = "CUDA_INJECTION64_PATH"
+_CHAINED = "NEGATIVA_CHAINED_INJECTION"
+_VARIABLES = (
+    "NEGATIVA_TRACE_DIR",
+    "NEGATIVA_RUN_ID",
+    "NEGATIVA_ROOT",
+    "NEGATIVA_CUPTI",
+    "NEGATIVA_TRACED_PID",
+    _CHAINED,
+    _INJECTION,
+)
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def new_run_id() -> str:
+    """An id that sorts by time and no other run has."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A traced run: its id and its place.
+
+    Attributes:
+        base: the folder for all runs' files, usually ``<rootdir>/.negativa``.
+        root: pytest's rootdir, against which paths of the project can be understood.
+    """
+
+    base: Path
+    run_id: str
+    root: Path
+
+    def __post_init__(self) -> None:
+        # It becomes part of file names, and may come from another process.
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise ValueError(f"bad run id {self.run_id!r}")
+
+    @property
+    def folder(self) -> Path:
+        return self.base / self.run_id
+
+    @property
+    def trace_dir(self) -> Path:
+        return self.folder / "trace"
+
+    def trace_files(self) -> tuple[Path, ...]:
+        """The traces written so far, by all processes."""
+        return tuple(sorted(self.trace_dir.glob(f"*{SUFFIX}")))
+
+
+def child_environment(
+    environ: Mapping[str, str],
+    *,
+    run: Run,
+    injection: Path | None,
+    cupti: str | None,
+    traced_pid: int,
+) -> dict[str, str]:
+    """What to set in a traced process's environment so that its children are traced too.
+
+    CUDA reads ``CUDA_INJECTION64_PATH`` in the ``cuInit`` of every process, this one included;
+    ``traced_pid`` is how the library knows that this one traces itself. A path that the user
+    had set there is handed on, for the library to load first.
+
+    Args:
+        injection: the native library; None: children can't be traced, nothing is set.
+        cupti: the file of the CUPTI that this process uses, if known.
+    """
+    if injection is None:
+        return {}
+    changes = {
+        _INJECTION: str(injection),
+        "NEGATIVA_TRACE_DIR": str(run.trace_dir),
+        "NEGATIVA_RUN_ID": run.run_id,
+        "NEGATIVA_ROOT": str(run.root),
+        "NEGATIVA_TRACED_PID": str(traced_pid),
+    }
+    if cupti is not None:
+        changes["NEGATIVA_CUPTI"] = cupti
+    before = environ.get(_INJECTION)
+    if before and before != str(injection):
+        changes[_CHAINED] = before
+    return changes
+
+
+class Tracing:
+    """A process that is being traced. ``stop`` ends it and puts the environment back."""
+
+    def __init__(
+        self,
+        run: Run,
+        detector: Detector,
+        path: Path,
+        environ: MutableMapping[str, str],
+        before: Mapping[str, str | None],
+    ) -> None:
+        self.run = run
+        self.path = path
+        self._detector = detector
+        self._environ = environ
+        self._before = before
+
+    def set_context(self, context: Context) -> None:
+        """Say where in the session the program is from now on."""
+        self._detector.set_context(context)
+
+    def drain(self) -> None:
+        """Between tests: write what isn't written as it happens."""
+        self._detector.drain()
+
+    def pause(self, why: str) -> None:
+        """Release CUPTI, for a test that needs a profiler; what runs then is a gap."""
+        self._detector.pause(why)
+
+    def resume(self) -> None:
+        self._detector.resume()
+
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        """Note something for the report, e.g. a worker that left no trace."""
+        self._detector.warn(code, text, incomplete=incomplete)
+
+    def stop(self) -> None:
+        self._detector.stop()
+        for name, value in self._before.items():
+            if value is None:
+                self._environ.pop(name, None)
+            else:
+                self._environ[name] = value
+
+
+def start_tracing(
+    run: Run,
+    role: Role,
+    *,
+    worker: str | None = None,
+    launches: bool = False,
+    native: bool = False,
+    replay: Path | None = None,
+    children: bool = True,
+    environ: MutableMapping[str, str] = os.environ,
+) -> Tracing:
+    """Trace this process from now on, and the children that it starts.
+
+    Args:
+        worker: pytest-xdist's name of this worker.
+        launches: count launches too (slower).
+        native: use callbacks in C instead of cupti-python's.
+        replay: a folder with recorded traces to replay instead, on a machine without GPU.
+        children: trace the processes that this one starts, too.
+
+    Raises:
+        TracerUnavailable: CUPTI isn't here. The trace, if begun, says so.
+        TracerBusy: another tool holds CUPTI.
+        StoreError: the trace file can't be created.
+    """
+    if replay is not None:
+        return _start_replay(run, role, worker, replay, environ)
+    detector: Detector
+    if native:
+        native_detector = NativeDetector(
+            run.trace_dir, run.run_id, role=role, worker=worker, root=run.root
+        )
+        _start(native_detector)
+        path, detector = native_detector.path, native_detector
+    else:
+        from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
+
+        writer = TraceWriter(
+            run.trace_dir / trace_file_name(run.run_id, os.getpid()),
+            make_header(run, role, detector=cupti_version(), worker=worker),
+        )
+        detector = CuptiDetector(writer, launches=launches, environ=environ)
+        path = writer.path
+        _start(detector)
+    if not children:
+        detector.warn(CHILDREN_UNTRACED, "child processes are not traced (trace.children)")
+        return Tracing(run, detector, path, environ, {})
+    changes = child_environment(
+        environ,
+        run=run,
+        injection=injection_library(),
+        cupti=loaded_cupti(),
+        traced_pid=os.getpid(),
+    )
+    if _CHAINED in changes:
+        detector.warn(
+            "injection-chained",
+            f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded too, and "
+            "where it takes CUPTI nothing is traced",
+        )
+    if not changes:
+        detector.warn(
+            CHILDREN_UNTRACED,
+            "the native library was not built (no C compiler at installation): child processes "
+            "of tests are not traced",
+        )
+    before = {name: environ.get(name) for name in _VARIABLES if name in changes}
+    environ.update(changes)
+    return Tracing(run, detector, path, environ, before)
+
+
+def _start(detector: Detector) -> None:
+    """Start, or leave a trace that says why not."""
+    try:
+        detector.start()
+    except TraceError as e:
+        code = "cupti-taken" if isinstance(e, TracerBusy) else "cupti-unavailable"
+        detector.warn(code, str(e), incomplete=True)
+        detector.stop()
+        raise
+
+
+def _start_replay(
+    run: Run, role: Role, worker: str | None, folder: Path, environ: MutableMapping[str, str]
+) -> Tracing:
+    from pytest_negativa.tracing.replay import Recording, ReplayDetector
+
+    recording = Recording(folder)
+    header = make_header(run, role, detector="replay", worker=worker)
+    writer = TraceWriter(
+        run.trace_dir / trace_file_name(run.run_id, os.getpid()),
+        replace(header, replay=recording.replay),
+    )
+    detector = ReplayDetector(writer, recording)
+    detector.start()
+    return Tracing(run, detector, writer.path, environ, {})
+
+
+def make_header(run: Run, role: Role, *, detector: str, worker: str | None = None) -> Header:
+    """The header of this process's trace."""
+    return Header(
+        format_version=TRACE_VERSION,
+        run_id=run.run_id,
+        pid=os.getpid(),
+        ppid=os.getppid(),
+        role=role,
+        detector=detector,
+        executable=sys.executable,
+        argv=tuple(_printable(argument) for argument in sys.argv),
+        start_ns=Host.time_ns(),
+        root=str(run.root),
+        worker=worker,
+        python=sys.version.split()[0],
+    )
+
+
+def _printable(text: str) -> str:
+    # Arguments that are not UTF-8 come as surrogates, which JSON can't hold.
+    return text.encode("utf-8", "backslashreplace").decode()

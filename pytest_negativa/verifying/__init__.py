@@ -1,0 +1,1 @@
+"""A plan put to the test: rounds on copies, evidence, the verdict, and healing."""

@@ -1,0 +1,250 @@
+"""Usage to plans with settings and hooks, on libraries compiled by nvcc."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.analysis.analyze import Analysis, Hooks, analyze
+from pytest_negativa.arch import ElementKind
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.plan import Decision
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.trace import LibraryUsage, Usage, UsageWarning
+from pytest_negativa.settings.file import load_settings
+from tests.support.libraries import BIN, PLAIN
+from tests.support.usages import library_usage, usage_of
+
+MULTIARCH = BIN / "libmultiarch.so"
+
+
+def settings(folder: Path, text: str = "") -> Settings:
+    """The settings of a ``negativa.yaml``, as a session in ``folder`` would have them."""
+    (folder / "negativa.yaml").write_text(text)
+    return load_settings({}, {"NEGATIVA_CACHE_DIR": str(folder / "cache")}, root=folder, cwd=folder)
+
+
+def use(path: Path, used_regions: tuple[int, ...] = ()) -> LibraryUsage:
+    """A use of the library: by number of the region, a kernel of what an H200 loads of it."""
+    library_map = read_library(path, Scope(devices=("9.0",)))
+    regions = tuple(library_map.iter_regions())
+    images = {}
+    for number in used_regions:
+        element = next(
+            e
+            for e in regions[number].elements
+            if e.kind is ElementKind.CUBIN and str(e.arch) == "sm_90"
+        )
+        kernels = [k.name for k in library_map.kernels_of(element.content)]
+        images[regions[number].span.start] = kernels[:1]
+    return library_usage(library_map, images)
+
+
+def used(*paths: Path, regions: tuple[int, ...] = (), **more: object) -> Usage:
+    incomplete = more.get("incomplete", ())
+    assert isinstance(incomplete, tuple)
+    return usage_of(*(use(path, regions) for path in paths), incomplete=incomplete)
+
+
+def decisions(analysis: Analysis, name: str = "libmultiarch.so") -> tuple[Decision, ...]:
+    [found] = [
+        a.plan.decisions for a in analysis.libraries if Path(a.plan.library.path).name == name
+    ]
+    return found
+
+
+def reasons(analysis: Analysis, name: str = "libmultiarch.so") -> Counter[str]:
+    return Counter(d.reason for d in decisions(analysis, name))
+
+
+def multiarch(folder: Path, text: str = "") -> Analysis:
+    """Of the three regions, which have six cubins and a PTX each, the second is used."""
+    return analyze(used(MULTIARCH, regions=(1,)), settings(folder, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {"loaded": 1, "no-used-kernel": 2, "wrong-arch": 18}),
+        ("keep: {archs: [sm_80]}", {"arch-policy": 1, "wrong-arch": 17}),
+        # 8.6 loads the cubin for 8.6, and 7.5 that for 7.5.
+        ("keep: {archs: [sm_86, sm_75]}", {"arch-policy": 2, "wrong-arch": 16}),
+        ("keep: {archs: [sm_90]}", {"loaded": 1, "wrong-arch": 18}),
+        ("keep: {ptx: newest}", {"ptx-policy": 1, "wrong-arch": 17}),
+        ("keep: {ptx: all}", {"ptx-policy": 1, "wrong-arch": 17}),
+        ("keep: {libraries: [libmulti*]}", {"library-policy": 21}),
+        ("keep: {libraries: ['*/bin/*']}", {"library-policy": 21}),
+        ("keep: {libraries: [libother*]}", {"loaded": 1, "no-used-kernel": 2}),
+        ("keep: {kernels: ['*']}", {"loaded": 1, "kernel-policy": 2, "wrong-arch": 18}),
+        ("keep: {kernels: ['*'], archs: [sm_80]}", {"kernel-policy": 4, "arch-policy": 1}),
+    ],
+)
+def test_keep(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
+    found = reasons(multiarch(tmp_path, text))
+    assert {reason: found[reason] for reason in expected} == expected
+    assert found.total() == 21
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ["libmultiarch.so", "libnames.so"]),
+        ("libraries: {include: [libnames.so]}", ["libnames.so"]),
+        ("libraries: {exclude: ['lib*arch.so']}", ["libnames.so"]),
+        ("libraries: {include: ['lib*'], exclude: ['fixtures/bin/libn*']}", ["libmultiarch.so"]),
+        ("libraries: {exclude: ['*']}", []),
+    ],
+)
+def test_selected_libraries(tmp_path: Path, text: str, names: list[str]) -> None:
+    usage = used(MULTIARCH, BIN / "libnames.so", PLAIN)
+    found = analyze(usage, settings(tmp_path, text))
+    assert [Path(a.plan.library.path).name for a in found.libraries] == names
+    assert found.without_code == 1
+    assert found.warnings == ()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library that a distribution has installed."""
+    site = tmp_path / "site"
+    (site / "our_package").mkdir(parents=True)
+    library = shutil.copy(MULTIARCH, site / "our_package")
+    info = site / "Our.Package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Our.Package\nVersion: 1.0\n")
+    (info / "RECORD").write_text(
+        "our_package/libmultiarch.so,,\nOur.Package-1.0.dist-info/RECORD,,\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return Path(library)
+
+
+@pytest.mark.parametrize("glob", ["dist:our-package", "dist:OUR_*", "dist:*package"])
+def test_distributions(tmp_path: Path, installed: Path, glob: str) -> None:
+    usage = used(installed, BIN / "libnames.so")
+    kept = analyze(usage, settings(tmp_path, f"keep: {{libraries: ['{glob}']}}"))
+    assert set(reasons(kept)) == {"library-policy"}
+    assert "library-policy" not in reasons(kept, "libnames.so")
+    alone = analyze(usage, settings(tmp_path, f"libraries: {{include: ['{glob}']}}"))
+    assert [a.plan.library.path for a in alone.libraries] == [str(installed)]
+    assert kept.warnings == alone.warnings == ()
+
+
+def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> None:
+    text = "libraries:\n  exclude:\n    - dist:our-pakage\n"
+    found = analyze(used(installed), settings(tmp_path, text))
+    assert found.warnings == (
+        f"{tmp_path}/negativa.yaml:3:7: libraries.exclude: 'dist:our-pakage' matches nothing; "
+        "the nearest name is dist:Our.Package",
+    )
+    assert len(found.libraries) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            "libraries:\n  include: ['*', libmultiarc.so]\n",
+            "2:18: libraries.include: 'libmultiarc.so' matches nothing; the nearest name is "
+            "libmultiarch.so",
+        ),
+        (
+            "keep:\n  libraries:\n  - zzz\n",
+            "3:5: keep.libraries: 'zzz' matches nothing",
+        ),
+    ],
+)
+def test_library_globs_that_match_nothing(tmp_path: Path, text: str, warning: str) -> None:
+    assert multiarch(tmp_path, text).warnings == (f"{tmp_path}/negativa.yaml:{warning}",)
+
+
+def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
+    usage = used(BIN / "libnames.so")
+    library_map = read_library(BIN / "libnames.so", Scope(devices=("9.0",)))
+    names = [k.name for e in library_map.iter_elements() for k in library_map.kernels_of(e.content)]
+    whole = max(names, key=len)
+    text = f"keep:\n  kernels:\n  - '{names[0]}'\n  - '{whole[:-1]}?!'\n"
+
+    found = analyze(usage, settings(tmp_path, text))
+
+    [warning] = found.warnings
+    assert warning.startswith(f"{tmp_path}/negativa.yaml:4:5: keep.kernels: '{whole[:-1]}?!'")
+    assert "matches nothing; the nearest name is " in warning
+
+
+def test_a_kernel_glob_is_compared_with_what_people_write(tmp_path: Path) -> None:
+    """The suggestion is in the words of the glob: a demangled name."""
+    path = Path(__file__).parents[2] / "examples/quickstart/quickstart/libquickstart.so"
+    text = "keep: {kernels: ['void matrices::transposed(*)', '*multiply<32>*']}\n"
+    found = analyze(used(path), settings(tmp_path, text))
+    assert reasons(found, path.name)["kernel-policy"] == 1
+    [warning] = found.warnings
+    assert warning.endswith(
+        "the nearest name is matrices::transpose(float const*, float*, int, int)"
+    )
+
+
+@pytest.mark.parametrize("why", ["incomplete", "policy"])
+def test_a_glob_on_a_library_that_is_kept_as_a_whole(tmp_path: Path, why: str) -> None:
+    """Nobody asks what a glob would keep there; it matches all the same."""
+    text = "keep: {kernels: ['*'], libraries: [libmulti*]}"
+    lack = UsageWarning(code="gap", text="a gap", process=None)
+    usage = used(MULTIARCH, incomplete=(lack,) if why == "incomplete" else ())
+    assert analyze(usage, settings(tmp_path, text)).warnings == ()
+
+
+@pytest.mark.parametrize(("process", "kept"), [(None, True), (0, True), (7, False)])
+def test_incomplete_processes(tmp_path: Path, process: int | None, kept: bool) -> None:
+    """A lack of one process concerns the libraries that it had loaded."""
+    lack = UsageWarning(code="gap", text="a gap", process=process)
+    found = analyze(used(MULTIARCH, incomplete=(lack,)), settings(tmp_path))
+    assert (reasons(found) == {"incomplete": 21}) is kept
+    notes = found.libraries[0].plan.notes
+    assert notes == (("all of it is kept (incomplete): a gap",) if kept else ())
+
+
+def test_added_libraries_are_reported_as_unused(tmp_path: Path) -> None:
+    hooks = Hooks(libraries=(str(BIN / "libframes.so"), str(MULTIARCH), "/no/such/lib.so"))
+    found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), hooks)
+    assert reasons(found)["loaded"] == 1, "one that was traced stays as it was"
+    assert not any(d.kept for d in decisions(found, "libframes.so"))
+    assert found.unreadable == ("/no/such/lib.so: not found",)
+
+
+def test_vetoes(tmp_path: Path) -> None:
+    asked: list[Element | Frame] = []
+
+    def veto(library: LibraryMap, element: Element | Frame) -> str | None:
+        asked.append(element)
+        return "ours" if str(element.arch) == "sm_80" else None
+
+    hooks = Hooks(libraries=(str(BIN / "libframes.so"),), vetoes=(lambda *_: None, veto))
+    found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), hooks)
+
+    assert reasons(found)["hook"] == 3
+    assert {d.why for d in decisions(found) if d.reason == "hook"} == {"ours"}
+    assert reasons(found, "libframes.so") == {"hook": 1, "no-used-kernel": 2}
+    assert len(asked) == 20 + 3, "never for what is kept anyhow"
+
+
+def test_libraries_that_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "libx.so"
+    shutil.copy(MULTIARCH, path)
+    usage = used(path, MULTIARCH)
+    path.write_bytes(path.read_bytes()[:500])
+    found = analyze(usage, settings(tmp_path))
+    assert len(found.libraries) == 1
+    [problem] = found.unreadable
+    assert problem.startswith(str(path))
+
+
+def test_progress(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    usage = used(MULTIARCH, PLAIN)
+    analyze(usage, settings(tmp_path), on_done=lambda done, total: seen.append((done, total)))
+    total = MULTIARCH.stat().st_size + PLAIN.stat().st_size
+    assert len(seen) == 2 and seen[-1] == (total, total)

@@ -1,0 +1,318 @@
+"""The command: trace, locate, debloat and combine, on recorded traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.storage.runs import mark_failed, point_latest
+from tests.support.sessions import HEADLINE, KERNELS, LOADED, ROOT, Project, used_kernels
+
+TRACES = ROOT / "tests" / "data" / "traces"
+Lines = list[str]
+
+NOTHING = "negativa: no GPU code was loaded from any library that is looked at\n"
+
+
+@pytest.fixture
+def recorded(project: Project) -> Project:
+    """The recording, with the library's path as it is here: as if it had been traced here."""
+    rewrite(project, "recorded/h200.jsonl")
+    return project
+
+
+def rewrite(project: Project, name: str, change: Callable[[Lines], Lines] = list) -> Path:
+    """Write the recording, or what ``change`` makes of its lines, to a file of the project."""
+    lines = (project.folder / "recorded" / "h200.jsonl").read_text().splitlines(keepends=True)
+    path = project.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    here = str(project.folder / "quickstart" / "libquickstart.so")
+    text = "".join(change(lines)).replace("/quickstart/quickstart/libquickstart.so", here)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("verb", ["trace", "debloat"])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_exit_status_is_that_of_the_command(
+    project: Project, verb: str, code: str, status: int
+) -> None:
+    done = project.negativa(verb, "--", sys.executable, "-c", code, status=status)
+    # Without a GPU no process can leave a trace: one line says so, and nothing stays behind.
+    assert done.stdout == ""
+    assert done.stderr.startswith("negativa: nothing was traced: ")
+    assert done.stderr.count("\n") == 1
+    assert project.runs() == []
+    assert not (project.results / "latest").exists()
+
+
+@pytest.mark.parametrize("verb", ["trace", "debloat"])
+def test_limits_do_not_pass_where_nothing_was_traced(project: Project, verb: str) -> None:
+    project.write("negativa.yaml", "thresholds: {min_used_kernels: 1}\n")
+
+    done = project.negativa(verb, "--", "true", status=1)
+
+    assert done.stderr.endswith("negativa: so the thresholds can't be checked\n")
+
+
+def test_the_command_keeps_its_input_and_output(project: Project) -> None:
+    code = "import sys; sys.stderr.write('e'); print(sys.argv[1:], sys.stdin.read())"
+    done = project.negativa(
+        "trace", "--dir", "out", "--", sys.executable, "-c", code, "--dir", "x", "-h"
+    )
+    assert done.stdout.startswith("['--dir', 'x', '-h']")
+    assert done.stderr.startswith("enegativa: nothing was traced")
+    assert list((project.folder / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["trace", "debloat"])
+@pytest.mark.parametrize("command", ["no-such-program", "./negativa.yaml", "./recorded"])
+def test_a_command_that_is_not_there(project: Project, verb: str, command: str) -> None:
+    done = project.negativa(verb, "--", command, status=127)
+    assert done.stderr == f"negativa: error: {command}: not found, or not an executable file\n"
+    assert done.stdout == "" and not project.results.exists()
+
+
+def test_no_command_is_wrong_usage(project: Project) -> None:
+    assert "COMMAND" in project.negativa("trace", status=2).stderr
+
+
+def test_results_that_cannot_be_written(project: Project) -> None:
+    project.write("taken", "a file")
+    done = project.negativa("trace", "--dir=taken/x", "--", "true", status=1)
+    assert done.stderr.startswith("negativa: error: ") and "cannot be created" in done.stderr
+
+
+def test_locate_without_a_run(project: Project) -> None:
+    done = project.negativa("locate", status=1)
+    latest = project.results / "latest"
+    assert done.stderr.startswith(f"negativa: error: {latest}: no traced run here; make one with ")
+    named = project.negativa("locate", "--run", "nowhere", status=2)
+    assert f"{project.folder / 'nowhere'}: no such folder" in named.stderr
+    (project.folder / "empty").mkdir()
+    empty = project.negativa("locate", "--run", "empty", status=1)
+    assert "no trace files (*.jsonl) here or in its folder trace" in empty.stderr
+
+
+def test_locate_a_recording(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+
+    done = recorded.negativa("locate", "--run", ".negativa/run")
+
+    assert done.stdout.startswith(f"{HEADLINE}\n\nlibrary ")
+    assert done.stdout.endswith(
+        "Files in .negativa/run: trace/, trace.json, usage.json, map/, plan/, spans/, report.json\n"
+    )
+    # Every other library of that machine isn't here, and is named.
+    assert "libcuda.so.580.159.04: not found" in done.stdout
+    assert [tuple(d[:2]) for d in recorded.plan() if d[2]] == list(LOADED)
+    assert used_kernels(recorded.latest("usage.json")) == set(KERNELS)
+
+    # The same again with another policy, now by its link; nothing of before is left.
+    again = recorded.negativa("locate", "--keep-library", "libquick*", "--keep-arch", "sm_80")
+    assert "all of it is kept (library-policy): keep.libraries: libquick*" in again.stdout
+    assert {d[3] for d in recorded.plan()} == {"library-policy"}
+    recorded.negativa("locate", "--exclude-library", "libquickstart.so")
+    assert list((recorded.results / "run" / "spans").iterdir()) == []
+
+
+def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
+    folder = project.folder / "h200-ops"
+    shutil.copytree(TRACES / "h200-ops", folder)
+
+    done = project.negativa("locate", "--run", "h200-ops")
+
+    assert "torch/lib/libtorch_cuda.so: not found" in done.stdout
+    assert "0 B of 0 B GPU code (-) in 0 libraries is unused on NVIDIA H200 (9.0)." in done.stdout
+    kernels = json.loads((folder / "trace.json").read_text())["detected_kernels"]
+    assert len(kernels) > 50
+    assert not (project.folder / "latest").exists()
+
+
+def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
+    trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    run = trace.parents[1].resolve()
+    mark_failed(run, "2 tests failed")
+    point_latest(run)
+
+    done = recorded.negativa("locate", status=1)
+    assert "nothing is planned from this run: 2 tests failed (trace.accept_failed" in done.stdout
+    assert done.stderr == (
+        f"negativa: error: {run}: nothing is planned from this run: 2 tests failed; trace again, "
+        f"or plan this one all the same: negativa locate --run {run} --accept-failed\n"
+    )
+    assert not recorded.planned()
+    done = recorded.negativa("combine", ".negativa/latest", status=1)
+    assert "nothing is planned from this run: .negativa/latest: 2 tests failed" in done.stdout
+
+    recorded.negativa("locate", "--run", str(run), "--accept-failed")
+    assert recorded.planned()
+
+
+def test_a_session_without_an_end_is_not_planned_later(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl", lambda lines: lines[:-1])
+    done = recorded.negativa("locate", "--run", ".negativa/run", status=1)
+    assert "did not end by itself" in done.stdout
+    assert "nothing is planned from this run: process " in done.stderr
+    assert not recorded.planned()
+
+
+COMMANDS_ON_A_RUN = ("locate", "kernels", "reconstruct")
+PROOFS = ("verify", "heal")
+
+
+@pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
+def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command: str) -> None:
+    """No command takes an older run unasked, and each says which there is."""
+    for name in ("run-1", "run-2", "run-3"):
+        rewrite(recorded, f".negativa/{name}/trace/h200.jsonl")
+    for name in ("run-1", "run-2"):
+        recorded.negativa("locate", "--run", f".negativa/{name}")
+    bad = recorded.results / "run-3"
+    mark_failed(bad, "2 tests failed")
+    recorded.negativa("locate", "--run", bad, status=1)
+    assert (recorded.results / "latest").resolve() == bad
+
+    done = recorded.negativa(command, status=1)
+
+    good = recorded.results / "run-2"
+    assert f"negativa: error: {bad}: nothing is planned from this run: 2 tests" in done.stderr
+    assert f"take the last good run: --run {good} (with pytest: --negativa-run)" in done.stderr
+    if command not in PROOFS:
+        assert "libquickstart.so" in recorded.negativa(command, "--run", good).stdout
+
+
+@pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
+def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
+    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/run-1")
+    (recorded.results / "latest").unlink()
+    (recorded.results / "latest").symlink_to("run-2")
+    error = recorded.negativa(command, status=1).stderr
+    assert "latest: leads to run-2, which is gone; trace again, or take the last good" in error
+    assert f"--run {recorded.results / 'run-1'}" in error
+
+
+def test_the_run_by_the_environment(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
+    recorded.negativa("locate", NEGATIVA_RUN=".negativa/run-1")
+    assert recorded.planned()
+
+
+WRONG = [
+    ("locate", "--no-such-option"),
+    ("locate", "--keep-ptx=some"),
+    ("locate", "--keep-arch=ninety"),
+    ("locate", "--report=xml"),
+    ("locate", "--config=nowhere.yaml"),
+    ("locate", "--run=nowhere"),
+    ("kernels", "--run=nowhere"),
+    ("reconstruct", "--copies=thin"),
+    ("reconstruct", "--run=nowhere"),
+    ("verify", "--run=nowhere"),
+    ("heal", "--rerun=often"),
+    ("combine", "nowhere"),
+    ("trace",),
+    ("debloat", "--top=few", "--", "true"),
+    ("measure", "--slim-dir=nowhere", "--", "true"),
+    ("image-report", "nowhere"),
+    ("inspect", "nowhere"),
+    ("schema", "nothing"),
+    ("no-such-command",),
+    (),
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_usage(project: Project, words: tuple[str, ...]) -> None:
+    done = project.negativa(*words, status=2)
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert not project.results.exists()
+
+
+def test_a_value_that_cannot_be_used_is_named_as_it_was_given(project: Project) -> None:
+    flag = project.negativa("locate", "--keep-ptx=some", status=2).stderr
+    assert flag == "negativa: error: --keep-ptx: found 'some', expected off, newest or all\n"
+    variable = project.negativa("locate", status=2, NEGATIVA_KEEP_PTX="some").stderr
+    assert variable.startswith("negativa: error: NEGATIVA_KEEP_PTX: found 'some'")
+
+
+def test_thresholds_and_reports(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.write("negativa.yaml", "thresholds: {max_unused_percent: 50}\n")
+
+    done = recorded.negativa("locate", "--run", ".negativa/run", "--report=json:a.json", status=1)
+
+    assert done.stdout == ""
+    crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
+    assert crossed == ["max_unused_percent: 89.6071% of the GPU code is unused, the limit is 50%"]
+
+
+def test_combine(recorded: Project) -> None:
+    """Two halves of the recording, in files of one name: what neither of them used."""
+
+    def without(*names: str) -> Callable[[Lines], Lines]:
+        return lambda lines: [s for s in lines if not any(f'"name":"{n}"' in s for n in names)]
+
+    first = rewrite(recorded, "first/trace/h200.jsonl", without("vector_add", "vector_scale"))
+    second = rewrite(recorded, "second/h200.jsonl", without("statistics_weighted_sum"))
+    assert first.read_text() != second.read_text()
+
+    done = recorded.negativa("combine", "first", "second", "first")
+
+    assert done.stdout.startswith(HEADLINE)
+    assert used_kernels(recorded.latest("usage.json")) == set(KERNELS)
+    assert len(list((recorded.results / "latest" / "trace").iterdir())) == 2
+    assert [tuple(d[:2]) for d in recorded.plan() if d[2]] == list(LOADED)
+
+
+def test_combine_recordings_of_several_processes(project: Project) -> None:
+    folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
+    project.negativa("combine", *folders)
+    usage = project.latest("usage.json")
+    assert len(usage["processes"]) == 8
+    assert len(usage["run_ids"]) == 2
+
+
+def test_combine_nothing(project: Project) -> None:
+    (project.folder / "empty").mkdir()
+    done = project.negativa("combine", "empty", status=1)
+    assert "no trace files" in done.stderr
+    assert not project.results.exists()
+
+
+def test_faults_of_the_file(project: Project) -> None:
+    path = project.write("negativa.yaml", "directory: [a]\n")
+    done = project.negativa("debloat", "--", "true", status=2)
+    assert done.stderr.startswith(f"negativa: error: {path}:1:12: directory: ")
+
+
+def test_kernels_of_a_run(recorded: Project) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/run")
+
+    unused = recorded.negativa("kernels", "--run", ".negativa/run").stdout.splitlines()
+    used = recorded.negativa("kernels", "--run", ".negativa/run", "--used", "--no-demangle").stdout
+    other = recorded.negativa("kernels", "--library", "libother*", status=2)
+    same = recorded.negativa("kernels", "--library", "libquick*").stdout.splitlines()
+
+    assert unused[0].endswith("libquickstart.so: 9 of 13 kernels unused")
+    assert any("image_blur" in name for name in unused)
+    assert len(unused) == 10
+    assert {line.strip() for line in used.splitlines()[1:]} == set(KERNELS)
+    assert same == unused
+    assert other.stdout == ""
+    assert "'libother*' is none of the run's libraries: libquickstart.so\n" in other.stderr
+
+
+def test_kernels_of_a_run_without_plans(project: Project) -> None:
+    done = project.negativa("kernels", "--run", ".", status=1)
+    assert "no plans here" in done.stderr

@@ -1,0 +1,268 @@
+"""``negativa lock`` and ``negativa slim`` as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.models.verdict import LibraryStatus
+from pytest_negativa.storage.lockfile import load_lock, save_lock
+from pytest_negativa.storage.records import save_map
+from pytest_negativa.storage.runs import write_record
+from tests.support.compacting import needs_compiler
+from tests.support.libraries import NEGATIVA
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import digests, planned_of, snapshot, verdict_of
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it is remembered that the note was shown: of this test alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def negativa(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def write_run(folder: Path, *libraries: Path, status: LibraryStatus | None) -> Path:
+    """A run's folder as far as lock reads it."""
+    planned = [planned_of(path) for path in libraries]
+    for number, one in enumerate(planned):
+        save_map(one.library_map, folder / "map" / f"{number}.json")
+        write_record(folder / "plan" / f"{number}.json", one.plan)
+    if status is not None:
+        write_record(folder / "verdict.json", verdict_of(*planned, status=status))
+    return folder
+
+
+class TestLock:
+    def test_written(self, site: Made, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", site.one, site.two, status=LibraryStatus.PROVED)
+        result = negativa("lock", "--run", run, "-o", tmp_path / "made.lock")
+        assert "2 libraries" in result.stdout
+        made = load_lock(tmp_path / "made.lock")
+        assert made.libraries == site.lock.libraries
+        assert made.libraries[0].distribution == "gpu-code"
+
+    def test_last_run_by_default(
+        self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        write_run(tmp_path / ".negativa/run", site.one, status=LibraryStatus.PROVED)
+        (tmp_path / ".negativa/latest").symlink_to("run")
+        negativa("lock")
+        assert load_lock(tmp_path / "negativa.lock").libraries[0].path == ONE
+
+    @pytest.mark.parametrize("status", [LibraryStatus.NOT_PROVED, None])
+    def test_not_proved(self, site: Made, tmp_path: Path, status: LibraryStatus | None) -> None:
+        run = write_run(tmp_path / "run", site.one, status=status)
+        result = negativa("lock", "--run", run, "-o", tmp_path / "made.lock", code=1)
+        assert "is not proved" in result.stderr
+        assert not (tmp_path / "made.lock").exists()
+        result = negativa("lock", "--run", run, "-o", tmp_path / "made.lock", "--unproved")
+        assert "NOT PROVED" in result.stderr
+        made = load_lock(tmp_path / "made.lock")
+        assert not made.proof.proved
+        result = negativa("slim", "--lock", tmp_path / "made.lock", "--dry-run", site.folder)
+        assert "NOT PROVED" in result.stderr
+
+    def test_verdict_that_is_none(self, site: Made, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", site.one, status=None)
+        (run / "verdict.json").write_text("{}")
+        assert "not a verdict" in negativa("lock", "--run", run, code=1).stderr
+
+
+class TestSlim:
+    def test_slim_check_undo(self, site: Made, tmp_path: Path) -> None:
+        before = digests(site.folder)
+        lock, originals = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "aside")
+        result = negativa("slim", *lock, *originals, "--site-packages", site.folder)
+        assert "2 libraries" in result.stdout
+        assert ONE in result.stdout
+        assert digests(site.folder) != before
+        again = negativa("slim", *lock, site.folder)
+        assert "slimmed before" in again.stdout
+        checked = negativa("slim", "--check", site.folder).stdout
+        assert "sound" in checked and "before" not in checked
+        planned = negativa("slim", "--undo", "--dry-run", site.folder).stdout
+        assert "would be put back" in planned and "original is back" not in planned
+        assert "original is back" in negativa("slim", "--undo", site.folder).stdout
+        assert digests(site.folder) == before
+
+    def test_note_is_shown_once(self, site: Made) -> None:
+        arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)
+        assert "NVIDIA's licence" in negativa(*arguments).stderr
+        assert "NVIDIA's licence" not in negativa(*arguments).stderr
+
+    def test_note_where_nothing_can_be_remembered(
+        self, site: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)
+        for _ in range(2):
+            assert "NVIDIA's licence" in negativa(*arguments).stderr
+
+    def test_lock_of_this_folder(self, site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(site.folder)
+        assert "no negativa.lock here" in negativa("slim", code=2).stderr
+        save_lock(site.lock, Path("negativa.lock"))
+        assert "2 libraries" in negativa("slim", "--dry-run", site.folder).stdout
+
+    def test_default_is_the_interpreter_that_runs(self, site: Made) -> None:
+        result = negativa("slim", "--lock", site.lock_file, "--dry-run", "--require", code=1)
+        assert "not found" in result.stdout
+
+    def test_require(self, site: Made) -> None:
+        site.two.unlink()
+        before = snapshot(site.folder)
+        result = negativa("slim", "--lock", site.lock_file, "--require", site.folder, code=1)
+        assert "nothing was done" in result.stderr
+        assert "libtwo.so: not found" in result.stdout
+        assert "gpu-code 1.0" in result.stdout
+        assert snapshot(site.folder) == before
+        assert "not found" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
+
+    def test_archs(self, site: Made) -> None:
+        result = negativa("slim", "--archs", "sm_90, 9.1", "--strip-others", site.folder)
+        assert HOST in result.stdout and ONE in result.stdout
+
+    def test_target(self, site: Made, tmp_path: Path) -> None:
+        before = snapshot(site.folder)
+        target = tmp_path / "slim-site"
+        negativa("slim", "--lock", site.lock_file, "--target", target, site.folder)
+        assert snapshot(site.folder) == before
+        assert (target / TWO).stat().st_size < site.two.stat().st_size
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            (("--archs", "sm_9x"), "no GPU architecture"),
+            (("--archs", ""), "no GPU architecture"),
+            (("--lock", "LOCK", "--keep-ptx"), "goes with --archs"),
+            (("--archs", "sm_90", "--require"), "goes with a lock"),
+            (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
+            (("--lock", "LOCK", "--target", "x", "--keep-originals", "y"), "stay where they are"),
+            (("--undo", "--lock", "LOCK"), "go with PATH alone"),
+            (("--undo", "--check"), "go with PATH alone"),
+            (("--check", "--dry-run"), "go with PATH alone"),
+            (("--lock", "LOCK", "--jobs", "0"), "jobs"),
+            (("--lock", "gone.lock"), "does not exist"),
+            (("--archs", "sm_90", "gone"), "no such file or folder"),
+            (("--archs", "sm_90", "SITE/gpu"), "give one of them"),
+            (("--archs", "sm_90", "--target", "SITE/copy"), "can't be in"),
+            (("--archs", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
+            (("--archs", "sm_90", "--keep-originals", "SITE/kept"), "in the folder that is to"),
+            (("--lock", "LOCK", "--site-packages", "gone"), "does not exist"),
+        ],
+    )
+    def test_wrong_usage(self, site: Made, arguments: tuple[str, ...], problem: str) -> None:
+        names = {"LOCK": str(site.lock_file), "SITE": str(site.folder)}
+        words = ["/".join(names.get(part, part) for part in word.split("/")) for word in arguments]
+        before = snapshot(site.folder)
+        assert problem in negativa("slim", *words, site.folder, code=2).stderr
+        assert snapshot(site.folder) == before
+
+    @pytest.mark.parametrize("name", ["notes.txt", "libtext.so", "program"])
+    def test_a_file_that_is_no_library(self, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        path.write_text("no library")
+        assert "not a shared library" in negativa("slim", "--archs", "9.0", path, code=2).stderr
+
+    def test_originals_that_can_no_longer_be_kept(self, site: Made, tmp_path: Path) -> None:
+        lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
+        negativa("slim", *lock, site.folder)
+        result = negativa("slim", *lock, *keep, site.folder)
+        for name in (ONE, TWO):
+            assert f"{name}: no original is kept" in result.stdout
+        assert "no original" not in negativa("slim", *lock, site.folder).stdout
+
+    def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
+        assert negativa("slim", "--undo", site.folder).stdout == "nothing here was slimmed\n"
+
+    def test_undo_without_originals(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        result = negativa("slim", "--undo", site.folder, code=1)
+        why = "failed: its original was not kept; install what it belongs to anew"
+        assert result.stderr.splitlines() == [
+            f"negativa: error: {name}: {why}" for name in (ONE, TWO)
+        ]
+
+    def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:
+        words = ("--lock", site.lock_file, "--keep-originals", tmp_path / "kept", site.folder)
+        negativa("slim", *words)
+        assert "no original" not in negativa("slim", *words).stdout
+
+    def test_damaged_library_is_an_error_of_check(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        data = bytearray(site.one.read_bytes())
+        data[56:58] = (4).to_bytes(2, "little")
+        site.one.write_bytes(data)
+        assert "damaged" in negativa("slim", "--check", site.folder, code=1).stderr
+
+    def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        with site.one.open("r+b") as file:
+            file.seek(site.one.stat().st_size // 2)
+            file.write(bytes(8192))
+        site.two.unlink()
+        result = negativa("slim", "--check", site.folder, code=1)
+        assert "differs from what was written; reinstall" in result.stderr
+        assert "libtwo.so: gone" in result.stderr
+
+    def test_inspect_and_image_report_tell_of_it(self, site: Made) -> None:
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        assert "Slimmed by negativa slim" in negativa("inspect", site.one).stdout
+        report = json.loads(negativa("image-report", "--json", site.folder).stdout)
+        assert {row["path"] for row in report["libraries"]} == {ONE, TWO}
+        assert any(ONE in note and TWO in note for note in report["notes"])
+
+    def test_names_are_made_fit_for_a_terminal(self, site: Made) -> None:
+        site.one.rename(site.one.with_name("lib\x1b[2J.so"))
+        result = negativa("slim", "--lock", site.lock_file, site.folder)
+        assert "\x1b" not in result.output
+        assert r"\x1b[2J" in result.output
+
+    def test_without_pytest_and_gpu(self, site: Made) -> None:
+        """In an image build there is neither; and the command says so if it can't run."""
+        code = (
+            "import sys; sys.modules['cupti'] = None\n"
+            "from pytest_negativa.cli.main import main\n"
+            "try: main()\n"
+            "finally: print('pytest' in sys.modules or '_pytest' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, "slim", "--lock", site.lock_file, site.folder],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "False"
+
+    def test_help(self) -> None:
+        done = subprocess.run([NEGATIVA, "slim", "--help"], capture_output=True, text=True)
+        for option in ("--lock", "--archs", "--strip-others", "--require", "--undo", "--check"):
+            assert option in done.stdout
+
+
+def test_manifest_is_json_for_others(site: Made) -> None:
+    negativa("slim", "--lock", site.lock_file, site.folder)
+    document = json.loads((site.folder / "negativa-slim.json").read_text())
+    assert document["format_version"] == 1
+    assert set(document["slimmed"]) == {ONE, TWO}
+    assert msgspec.json.decode(msgspec.json.encode(document)) == document

@@ -1,0 +1,350 @@
+"""Cubins and PTX, sound and broken, without a library around them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.gpucode.cubin import cubin_arch, is_cubin_header, parse_cubin
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.gpucode.ptx import parse_ptx
+from tests.support.builders import (
+    ADDRESS_TAKEN,
+    CALLS,
+    INDIRECT_CALLS,
+    PAIR,
+    REFERENCES,
+    SYMBOL,
+    BuiltCubin,
+    CubinSpec,
+    build_cubin,
+    build_ptx,
+    patched,
+)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "bin"
+FULL = CubinSpec(
+    kernels={"kernel": bytes(48)},
+    device_functions={"function": bytes(16)},
+    externals=["vprintf"],
+    global_data={"global": 4},
+    constant_data={"constant": 8},
+    calls=[("kernel", "function"), ("kernel", "vprintf")],
+)
+BUILT = build_cubin(FULL)
+
+
+def section_field(built: BuiltCubin, section: str, offset: int, layout: str, value: int) -> bytes:
+    return patched(built.data, built.header_offsets[section] + offset, layout, value)
+
+
+def symbol_field(built: BuiltCubin, number: int, offset: int, layout: str, value: int) -> bytes:
+    (table,) = struct.unpack_from("<Q", built.data, built.header_offsets[".symtab"] + 24)
+    return patched(built.data, table + SYMBOL.size * number + offset, layout, value)
+
+
+def graph(*rows: tuple[int, int]) -> bytes:
+    table = b"".join(PAIR.pack(*row) for row in rows)
+    return build_cubin(
+        CubinSpec(kernels={"a": bytes(8)}, device_functions={"b": bytes(8)}, call_graph=table)
+    ).data
+
+
+def test_the_sound_cubin_that_the_others_are_made_from() -> None:
+    names = NameTable()
+    cubin = parse_cubin(BUILT.data, names)
+    texts = names.names()
+    assert [(texts[k.name], k.offset_in_cubin, k.code_size) for k in cubin.kernels] == [
+        ("kernel", BUILT.code_offsets["kernel"], 48)
+    ]
+    assert [texts[k.name] for k in cubin.device_functions] == ["function"]
+    assert [texts[i] for i in cubin.externals] == ["vprintf"]
+    assert [(texts[c.caller], texts[c.callee]) for c in cubin.calls] == [
+        ("kernel", "function"),
+        ("kernel", "vprintf"),
+    ]
+    assert cubin.sha256 is None
+
+
+# Symbols of BUILT: 2 is the kernel, 3 the function, 4 vprintf.
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        pytest.param(b"", "not a cubin", id="empty"),
+        pytest.param(b"\x7fELF", "not a cubin: starts with 7f454c46", id="magic"),
+        pytest.param(BUILT.data[:63], "not a cubin", id="half-a-header"),
+        pytest.param(patched(BUILT.data, 18, "H", 62), "not a cubin", id="host"),
+        pytest.param(patched(BUILT.data, 4, "B", 1), "not a cubin", id="32-bit"),
+        pytest.param(patched(BUILT.data, 40, "Q", 2**64 - 1), "section headers end", id="shoff"),
+        pytest.param(patched(BUILT.data, 58, "H", 40), "e_shentsize 40", id="entry-size"),
+        pytest.param(patched(BUILT.data, 60, "H", 0xFFFF), "section headers end", id="count"),
+        pytest.param(patched(BUILT.data, 60, "H", 0), "no section 1 for", id="no-sections"),
+        pytest.param(patched(BUILT.data, 62, "H", 0xFFFF), "no section 65535", id="names-index"),
+        pytest.param(
+            section_field(BUILT, ".shstrtab", 24, "Q", 2**64 - 1), "section names", id="names-at"
+        ),
+        pytest.param(
+            section_field(BUILT, ".shstrtab", 4, "I", 8), "section names", id="names-without-bytes"
+        ),
+        pytest.param(
+            section_field(BUILT, ".strtab", 32, "Q", 2**63), "symbol names", id="strings-size"
+        ),
+        pytest.param(
+            section_field(BUILT, ".symtab", 24, "Q", 1 << 40), "symbol table at", id="symbols-at"
+        ),
+        pytest.param(
+            section_field(BUILT, ".symtab", 32, "Q", 25), "expected whole entries", id="25-bytes"
+        ),
+        pytest.param(
+            section_field(BUILT, ".symtab", 40, "I", 99), "no section 99 for", id="strings-link"
+        ),
+        pytest.param(
+            section_field(BUILT, ".symtab", 4, "I", 1), "no symbol table", id="no-symbol-table"
+        ),
+        pytest.param(
+            section_field(BUILT, ".strtab", 32, "Q", 3), "has no end", id="name-without-end"
+        ),
+        pytest.param(symbol_field(BUILT, 2, 0, "I", 2**32 - 1), "has no end", id="name-outside"),
+        pytest.param(symbol_field(BUILT, 2, 6, "H", 77), "symbol in section 77", id="in-77"),
+        pytest.param(symbol_field(BUILT, 2, 6, "H", 0xFFF1), "symbol in section", id="absolute"),
+        pytest.param(symbol_field(BUILT, 2, 8, "Q", 2**64 - 1), "code at", id="code-value"),
+        pytest.param(symbol_field(BUILT, 2, 16, "Q", 2**64 - 1), "code at", id="code-size"),
+        pytest.param(
+            section_field(BUILT, ".text.kernel", 4, "I", 8), "code at", id="code-without-bytes"
+        ),
+        pytest.param(
+            section_field(BUILT, ".text.kernel", 24, "Q", 1 << 40), "code at", id="code-outside"
+        ),
+        pytest.param(
+            section_field(BUILT, ".nv.callgraph", 32, "Q", 2**64 - 8), "call graph", id="graph-size"
+        ),
+        pytest.param(
+            section_field(BUILT, ".nv.callgraph", 32, "Q", 12), "expected whole pairs", id="pairs"
+        ),
+        pytest.param(graph((2, 3)), "belongs to no known part", id="row-before-any-part"),
+        pytest.param(graph((0, 0xFFFFFFFB)), "belongs to no known part", id="unknown-part"),
+        pytest.param(
+            graph((0, CALLS), (2, 3), (0, 0xFFFFFFF0)), "names symbol 0", id="unknown-part-later"
+        ),
+        pytest.param(graph((0, CALLS), (2, 99)), "names symbol 99", id="callee-99"),
+        pytest.param(graph((0, CALLS), (99, 2)), "names symbol 99", id="caller-99"),
+        pytest.param(graph((0, CALLS), (2, 1)), "names symbol 1", id="callee-is-a-section"),
+        pytest.param(graph((0, CALLS), (2, 0)), "names symbol 0", id="callee-is-nothing"),
+        pytest.param(graph((0, REFERENCES), (2, 2**31)), "names symbol", id="reference"),
+        pytest.param(graph((0, ADDRESS_TAKEN), (2, 10_000)), "prototype at 0x2710", id="prototype"),
+        pytest.param(graph((0, INDIRECT_CALLS), (77, 1)), "names symbol 77", id="indirect"),
+    ],
+)
+def test_broken_cubin(data: bytes, problem: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        parse_cubin(data, NameTable())
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["callgraph.sm_90.cubin", "kernels.sm_120.cubin"])
+def test_cubin_cut_anywhere(name: str) -> None:
+    data = (FIXTURES / name).read_bytes()
+    # Behind the section headers come the program headers, which are not needed.
+    (table,) = struct.unpack_from("<Q", data, 40)
+    (count,) = struct.unpack_from("<H", data, 60)
+    for cut in (*range(0, table + 64 * count, 97), table + 64 * count - 1):
+        with pytest.raises(PayloadError):
+            parse_cubin(data[:cut], NameTable())
+
+
+def test_cubin_with_any_field_of_a_section_header_changed() -> None:
+    for name, header in BUILT.header_offsets.items():
+        for offset, layout in ((0, "I"), (4, "I"), (24, "Q"), (32, "Q"), (40, "I")):
+            for value in (0, 1, 2, 8, 0x7FFFFFFF, 0xFFFFFFFF):
+                data = patched(BUILT.data, header + offset, layout, value)
+                try:
+                    parse_cubin(data, NameTable())
+                except PayloadError as e:
+                    assert str(e), name
+
+
+@pytest.mark.parametrize(
+    ("spec", "arch"),
+    [
+        (CubinSpec(arch=90, abi=7), SmArch(9, 0)),
+        (CubinSpec(arch=90, abi=7, arch_specific=True), SmArch(9, 0, "a")),
+        (CubinSpec(arch=120, abi=8), SmArch(12, 0)),
+        (CubinSpec(arch=100, abi=8, arch_specific=True), SmArch(10, 0, "a")),
+        (CubinSpec(arch=75, abi=7), SmArch(7, 5)),
+    ],
+)
+def test_arch_of_both_abis(spec: CubinSpec, arch: SmArch) -> None:
+    assert cubin_arch(build_cubin(spec).data) == arch
+
+
+@pytest.mark.parametrize("size", [0, 4, 19])
+def test_too_few_bytes_for_a_cubin_header(size: int) -> None:
+    assert not is_cubin_header(BUILT.data[:size])
+    assert is_cubin_header(BUILT.data[:20])
+
+
+def test_names_are_shared_and_shown_as_ascii() -> None:
+    names = NameTable()
+    first = parse_cubin(BUILT.data, names)
+    second = parse_cubin(BUILT.data, names)
+    assert first == second
+    assert names.index(b"kernel") == first.kernels[0].name
+    names.index(b"caf\xc3\xa9")
+    assert names.names()[-1] == "caf\\xc3\\xa9"
+
+
+def test_one_long_name_of_many_symbols_is_looked_at_once() -> None:
+    # 100,000 symbols, all with the one name of 1 MB: 100 GB if each were copied.
+    count = 100_000
+    names = b"\0" + b"A" * 1_000_000 + b"\0"
+    symbols = SYMBOL.pack(1, 0x12, 0, 0, 0, 0) * count
+    data = with_symbols(symbols, names)
+    table = NameTable()
+    assert parse_cubin(data, table).externals == (0,) * count
+    assert len(table.names()) == 1
+
+
+def with_symbols(symbols: bytes, names: bytes) -> bytes:
+    """A cubin of any symbol table: the sound one with both tables put behind it."""
+    data = BUILT.data + symbols + names
+    at = len(BUILT.data)
+    symtab, strtab = BUILT.header_offsets[".symtab"], BUILT.header_offsets[".strtab"]
+    data = patched(data, symtab + 24, "QQ", at, len(symbols))
+    data = patched(data, strtab + 24, "QQ", at + len(symbols), len(names))
+    return patched(data, BUILT.header_offsets[".nv.callgraph"] + 32, "Q", 0)
+
+
+def test_table_that_ends_one_byte_behind_the_cubin() -> None:
+    names = b"\0name\0"
+    data = with_symbols(SYMBOL.pack(1, 0x12, 0, 0, 0, 0), names)
+    assert len(parse_cubin(data, NameTable()).externals) == 1
+    longer = patched(data, BUILT.header_offsets[".strtab"] + 32, "Q", len(names) + 1)
+    with pytest.raises(PayloadError, match="symbol names at"):
+        parse_cubin(longer, NameTable())
+
+
+def test_names_that_overlap_in_their_string_table() -> None:
+    # Each is a tail of the one before: 3 GB of names from 2 MB.
+    symbols = b"".join(SYMBOL.pack(i, 0x12, 0, 0, 0, 0) for i in range(3000))
+    data = with_symbols(symbols, b"A" * 1_000_000 + b"\0")
+    with pytest.raises(PayloadError, match="names take more than the limit"):
+        parse_cubin(data, NameTable())
+
+
+def test_symbol_table_of_too_many_rows() -> None:
+    data = with_symbols(bytes(SYMBOL.size * 9_000_000), b"\0")
+    with pytest.raises(PayloadError, match=r"more than 8,388,608 rows"):
+        parse_cubin(data, NameTable())
+
+
+def test_rows_are_counted_over_all_of_a_library() -> None:
+    data = with_symbols(bytes(SYMBOL.size * 1_000_000), b"\0")
+    names = NameTable()
+    with pytest.raises(PayloadError, match="rows"):
+        for _ in range(9):
+            parse_cubin(data, names)
+
+
+def test_call_graph_that_many_sections_share() -> None:
+    # 2,000 sections with the same 4 MB of rows.
+    table = PAIR.pack(0, CALLS) + PAIR.pack(2, 3) * 500_000
+    data = build_cubin(
+        CubinSpec(kernels={"a": bytes(8)}, device_functions={"b": bytes(8)}, call_graph=table)
+    )
+    at = data.header_offsets[".nv.callgraph"]
+    (count,) = struct.unpack_from("<H", data.data, 60)
+    # The section headers come last, so more of them can be added.
+    crafted = data.data + data.data[at : at + 64] * 2000
+    crafted = patched(crafted, 60, "H", count + 2000)
+    with pytest.raises(PayloadError, match="rows"):
+        parse_cubin(crafted, NameTable())
+
+
+# --- PTX ---------------------------------------------------------------------------------
+
+
+def declared(text: bytes) -> dict[str, list[str]]:
+    names = NameTable()
+    ptx = parse_ptx(b".version 9.0\n.target sm_90a\n" + text, names)
+    texts = names.names()
+    found = {
+        "entry": ptx.kernels,
+        "func": ptx.device_functions,
+        "global": ptx.global_data,
+        "const": ptx.constant_data,
+    }
+    return {key: [texts[i] for i in rows] for key, rows in found.items() if rows}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"", {}),
+        (b".visible .entry _Z1kPf(\n.param .u64 p\n)\n{ret;}", {"entry": ["_Z1kPf"]}),
+        (b".weak .entry k1()", {"entry": ["k1"]}),
+        (b".entry k1() {}\n.entry k2() {}\n.entry k1() {}", {"entry": ["k1", "k2"]}),
+        (b".visible .func  (.param .b32 out) f(\n.param .b32 a)", {"func": ["f"]}),
+        (b".func g()\n;", {"func": ["g"]}),
+        (b".extern .func  (.param .b32 r) vprintf\n(", {"func": ["vprintf"]}),
+        (b".global .align 4 .b8 counter[4];", {"global": ["counter"]}),
+        (b".visible .global .align 16 .b8 table[32] = {1};", {"global": ["table"]}),
+        (b".global .attribute(.managed) .align 4 .u32 managed;", {"global": ["managed"]}),
+        (b".entry k(.param .u64 .ptr .global .align 4 k_param_0)", {"entry": ["k"]}),
+        (b".entry k(.param .u64 .ptr\t.const .align 4 k_param_0)", {"entry": ["k"]}),
+        (b".const .align 4 .b8 limits[16];", {"const": ["limits"]}),
+        (b"ld.global.u32 %r1, [%rd1];\nld.const.u32 %r2, [c];", {}),
+        (b".entry $odd$name() {}", {"entry": ["$odd$name"]}),
+        (b".entry _() {}", {}),
+        (b".entry", {}),
+        (b".entry\0\0\0", {}),
+        (b".func (.param .b32 never closed", {}),
+    ],
+)
+def test_what_ptx_declares(text: bytes, found: dict[str, list[str]]) -> None:
+    assert declared(text) == found
+
+
+def test_what_built_ptx_declares() -> None:
+    names = NameTable()
+    ptx = parse_ptx(build_ptx(["k"], functions=["f"], global_data=["g"]), names)
+    assert (ptx.version, ptx.target) == ("9.0", "sm_90")
+    assert names.names() == ("g", "f", "k")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\0" * 1000, b".version 9.0", b".target sm_90", b"// .version 9.0\n// .target sm_90\n"],
+)
+def test_text_that_is_no_ptx(text: bytes) -> None:
+    with pytest.raises(PayloadError, match=r"no \.version and \.target"):
+        parse_ptx(text, NameTable())
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b".func (",
+        b".func (.param ",
+        b".global .a .b .c ",
+        b".entry " + b" " * 20,
+        b".global " + b".align 4 " * 12,
+        b".global .attribute(" + b"x" * 99,
+        b".entry.entry.entry",
+        b" " * 100 + b"\n",
+        b".const .align 1 2 ",
+    ],
+)
+def test_ptx_that_backtracks_takes_linear_time(unit: bytes) -> None:
+    # Quadratic time would be hours.
+    text = unit * (2_000_000 // len(unit))
+    declared(text)
+
+
+def test_ptx_of_too_many_names() -> None:
+    text = b"".join(b".entry %b%d()\n" % (b"a" * 30_000_000, i) for i in range(9))
+    with pytest.raises(PayloadError, match="names take more than the limit"):
+        declared(text)

@@ -1,0 +1,566 @@
+"""The compiled fixtures against what cuobjdump says of them; see tests/fixtures/README.md."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+from pytest_negativa.arch import ElementKind, SmArch
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.cubin import cubin_arch, parse_cubin
+from pytest_negativa.gpucode.fatbin import WalkBudget, parse_region
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import unpack
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import (
+    Compression,
+    Cubin,
+    Element,
+    Frame,
+    LibraryMap,
+    LtoIr,
+    Ptx,
+    Region,
+    Scope,
+    Section,
+)
+from tests.support.builders import (
+    HostSection,
+    build_host,
+    build_id_note,
+    fatbin_section,
+    soname_sections,
+)
+from tests.support.invariants import check_map
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MANIFEST: dict[str, Any] = json.loads((FIXTURES / "MANIFEST.json").read_text())
+FILES: dict[str, Any] = MANIFEST["files"]
+ALL = sorted(FILES)
+HOSTS = [name for name in ALL if not name.endswith((".cubin", ".fatbin"))]
+CUBINS = [name for name in ALL if name.endswith(".cubin")]
+FATBINS = [name for name in ALL if name.endswith(".fatbin")]
+# cuobjdump looks into these sections, and lists linked code before relocatable code.
+SEEN_BY_CUOBJDUMP = (".nv_fatbin", "__nv_relfatbin")
+
+Fact = dict[str, Any]
+
+
+def path_of(name: str) -> Path:
+    return FIXTURES / "bin" / name
+
+
+def map_of(name: str, scope: Scope | None = None) -> LibraryMap:
+    library_map = read_library(path_of(name), scope or Scope())
+    check_map(library_map)
+    assert library_map.problems == ()
+    return library_map
+
+
+def content_of(data: bytes, element: Element) -> bytes:
+    stored = data[element.payload.start : element.payload.start + element.stored_size]
+    return unpack(stored, element.compression, element.unpacked_size)
+
+
+def sections_of(library_map: LibraryMap) -> dict[str, Section]:
+    return {section.name: section for section in library_map.sections}
+
+
+def elements_in_order_of_cuobjdump(library_map: LibraryMap) -> list[Element]:
+    sections = sections_of(library_map)
+    return [
+        element
+        for name in SEEN_BY_CUOBJDUMP
+        if name in sections
+        for region in sections[name].regions
+        for element in region.elements
+    ]
+
+
+def cubin_facts(cubin: Cubin, names: tuple[str, ...]) -> Fact:
+    return {
+        "kernels": sorted(names[f.name] for f in cubin.kernels),
+        "functions": sorted(names[f.name] for f in cubin.device_functions),
+        "undefined_functions": sorted(names[i] for i in cubin.externals),
+        "data": sorted(names[d.name] for d in (*cubin.global_data, *cubin.constant_data)),
+    }
+
+
+def element_facts(element: Element, names: tuple[str, ...]) -> Fact:
+    """An element in the manifest's words."""
+    assert element.unreadable is None
+    facts: Fact = {
+        "kind": element.kind.name,
+        "arch": str(element.arch),
+        "compressed": element.compression is not Compression.NONE,
+        "identifier": element.identifier,
+    }
+    if isinstance(element.content, Cubin):
+        facts |= cubin_facts(element.content, names)
+    else:
+        facts["options"] = element.options
+    return facts
+
+
+def expected_facts(element: Fact) -> Fact:
+    """The manifest's, as far as the map has a word for it."""
+    facts = {key: value for key, value in element.items() if key != "code_version"}
+    facts.setdefault("identifier", None)
+    if facts["kind"] == "CUBIN":
+        # There cuobjdump shows ptxas options from a place that holds other things too.
+        facts.pop("options", None)
+    else:
+        # cuobjdump keeps the blanks at the end.
+        facts["options"] = facts.get("options", "").rstrip() or None
+    return facts
+
+
+def test_manifest_is_of_these_binaries() -> None:
+    assert {path.name for path in (FIXTURES / "bin").iterdir()} == set(ALL)
+    for name in ALL:
+        data = path_of(name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (
+            FILES[name]["size"],
+            FILES[name]["sha256"],
+        ), name
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_elements_are_those_of_cuobjdump(name: str) -> None:
+    library_map = map_of(name)
+    elements = elements_in_order_of_cuobjdump(library_map)
+    found = [element_facts(e, library_map.names) for e in elements]
+    assert found == [expected_facts(e) for e in FILES[name]["cuobjdump"]["elements"]]
+    listing = FILES[name]["cuobjdump"]
+    assert len(listing["lelf"]) == sum(e.kind is ElementKind.CUBIN for e in elements)
+    assert len(listing["lptx"]) == sum(e.kind is ElementKind.PTX for e in elements)
+
+
+@pytest.mark.parametrize("name", [n for n in HOSTS if "cubins" in FILES[n]["cuobjdump"]])
+def test_unpacked_cubins_are_those_of_cuobjdump(name: str) -> None:
+    data = path_of(name).read_bytes()
+    cubins = [
+        content_of(data, element)
+        for element in elements_in_order_of_cuobjdump(map_of(name))
+        if element.kind is ElementKind.CUBIN
+    ]
+    expected = FILES[name]["cuobjdump"]["cubins"]
+    assert [(len(c), hashlib.sha256(c).hexdigest()) for c in cubins] == [
+        (c["size"], c["sha256"]) for c in expected
+    ]
+
+
+@pytest.mark.parametrize("name", [n for n in HOSTS if "pieces" in FILES[n]])
+def test_pieces_lie_where_the_build_put_them(name: str) -> None:
+    library_map = map_of(name)
+    expected = FILES[name]["pieces"]
+    found: dict[tuple[str, int], Region | Frame] = {}
+    for section in library_map.sections:
+        found |= {(section.name, region.span.start): region for region in section.regions}
+        found |= {(section.name, frame.span.start): frame for frame in section.frames}
+    gpu_code = [p for p in expected if "elements" in p]
+    assert set(found) == {(p["section"], p["offset"]) for p in gpu_code}
+    for piece in gpu_code:
+        container = found[piece["section"], piece["offset"]]
+        assert container.span.size == piece["size"]
+        if isinstance(container, Region):
+            facts = [element_facts(e, library_map.names) for e in container.elements]
+            assert facts == [expected_facts(e) for e in piece["elements"]]
+        else:
+            check_frame(container, piece, library_map.names)
+
+
+def check_frame(frame: Frame, piece: Fact, names: tuple[str, ...]) -> None:
+    assert isinstance(frame.content, Cubin)
+    assert frame.unpacked_size == piece["content"]["size"]
+    assert frame.content.sha256 == piece["content"]["sha256"]
+    (element,) = piece["elements"]
+    assert cubin_facts(frame.content, names) == {
+        key: element[key] for key in ("kernels", "functions", "undefined_functions", "data")
+    }
+    # kernels.sm_80.cubin.zst
+    assert str(frame.arch) == piece["piece"].split(".")[1]
+
+
+def test_sections_of_libplaces() -> None:
+    regions = {s.name: len(s.regions) for s in map_of("libplaces.so").sections}
+    assert regions == {".rodata": 1, ".ldata": 2, ".cask_resource": 1}
+
+
+def test_frames_are_bare_cubins_alone() -> None:
+    # Not the frame of text, nor the lone magic behind the last one.
+    frames = {s.name: len(s.frames) for s in map_of("libframes.so").sections}
+    assert frames == {".ldata": 2, ".data": 1}
+
+
+@pytest.mark.parametrize("name", ["libplain.so", "libfalse_hits.so"])
+def test_library_without_gpu_code(name: str) -> None:
+    assert map_of(name).sections == ()
+
+
+def test_false_hits_are_there() -> None:
+    assert path_of("libfalse_hits.so").read_bytes().count(bytes.fromhex("50ed55ba")) >= 7
+
+
+def test_region_of_no_element_counts_in_a_fatbin_section_alone(tmp_path: Path) -> None:
+    (section,) = map_of("libempty_region.so").sections
+    assert [len(r.elements) for r in section.regions] == [2, 0, 1]
+    assert section.regions[1].span.size == 16
+    library = tmp_path / "lib.so"
+    empty = path_of("empty.fatbin").read_bytes()
+    library.write_bytes(build_host([fatbin_section(empty, name=".rodata")]).data)
+    assert read_library(library, Scope()).sections == ()
+
+
+def test_every_offset_and_field_of_the_golden_library() -> None:
+    golden = MANIFEST["golden"]
+    library_map = map_of(golden["file"])
+    (section,) = library_map.sections
+    assert section.name == golden["section"]["name"]
+    assert (section.span.start, section.span.size) == (
+        golden["section"]["offset"],
+        golden["section"]["size"],
+    )
+    found: list[Fact] = [
+        {
+            "offset": region.span.start,
+            "end": region.span.end,
+            "elements": [
+                {
+                    "header_offset": e.header_offset,
+                    "payload_offset": e.payload.start,
+                    "size": e.payload.size,
+                    "end": e.payload.end,
+                    "compressed_size": e.stored_size,
+                    "uncompressed_size": e.unpacked_size,
+                    "kind": e.kind_number,
+                    "kind_name": e.kind.name,
+                    "arch": e.arch.major * 10 + e.arch.minor,
+                    "flags": e.flags,
+                }
+                for e in region.elements
+            ],
+        }
+        for region in section.regions
+    ]
+    kept = set(found[0]["elements"][0])
+    expected = [
+        {
+            "offset": region["offset"],
+            "end": region["end"],
+            "elements": [{k: e[k] for k in kept} for e in region["elements"]],
+        }
+        for region in golden["regions"]
+    ]
+    assert found == expected
+
+
+def test_golden_offsets_by_hand() -> None:
+    # A few of them literally, so that a manifest written by a wrong walker doesn't agree.
+    section = sections_of(map_of("libmultiarch.so"))[".nv_fatbin"]
+    assert (section.span.start, section.span.end, section.vaddr) == (8320, 31840, 8320)
+    assert [(r.span.start, r.span.end) for r in section.regions] == [
+        (8320, 15624),
+        (15624, 23264),
+        (23264, 31840),
+    ]
+    first, last = section.regions[0].elements[0], section.regions[0].elements[-1]
+    assert (first.header_offset, first.payload.start, first.payload.end) == (8336, 8400, 9280)
+    assert (first.stored_size, first.unpacked_size, str(first.arch)) == (873, 4328, "sm_75")
+    assert (last.header_offset, last.payload.start, last.payload.end) == (15248, 15328, 15624)
+    assert (last.stored_size, last.unpacked_size, last.kind) == (293, 874, ElementKind.PTX)
+
+
+@pytest.mark.parametrize(
+    ("name", "compressions"),
+    [
+        ("libmode_default.so", "none none zstd"),
+        ("libmode_size.so", "zstd zstd zstd"),
+        ("libmode_speed.so", "none none lz4"),
+        ("libmode_balance.so", "none none zstd"),
+        ("libmode_none.so", "none none none"),
+        ("libmode_all_lz4.so", "lz4 lz4 lz4"),
+        ("libmode_all_zstd.so", "zstd zstd zstd"),
+        ("liblto_lz4.so", "lz4"),
+        ("liblto_none.so", "none"),
+    ],
+)
+def test_compression_of_each_mode(name: str, compressions: str) -> None:
+    found = [e.compression.value for e in map_of(name).iter_elements()]
+    assert found == compressions.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "obscured"),
+    [("liblto.so", [True, True]), ("liblto_lz4.so", [True]), ("liblto_none.so", [False])],
+)
+def test_lto_ir_says_what_it_is(name: str, obscured: list[bool]) -> None:
+    contents = [e.content for e in map_of(name).iter_elements()]
+    assert [c.obscured for c in contents if isinstance(c, LtoIr)] == obscured
+
+
+def test_ptx_names_its_kernels() -> None:
+    library_map = map_of("libptx_only.so")
+    (element,) = library_map.iter_elements()
+    assert isinstance(element.content, Ptx)
+    assert element.content.target == "sm_75"
+    assert sorted(k.name for k in library_map.kernels_of(element.content)) == ["scale", "shift"]
+
+
+def test_data_is_told_apart_by_memory_and_size() -> None:
+    library_map = map_of("libglobals.so")
+    for element in library_map.iter_elements():
+        assert isinstance(element.content, Cubin)
+        names = library_map.names
+        assert {names[d.name]: d.size for d in element.content.global_data} == {
+            "device_counter": 4,
+            "device_initialised": 16,
+            "managed_value": 4,
+        }
+        assert {names[d.name]: d.size for d in element.content.constant_data} == {
+            "constant_table": 32
+        }
+
+
+def test_suffix_of_a_family_is_stated_by_the_element_alone() -> None:
+    library_map = map_of("libsuffix.so")
+    data = path_of("libsuffix.so").read_bytes()
+    (family,) = (
+        e
+        for e in library_map.iter_elements()
+        if e.arch == SmArch(10, 0, "f") and e.kind is ElementKind.CUBIN
+    )
+    assert isinstance(family.content, Cubin)
+    assert cubin_arch(content_of(data, family)) == SmArch(10, 0) == family.content.arch
+    # And so cuobjdump's listing, made from the cubins, names it after the plain arch.
+    assert "libsuffix.4.sm_100.cubin" in FILES["libsuffix.so"]["cuobjdump"]["lelf"]
+
+
+EDGES = {
+    "calls": {
+        ("calls_printf", "vprintf"),
+        ("_Z9recursivei", "_Z9recursivei"),
+        ("calls_recursive", "_Z9recursivei"),
+        ("calls_shared", "_Z13shared_by_twof"),
+        ("_Z12chain_middlef", "_Z9chain_endf"),
+        ("calls_chain", "_Z12chain_middlef"),
+        ("calls_chain", "_Z13shared_by_twof"),
+    },
+    "references": {
+        ("calls_virtual", "_ZN6Square4areaEf"),
+        ("calls_virtual", "_ZN6Circle4areaEf"),
+        ("takes_address", "_Z7add_onef"),
+        ("calls_pointer", "_Z7add_onef"),
+        ("calls_pointer", "_Z7add_twof"),
+    },
+    "address_taken": {
+        ("_Z7add_onef", "#ii"),
+        ("_Z7add_twof", "#ii"),
+        ("_ZN6Square4areaEf", "#ili"),
+        ("_ZN6Circle4areaEf", "#ili"),
+    },
+    "indirect_calls": {
+        ("calls_virtual", "#ili"),
+        ("calls_passed", "#ii"),
+        ("calls_pointer", "#ii"),
+    },
+}
+
+
+def call_graph(cubin: Cubin, names: tuple[str, ...]) -> dict[str, set[tuple[str, str]]]:
+    graph = {
+        "calls": [(c.caller, c.callee) for c in cubin.calls],
+        "references": [(c.caller, c.callee) for c in cubin.references],
+        "address_taken": [(s.function, s.prototype) for s in cubin.address_taken],
+        "indirect_calls": [(s.function, s.prototype) for s in cubin.indirect_calls],
+    }
+    assert all(len(rows) == len(set(rows)) for rows in graph.values())
+    return {part: {(names[a], names[b]) for a, b in rows} for part, rows in graph.items()}
+
+
+def test_call_graph_of_linked_and_of_relocatable_code() -> None:
+    library_map = map_of("libcallgraph_rdc.so")
+    cubins = [e.content for e in library_map.iter_elements()]
+    relocatable = []
+    for cubin in cubins:
+        assert isinstance(cubin, Cubin)
+        assert call_graph(cubin, library_map.names) == EDGES
+        relocatable.append(cubin.relocatable)
+    assert sorted(relocatable) == [False] * 3 + [True] * 3
+
+
+def test_call_graph_of_code_compiled_whole() -> None:
+    # ptxas has copied the functions into the kernels' sections: nothing of theirs is left.
+    library_map = map_of("libcallgraph.so")
+    for element in library_map.iter_elements():
+        assert isinstance(element.content, Cubin)
+        assert call_graph(element.content, library_map.names) == {
+            "calls": {("calls_printf", "vprintf")},
+            "references": set(),
+            "address_taken": set(),
+            "indirect_calls": set(),
+        }
+
+
+def test_call_graph_of_a_launch_from_the_device() -> None:
+    library_map = map_of("libchild_launch.so")
+    (element,) = library_map.iter_elements()
+    assert isinstance(element.content, Cubin)
+    assert call_graph(element.content, library_map.names)["references"] == {("parent", "child")}
+
+
+def iter_images() -> Iterator[tuple[str, bytes]]:
+    for name in CUBINS:
+        yield name, path_of(name).read_bytes()
+    for name in ("libmultiarch.so", "libcallgraph_rdc.so", "libabi7.so", "libnames.so"):
+        data = path_of(name).read_bytes()
+        for element in map_of(name).iter_elements():
+            if element.kind is ElementKind.CUBIN:
+                yield f"{name} {element.arch}", content_of(data, element)
+
+
+def test_code_offsets_and_sizes_against_pyelftools() -> None:
+    for label, image in iter_images():
+        names = NameTable()
+        cubin = parse_cubin(image, names)
+        texts = names.names()
+        found = {
+            texts[f.name]: (f.offset_in_cubin, f.code_size)
+            for f in (*cubin.kernels, *cubin.device_functions)
+        }
+        elf = ELFFile(io.BytesIO(image))
+        expected = {}
+        symbols = elf.get_section_by_name(".symtab")
+        assert isinstance(symbols, SymbolTableSection)
+        for symbol in symbols.iter_symbols():
+            where = symbol["st_shndx"]
+            if symbol["st_info"]["type"] == "STT_FUNC" and where != "SHN_UNDEF":
+                section = elf.get_section(where)
+                offset = section["sh_offset"] + symbol["st_value"]
+                expected[symbol.name] = (offset, symbol["st_size"])
+                assert section.name.startswith(".text."), label
+        assert found == expected, label
+        assert all(size > 0 for _, size in found.values()), label
+
+
+@pytest.mark.parametrize("name", CUBINS)
+def test_cubin_by_itself(name: str) -> None:
+    image = path_of(name).read_bytes()
+    names = NameTable()
+    cubin = parse_cubin(image, names, digest=True)
+    (expected,) = FILES[name]["cuobjdump"]["elements"]
+    assert cubin_facts(cubin, names.names()) == {
+        key: expected[key] for key in ("kernels", "functions", "undefined_functions", "data")
+    }
+    assert cubin.sha256 == FILES[name]["sha256"]
+    assert cubin.relocatable == ("_rdc" in name)
+    with pytest.raises(FormatError, match=r"at offset 0x12: is a bare cubin"):
+        read_library(path_of(name), Scope())
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("kernels.sm_75.cubin", "sm_75"),
+        ("kernels.sm_80.cubin", "sm_80"),
+        ("kernels.sm_90.cubin", "sm_90"),
+        ("kernels.sm_100.cubin", "sm_100"),
+        ("kernels.sm_120.cubin", "sm_120"),
+        # ptxas 13 writes the suffix elsewhere.
+        ("kernels.sm_100f.cubin", "sm_100"),
+    ],
+)
+def test_arch_that_a_cubin_states(name: str, arch: str) -> None:
+    assert str(cubin_arch(path_of(name).read_bytes())) == arch
+
+
+def test_arch_that_cubins_of_the_older_abi_state() -> None:
+    data = path_of("libabi7.so").read_bytes()
+    elements = list(map_of("libabi7.so").iter_elements())
+    assert len(elements) == 7
+    for element in elements:
+        assert cubin_arch(content_of(data, element)) == element.arch
+
+
+@pytest.mark.parametrize("name", FATBINS)
+def test_fatbin_by_itself(name: str) -> None:
+    with ByteSource(path_of(name)) as source:
+        region = parse_region(source, 0, source.size, WalkBudget(source.path, source.size))
+    assert (region.span.start, region.span.end) == (0, FILES[name]["size"])
+    expected = FILES[name]["cuobjdump"]["elements"]
+    assert [(e.kind.name, str(e.arch), e.identifier) for e in region.elements] == [
+        (e["kind"], e["arch"], e["identifier"]) for e in expected
+    ]
+    with pytest.raises(FormatError, match="not an ELF file"):
+        read_library(path_of(name), Scope())
+
+
+@pytest.mark.parametrize(
+    ("devices", "read"),
+    [
+        (("9.0",), {"sm_90"}),
+        (("8.9",), {"sm_86"}),
+        (("7.5", "10.3"), {"sm_75", "sm_100"}),
+        (("12.1",), {"sm_120"}),
+        (("5.0",), set()),
+    ],
+)
+def test_scope_reads_what_its_devices_load(devices: tuple[str, ...], read: set[str]) -> None:
+    library_map = map_of("libmultiarch.so", Scope(devices=devices))
+    everything = map_of("libmultiarch.so")
+    assert {str(e.arch) for e in library_map.iter_elements() if e.content is not None} == read
+    assert [e.span for e in library_map.iter_elements()] == [
+        e.span for e in everything.iter_elements()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "read"), [("9.0", {"sm_90"}), ("8.6", {"sm_80"}), ("7.5", set()), ("12.0", set())]
+)
+def test_scope_reads_the_frames_that_run_on_its_device(device: str, read: set[str]) -> None:
+    frames = list(map_of("libframes.so", Scope(devices=(device,))).iter_frames())
+    assert {str(f.arch) for f in frames if f.content is not None} == read
+    assert len(frames) == 3
+
+
+def test_headers_alone() -> None:
+    for name in ("libmultiarch.so", "libframes.so"):
+        library_map = map_of(name, Scope(headers_only=True))
+        assert library_map.names == ()
+        assert all(e.content is None for e in library_map.iter_elements())
+        assert all(f.content is None for f in library_map.iter_frames())
+    assert len(list(library_map.iter_frames())) == 3
+
+
+def test_identity_of_a_library() -> None:
+    identity = map_of("libmultiarch.so").library
+    elf = ELFFile(io.BytesIO(path_of("libmultiarch.so").read_bytes()))
+    notes = elf.get_section_by_name(".note.gnu.build-id")
+    assert isinstance(notes, NoteSection)
+    note = next(iter(notes.iter_notes()))
+    assert identity.build_id == note["n_desc"]
+    assert len(note["n_desc"]) == 40
+    assert identity.soname is None
+    assert identity.machine == "EM_X86_64"
+    assert identity.path == str(path_of("libmultiarch.so").resolve())
+
+
+def test_soname_and_build_id_of_a_built_library(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    sections: list[HostSection] = [*soname_sections("libnamed.so.1", 0), build_id_note(b"\xab" * 8)]
+    library.write_bytes(build_host(sections, machine=183).data)
+    identity = read_library(library, Scope()).library
+    assert (identity.soname, identity.build_id, identity.machine) == (
+        "libnamed.so.1",
+        "ab" * 8,
+        "EM_AARCH64",
+    )

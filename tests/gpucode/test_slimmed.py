@@ -1,0 +1,526 @@
+"""What is left in libraries that were compacted: the original's map without what is unused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode import addresses
+from pytest_negativa.gpucode.addresses import AddressSpace
+from pytest_negativa.gpucode.cubin import SYMBOL, parse_cubin, section_headers
+from pytest_negativa.gpucode.elf import ELF_HEADER, HostSegment, read_segments
+from pytest_negativa.gpucode.library import read_library, read_slimmed
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Cubin, LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.planning.reachable import reach
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.edits import Edits, Fill
+from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.storage.records import decode_map, encode_map
+from tests.rewriting.test_trim_kernels import plan_for
+from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region
+from tests.support.compacting import build, content, gpu_code, needs_compiler, plan_of
+from tests.support.libraries import BIN, SHARED_OBJECTS
+
+ALL = Scope()
+
+
+def with_digest(library_map: LibraryMap) -> LibraryMap:
+    digest = hashlib.sha256(Path(library_map.library.path).read_bytes()).hexdigest()
+    identity = msgspec.structs.replace(library_map.library, sha256=digest)
+    return msgspec.structs.replace(library_map, library=identity)
+
+
+def read(path: Path) -> LibraryMap:
+    return with_digest(read_library(path, ALL))
+
+
+def compact(
+    library_map: LibraryMap, plan: LibraryPlan, target: Path, edits: Edits | None = None
+) -> Compacted:
+    """Without what is never loaded, so that there is always something to gain."""
+    options = CompactOptions(min_gain=-(1 << 30), load_check=False)
+    done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
+    assert isinstance(done, Compacted), done
+    assert is_slimmed(target)
+    return done
+
+
+def rows(
+    library_map: LibraryMap, plan: LibraryPlan | None = None, spared: tuple[Span, ...] = ()
+) -> dict[int, tuple[Any, ...]]:
+    """All that is kept, or all, by address: the header's, or the frame's.
+
+    ``spared``: what the compaction left though it is unused.
+    """
+    unused = {(d.start, d.end) for d in plan.decisions if not d.kept} if plan else set()
+    unused -= {(span.start, span.end) for span in spared}
+    found: dict[int, tuple[Any, ...]] = {}
+    for section in library_map.sections:
+        shift = section.vaddr - section.span.start
+        for region in section.regions:
+            for element in region.elements:
+                span = element.payload
+                if (span.start, span.end) not in unused:
+                    found[element.header_offset + shift] = (
+                        *(section.name, region.span.start + shift, span.start + shift, span.size),
+                        *(element.kind, element.arch, element.compression, element.flags),
+                        *(element.stored_size, element.unpacked_size),
+                        *(element.identifier, element.options, element.unreadable),
+                        library_map.kernels_of(element.content),
+                    )
+        for frame in section.frames:
+            if (frame.span.start, frame.span.end) not in unused:
+                found[frame.span.start + shift] = (
+                    *(section.name, frame.span.size, frame.arch, frame.unpacked_size),
+                    *(frame.unreadable, library_map.kernels_of(frame.content)),
+                )
+    return found
+
+
+def check_slimmed(library_map: LibraryMap) -> None:
+    """What holds whatever the bytes were."""
+    used: list[Span] = []
+    for section in library_map.sections:
+        assert section.span.start == section.vaddr
+        spans = [region.span for region in section.regions] + [f.span for f in section.frames]
+        assert all(section.span.start <= s.start <= s.end <= section.span.end for s in spans)
+        used += spans
+    ordered = sorted(used)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
+    assert decode_map(encode_map(library_map), "memory") == library_map
+
+
+class TestFixtures:
+    @pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("every", [2, 3, 1000])
+    def test_the_rest_is_as_it_was(self, library: Path, every: int, tmp_path: Path) -> None:
+        before = read(library)
+        plan = plan_of(before, lambda number: number % every == 1)
+        target = tmp_path / library.name
+        done = compact(before, plan, target)
+        after, removed = read_slimmed(target, ALL)
+        check_slimmed(after)
+        assert rows(after) == rows(before, plan, spared=done.spared)
+        assert after.problems == before.problems
+        assert removed.size_before == before.library.size
+        assert removed.gone_bytes == done.gpu_code_removed
+        assert removed.kernels == removed.device_functions == 0
+        assert after.library.build_id == before.library.build_id
+
+    def test_of_headers_only_no_functions_are_known(self, tmp_path: Path) -> None:
+        before = read(BIN / "libmultiarch.so")
+        compact(before, plan_of(before, lambda number: number == 3), tmp_path / "lib.so")
+        after, removed = read_slimmed(tmp_path / "lib.so", Scope(headers_only=True))
+        assert removed.kernels is removed.device_functions is None
+        assert len(list(after.iter_elements())) == 1
+
+    @pytest.mark.parametrize("name", ["libcallgraph.so", "libmode_none.so", "libmode_all_lz4.so"])
+    def test_functions_that_are_gone(self, name: str, tmp_path: Path) -> None:
+        library = BIN / name
+        before = with_digest(read_library(library, Scope(devices=("9.0",))))
+        plan = plan_for(before, min(k.name for k in all_kernels(before)))
+        assert plan.trimmed
+        with ByteSource(library) as source:
+            trimmed = trim_kernels(source, before, plan, 1)
+        filled = {c.start: {code.start for code in c.filled} for c in trimmed.cubins}
+        assert any(filled.values())
+        compact(before, plan, tmp_path / "lib.so", trimmed.edits)
+        after, removed = read_slimmed(tmp_path / "lib.so", Scope(devices=("9.0",)))
+
+        gone = 0
+        expected = {}
+        for address, element in cubins(before):
+            code = filled.get(element.payload.start, set())
+            kernels_left = [k for k in element.content.kernels if k.offset_in_cubin not in code]
+            gone += len(element.content.kernels) - len(kernels_left)
+            expected[address] = [before.names[kernel.name] for kernel in kernels_left]
+        left = {
+            address: [after.names[kernel.name] for kernel in element.content.kernels]
+            for address, element in cubins(after)
+        }
+        assert left == {address: expected[address] for address in left}
+        assert removed.kernels == gone > 0
+        assert any(left.values())
+        assert "" not in {kernel.name for kernel in all_kernels(after)}
+
+
+def cubins(library_map: LibraryMap) -> Iterator[tuple[int, Any]]:
+    for section in library_map.sections:
+        shift = section.vaddr - section.span.start
+        for region in section.regions:
+            for element in region.elements:
+                if isinstance(element.content, Cubin):
+                    yield element.header_offset + shift, element
+
+
+def all_kernels(library_map: LibraryMap) -> Iterator[Any]:
+    for element in library_map.iter_elements():
+        yield from library_map.kernels_of(element.content)
+
+
+@needs_compiler
+class TestHoles:
+    @pytest.fixture
+    def library(self, tmp_path: Path) -> Path:
+        return build(tmp_path / "built")
+
+    @pytest.mark.parametrize("kept", [{0}, {2, 6}, {10}, {13}, set(range(0, 28, 3)), set()])
+    def test_pieces_are_one_section(self, library: Path, kept: set[int], tmp_path: Path) -> None:
+        before = read(library)
+        plan = plan_of(before, kept.__contains__)
+        done = compact(before, plan, tmp_path / "lib.so")
+        assert done.holes
+        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
+        check_slimmed(after)
+        assert rows(after) == rows(before, plan)
+        assert after.problems == ()
+        assert removed.gone_bytes == done.gpu_code_removed
+        assert removed.stored_bytes == sum(d.size for d in plan.decisions if d.kept)
+        names = [section.name for section in after.sections]
+        assert len(names) == len(set(names))
+
+    def test_places_of_removed_elements(self, library: Path, tmp_path: Path) -> None:
+        """Of region 3 (elements 6 to 11) two runs are gone, the last one with the region's end."""
+        before = read(library)
+        plan = plan_of(before, {7, 9}.__contains__)
+        compact(before, plan, tmp_path / "lib.so")
+        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
+        assert removed.elements == 2
+        assert len(list(after.iter_elements())) == 2
+
+    def test_overwritten_elements_are_removed_ones(self, library: Path, tmp_path: Path) -> None:
+        """As in copies that were overwritten before: their headers say sm_999."""
+        before = read(library)
+        plan = plan_of(before, {0, 3, 4, 8, 20}.__contains__)
+        kept = plan_of(before, lambda number: True)
+        before = msgspec.structs.replace(
+            read_library(library, Scope(headers_only=True)), library=before.library
+        )
+        compact(before, kept, tmp_path / "lib.so", overwrite(before, plan, 1))
+        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
+        assert rows(after).keys() == rows(before, plan).keys()
+        assert removed.elements == len(plan.decisions) - 5
+        assert after.problems == ()
+        assert {element.kind.value for element in after.iter_elements()} == {"cubin"}
+
+    def test_kept_code_may_have_holes(self, tmp_path: Path) -> None:
+        """The last region's payload ends in zeros that went, and so does its section."""
+        library = build(tmp_path / "built", ldata=gpu_code(2, ((64,), (50_000,))))
+        before = read(library)
+        plan = plan_of(before, lambda number: True)
+        last = [section.regions[-1].elements[-1] for section in before.sections]
+        edits = Edits.of(
+            before.library.size,
+            [Fill(e.payload.start + 5000, e.payload.end, 0) for e in last],
+        )
+        done = compact(before, plan, tmp_path / "lib.so", edits)
+        assert done.holes == 2
+        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
+        # The content is no cubin, here.
+        assert {a: r[:12] for a, r in rows(after).items()} == {
+            a: r[:12] for a, r in rows(before).items()
+        }
+        assert removed.gone_bytes == done.gpu_code_removed > 40_000
+        code = sum(decision.size for decision in plan.decisions)
+        assert removed.stored_bytes == code - removed.gone_bytes
+
+    def test_section_that_is_gone_as_a_whole(self, tmp_path: Path) -> None:
+        """It has no bytes in the file, and begins and ends with a page."""
+        region = build_region([ElementSpec(content=content(5 * 4096 - 80, 5))])
+        (tmp_path / "built").mkdir()
+        (tmp_path / "built" / "relocatable.bin").write_bytes(region)
+        assert len(region) == 5 * 4096
+        library = build(
+            tmp_path / "built",
+            extra='    .section __nv_relfatbin, "a", @progbits\n    .balign 4096\n'
+            '    .incbin "relocatable.bin"\n',
+        )
+        before = read(library)
+        done = compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
+        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
+        assert rows(after) == {}
+        assert removed.gone_bytes == done.gpu_code_removed > 5 * 4096
+        assert (removed.elements, removed.stored_bytes) == (0, 0)
+
+    def test_not_slimmed(self, library: Path) -> None:
+        assert not is_slimmed(library)
+        with pytest.raises(FormatError, match=r"has no section \.negativa"):
+            read_slimmed(library, ALL)
+
+
+@pytest.fixture(scope="module")
+def slimmed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    before = read(BIN / "libmultiarch.so")
+    target = tmp_path_factory.mktemp("slimmed") / "lib.so"
+    compact(before, plan_of(before, lambda number: number in (3, 9, 10)), target)
+    return target.read_bytes()
+
+
+def header_of(data: bytes, name: bytes) -> int:
+    """Where the last section header of that name stands."""
+    shoff: int = struct.unpack_from("<Q", data, 0x28)[0]
+    count, index = struct.unpack_from("<HH", data, 0x3C)
+    names = struct.unpack_from("<Q", data, shoff + 64 * index + 24)[0]
+    found = [
+        shoff + 64 * i
+        for i in range(count)
+        if data.startswith(name + b"\0", names + struct.unpack_from("<I", data, shoff + 64 * i)[0])
+    ]
+    return found[-1]
+
+
+def loads_of(data: bytes) -> list[int]:
+    """Where the program headers of the PT_LOADs stand."""
+    phoff = struct.unpack_from("<Q", data, 0x20)[0]
+    count = struct.unpack_from("<H", data, 0x38)[0]
+    at = [phoff + 56 * i for i in range(count)]
+    return [a for a in at if struct.unpack_from("<I", data, a)[0] == 1]
+
+
+class TestDamaged:
+    def read(self, data: bytes, tmp_path: Path) -> tuple[LibraryMap, Removed]:
+        path = tmp_path / "lib.so"
+        path.write_bytes(data)
+        return read_slimmed(path, ALL)
+
+    def changed(self, data: bytes, offset: int, value: int, size: int = 8) -> bytes:
+        return data[:offset] + value.to_bytes(size, "little") + data[offset + size :]
+
+    def marked(self, data: bytes, text: bytes) -> bytes:
+        """With another marker, at the end of the file."""
+        header = header_of(data, b".negativa")
+        data = self.changed(data, header + 24, len(data))
+        return self.changed(data, header + 32, len(text)) + text
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (b"{", "is no JSON"),
+            (b"\xff\xfe", "is no JSON"),
+            (b"[" * 60_000, "is no JSON"),
+            (b"[]", "is of version None, expected 1"),
+            (b'{"compacted": 2}', "is of version 2, expected 1"),
+            (b" " * 70_000, "has 70,000 bytes"),
+        ],
+    )
+    def test_marker(self, slimmed: bytes, text: bytes, message: str, tmp_path: Path) -> None:
+        with pytest.raises(FormatError, match=message):
+            self.read(self.marked(slimmed, text), tmp_path)
+
+    @pytest.mark.parametrize("before", [None, -1, "many", True, [1]])
+    def test_marker_without_a_size(self, slimmed: bytes, before: object, tmp_path: Path) -> None:
+        text = json.dumps({"compacted": 1, "size_before": before}).encode()
+        assert self.read(self.marked(slimmed, text), tmp_path)[1].size_before is None
+
+    def test_section_that_is_elsewhere(self, slimmed: bytes, tmp_path: Path) -> None:
+        header = header_of(slimmed, b".nv_fatbin")
+        vaddr = struct.unpack_from("<Q", slimmed, header + 16)[0]
+        data = self.changed(slimmed, header + 16, vaddr + 8)
+        with pytest.raises(FormatError, match=r"section \.nv_fatbin: its bytes are not those at"):
+            self.read(data, tmp_path)
+
+    def test_segments_that_overlap(self, slimmed: bytes, tmp_path: Path) -> None:
+        first, *_ = loads_of(slimmed)
+        data = self.changed(slimmed, first + 40, 1 << 40)
+        with pytest.raises(FormatError, match="begins before the one at 0x0 ends"):
+            self.read(data, tmp_path)
+
+    def test_segment_that_leaves_the_file(self, slimmed: bytes, tmp_path: Path) -> None:
+        last = loads_of(slimmed)[-1]
+        data = self.changed(slimmed, last + 32, 1 << 30)
+        with pytest.raises(FormatError, match="past the end of the file at"):
+            self.read(data, tmp_path)
+
+    def test_segment_with_less_memory_than_file(self, slimmed: bytes, tmp_path: Path) -> None:
+        last = loads_of(slimmed)[-1]
+        data = self.changed(slimmed, last + 40, 1)
+        with pytest.raises(FormatError, match="bytes of the file in 0x1 of memory"):
+            self.read(data, tmp_path)
+
+    def test_truncated(self, slimmed: bytes, tmp_path: Path) -> None:
+        for size in range(0, len(slimmed) - 1, 997):
+            with pytest.raises(FormatError):
+                self.read(slimmed[:size], tmp_path)
+
+    def test_hole_of_exabytes_takes_no_time(self, slimmed: bytes, tmp_path: Path) -> None:
+        last = loads_of(slimmed)[-1]
+        data = self.changed(slimmed, last + 40, 1 << 62)
+        expected = self.read(slimmed, tmp_path)[0]
+        found = self.read(data, tmp_path)[0]
+        assert rows(found) == rows(expected)
+
+    @settings(
+        max_examples=300,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(data=st.data())
+    def test_changed_bytes_lead_to_a_map_or_to_our_error(
+        self, slimmed: bytes, data: st.DataObject, tmp_path: Path
+    ) -> None:
+        # Half of the changes are made where the tables are.
+        tables = struct.unpack_from("<Q", slimmed, 0x20)[0]
+        place = st.one_of(
+            st.integers(0, 63),
+            st.integers(tables, len(slimmed) - 1),
+            st.integers(0, len(slimmed) - 1),
+        )
+        value = st.one_of(
+            st.binary(min_size=1, max_size=8), st.sampled_from([bytes(8), b"\xff" * 4, b"\xff" * 8])
+        )
+        changed = bytearray(slimmed)
+        for at, new in data.draw(st.lists(st.tuples(place, value), min_size=1, max_size=4)):
+            changed[at : at + len(new)] = new
+        path = tmp_path / "lib.so"
+        path.write_bytes(changed[: len(slimmed)])
+        try:
+            library_map, _ = read_slimmed(path, ALL)
+        except FormatError as e:
+            assert str(e).startswith(f"{path}:")
+        else:
+            check_slimmed(library_map)
+
+
+class TestNamelessFunctions:
+    """They are what ``rewriting.cubin_tables`` leaves of a function."""
+
+    def test_are_counted_and_not_listed(self) -> None:
+        spec = CubinSpec(
+            kernels={"stays": bytes(16), "goes": bytes(16)},
+            device_functions={"helper": bytes(16)},
+            calls=[("stays", "helper"), ("goes", "helper")],
+        )
+        image = bytearray(build_cubin(spec).data)
+        before = parse_cubin(bytes(image), names := NameTable())
+        assert (len(before.kernels), names.nameless.total()) == (2, 0)
+        for name in (b"goes", b"helper"):
+            symbol = symbol_of(image, name)
+            image[symbol : symbol + 4] = bytes(4)
+        after = parse_cubin(bytes(image), names := NameTable())
+        assert [names.names()[kernel.name] for kernel in after.kernels] == ["stays"]
+        assert after.device_functions == ()
+        assert (names.nameless[True], names.nameless[False]) == (1, 1)
+        # Whoever plans must still see that more is called than is listed.
+        assert len(after.calls) == 2
+        assert reach(after, [after.kernels[0].name]) == (
+            "calls of functions that are not in its tables"
+        )
+
+
+def symbol_of(image: bytearray, name: bytes) -> int:
+    """Where the function's symbol stands."""
+    header = ELF_HEADER.unpack_from(image)
+    sections = section_headers(bytes(image), header[6], header[11], header[12])
+    [table] = [section for section in sections if section[1] == 2]
+    strings = sections[table[6]][4]
+    for at in range(table[4], table[4] + table[5], SYMBOL.size):
+        row = SYMBOL.unpack_from(image, at)
+        if row[1] & 0xF == 2 and image.startswith(name + b"\0", strings + row[0]):
+            return at
+    raise AssertionError(name)
+
+
+def load(vaddr: int, offset: int, file_size: int, memory_size: int) -> HostSegment:
+    return HostSegment(
+        kind="PT_LOAD",
+        offset=offset,
+        vaddr=vaddr,
+        file_size=file_size,
+        memory_size=memory_size,
+        alignment=4096,
+        writable=False,
+        executable=False,
+    )
+
+
+class TestAddresses:
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Iterator[ByteSource]:
+        path = tmp_path / "bytes"
+        path.write_bytes(bytes(range(1, 101)))
+        with ByteSource(path) as source:
+            yield source
+
+    @pytest.fixture
+    def space(self, source: ByteSource) -> AddressSpace:
+        """Bytes at 100 to 110, zeros to 200, bytes to 220 in two segments; nothing to 300."""
+        return AddressSpace(
+            source,
+            [
+                load(100, 0, 10, 100),
+                load(200, 10, 10, 10),
+                load(210, 20, 10, 10),
+                load(300, 50, 5, 9),
+            ],
+        )
+
+    @pytest.mark.parametrize(
+        ("address", "length", "expected"),
+        [
+            (100, 10, bytes(range(1, 11))),
+            (105, 10, bytes([6, 7, 8, 9, 10]) + bytes(5)),
+            (110, 90, bytes(90)),
+            (109, 93, bytes([10]) + bytes(90) + bytes([11, 12])),
+            (205, 10, bytes(range(16, 26))),
+            (303, 6, bytes([54, 55]) + bytes(4)),
+            (220, 0, b""),
+        ],
+    )
+    def test_read(self, space: AddressSpace, address: int, length: int, expected: bytes) -> None:
+        assert space.read(address, length) == expected
+
+    @pytest.mark.parametrize(
+        ("address", "length"), [(0, 1), (99, 2), (215, 10), (230, 1), (305, 9), (300, -1)]
+    )
+    def test_outside(self, space: AddressSpace, address: int, length: int) -> None:
+        with pytest.raises(FormatError, match="in no segment"):
+            space.read(address, length)
+
+    def test_what_the_file_holds(self, space: AddressSpace) -> None:
+        assert [space.next_stored(a) for a in (0, 105, 110, 215, 299, 305)] == [
+            *((100, 110), (105, 110), (200, 220), (215, 220), (300, 305), None),
+        ]
+        assert [space.hole_end(a) for a in (105, 110, 150, 200, 220, 306, 400)] == [
+            *(105, 200, 200, 200, 220, 309, 400),
+        ]
+        assert [space.offset_of(a) for a in (100, 110, 215, 304, 305)] == [0, None, 25, 54, None]
+        assert space.stored_size(105, 305) == 5 + 20 + 5
+
+    def test_zeros_have_an_end(
+        self, space: AddressSpace, monkeypatch: pytest.MonkeyPatch, source: ByteSource
+    ) -> None:
+        monkeypatch.setattr(addresses, "_MAX_ZEROS_READ", 150)
+        limited = AddressSpace(source, [load(100, 0, 10, 100)])
+        limited.read(110, 90)
+        with pytest.raises(FormatError, match="states more zeros"):
+            limited.read(110, 90)
+
+    def test_real_segments(self) -> None:
+        """Of a library that is whole, the bytes are those of its sections."""
+        path = BIN / "libmultiarch.so"
+        section = read_library(path, Scope(headers_only=True)).sections[0]
+        with ByteSource(path) as source:
+            space = AddressSpace(source, read_segments(source))
+            assert space.read(section.vaddr, section.span.size) == source.read(
+                section.span.start, section.span.size
+            )

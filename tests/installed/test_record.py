@@ -1,0 +1,141 @@
+"""RECORD files: only the lines that must change do."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.installed.csvrows import iter_rows
+from pytest_negativa.installed.record import (
+    RecordLine,
+    read_lines,
+    record_digest,
+    update_record,
+)
+from pytest_negativa.installed.sites import Site
+from tests.support.sites import digest_field
+
+NEW = RecordLine("sha256=new", "7")
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    (tmp_path / "a-1.dist-info").mkdir()
+    return tmp_path / "a-1.dist-info" / "RECORD"
+
+
+def update(record: Path, text: bytes, *names: str) -> bytes:
+    record.write_bytes(text)
+    site = record.parents[1]
+    changes = {os.path.normpath(site / name): NEW for name in names}
+    changed = update_record(record, site, changes)
+    assert changed == (record.read_bytes() != text)
+    return record.read_bytes()
+
+
+def test_digest_is_as_the_specification_has_it() -> None:
+    data = b"some library"
+    assert record_digest(hashlib.sha256(data).hexdigest()) == digest_field(data)
+    assert not record_digest("ff" * 32).endswith("=")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"x.so,sha256=old,5\n", b"x.so,sha256=new,7\n"),
+        (b"y.so,a,1\r\nx.so,sha256=old,5\r\nz.so,b,2\r\n", None),
+        (b"y.so,a,1\nx.so,,", b"y.so,a,1\nx.so,sha256=new,7"),
+        (b"./x.so,sha256=old,5\n", b"./x.so,sha256=new,7\n"),
+        (b"sub/../x.so,sha256=old,5\n", b"sub/../x.so,sha256=new,7\n"),
+        (b"\n\nx.so,sha256=old,5\n\n", b"\n\nx.so,sha256=new,7\n\n"),
+        (b"x.so\n", b"x.so,sha256=new,7\n"),
+        (b'"x.so","sha256=old","5"\n', b"x.so,sha256=new,7\n"),
+        (b"x.so,sha256=new,7\n", b"x.so,sha256=new,7\n"),
+        (b"other.so,a,1\n", b"other.so,a,1\n"),
+        (b"", b""),
+        (b'"a\nb.so",a,1\nx.so,o,5\n"c\n\n.so",q,1\n', None),
+    ],
+)
+def test_lines(record: Path, before: bytes, after: bytes | None) -> None:
+    if after is None:
+        after = before.replace(b"x.so,sha256=old,5", b"x.so,sha256=new,7")
+        after = after.replace(b"x.so,o,5", b"x.so,sha256=new,7")
+    assert update(record, before, "x.so") == after
+
+
+def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
+    text = '"a,b.so",o,5\n"say ""x"".so",o,5\nü.so,o,5\nz.so,o,5\n'.encode()
+    after = update(record, text, "a,b.so", 'say "x".so', "ü.so")
+    expected = '"a,b.so",sha256=new,7\n"say ""x"".so",sha256=new,7\nü.so,sha256=new,7\nz.so,o,5\n'
+    assert after == expected.encode()
+
+
+def test_files_outside_of_the_site(record: Path) -> None:
+    assert update(record, b"../../bin/tool,o,5\n", "../../bin/tool") == (
+        b"../../bin/tool,sha256=new,7\n"
+    )
+
+
+def test_lines_are_read(record: Path) -> None:
+    record.write_bytes(b"x.so,sha256=old,5\ny.so,,\nz.so\n")
+    site = record.parents[1]
+    wanted = frozenset(str(site / name) for name in ("x.so", "y.so", "z.so", "missing.so"))
+    assert read_lines(record, site, wanted) == {
+        str(site / "x.so"): RecordLine("sha256=old", "5"),
+        str(site / "y.so"): RecordLine("", ""),
+        str(site / "z.so"): RecordLine("", ""),
+    }
+
+
+def test_mode_stays(record: Path) -> None:
+    record.write_bytes(b"x.so,o,5\n")
+    record.chmod(0o640)
+    update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+    assert stat.S_IMODE(record.stat().st_mode) == 0o640
+    assert [path.name for path in record.parent.iterdir()] == ["RECORD"]
+
+
+def test_no_record(record: Path) -> None:
+    assert not update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+    assert not record.exists()
+
+
+def test_not_utf8(record: Path) -> None:
+    record.write_bytes(b"x.so,o,5\n\xff.so,o,5\n")
+    with pytest.raises(StoreError, match="not UTF-8 at byte 9"):
+        update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_fields_of_any_length(record: Path, quoted: bool) -> None:
+    """Python's reader refuses those that are longer than ``csv.field_size_limit()``."""
+    name = "n" * (csv.field_size_limit() + 1)
+    long = f'"{name},",o,5\n' if quoted else f"{name},o,5\n"
+    text = (long + "x.so,o,5\n").encode()
+    limit = csv.field_size_limit()
+    assert update(record, text, "x.so") == text.replace(b"x.so,o,5", b"x.so,sha256=new,7")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
+    [installed] = Site(record.parents[1]).installed()
+    assert installed.files == {str(record.parents[1] / "x.so")}
+    assert csv.field_size_limit() == limit
+
+
+def test_rows_are_those_of_pythons_reader() -> None:
+    rng = random.Random(17)
+    for _ in range(20_000):
+        text = "".join(
+            rng.choices('",\n\rab ', weights=(5, 5, 2, 1, 4, 1, 1), k=rng.randint(0, 14))
+        )
+        rows = list(iter_rows(text))
+        assert [row for _, _, row in rows] == list(csv.reader(io.StringIO(text, newline="")))
+        ends = [0, *(end for _, end, _ in rows)]
+        assert [start for start, _, _ in rows] == ends[:-1]
+        assert ends[-1] == len(text)

@@ -1,0 +1,132 @@
+"""Which regions, elements and frames a run's images are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Cubin, LibraryMap, Scope
+from pytest_negativa.models.located import LocatedLibrary
+from pytest_negativa.models.trace import Context, Phase
+from pytest_negativa.planning.locate import describe_context, locate_library
+from tests.support.libraries import BIN
+from tests.support.usages import library_usage, usage_of
+
+
+def read(name: str) -> LibraryMap:
+    return read_library(BIN / name, Scope(devices=("9.0",)))
+
+
+def locate(library_map: LibraryMap, images: dict[int, list[str]]) -> LocatedLibrary:
+    usage = usage_of(library_usage(library_map, images))
+    return locate_library(library_map, usage.libraries[0], usage)
+
+
+@pytest.fixture
+def multiarch() -> LibraryMap:
+    return read("libmultiarch.so")
+
+
+def test_an_image_is_the_region_at_its_offset(multiarch: LibraryMap) -> None:
+    starts = [r.span.start for r in multiarch.iter_regions()]
+    found = locate(multiarch, {starts[2]: ["k"]})
+    assert [r.use is not None for r in found.regions] == [False, False, True]
+    mark = found.regions[2].use
+    assert mark is not None and mark.kernels == {"k"}
+    assert mark.first_use == "tests/test_a.py::test_b (call)"
+    assert found.unmatched == () and found.changed is None
+
+
+def test_an_image_may_be_the_payload_of_an_element(multiarch: LibraryMap) -> None:
+    region = next(iter(multiarch.iter_regions()))
+    images = {region.span.start: ["a"], region.elements[3].payload.start: ["b"]}
+    mark = locate(multiarch, images).regions[0].use
+    assert mark is not None and mark.kernels == {"a", "b"}
+
+
+def test_an_image_elsewhere_is_unmatched(multiarch: LibraryMap) -> None:
+    start = next(iter(multiarch.iter_regions())).span.start
+    found = locate(multiarch, {start + 8: []})
+    assert found.unmatched == (
+        f"an image at offset {start + 8:#x}, first used in tests/test_a.py::test_b (call)",
+    )
+    assert all(r.use is None for r in found.regions)
+
+
+def test_frames_are_known_by_their_hash() -> None:
+    library_map = read("libframes.so")
+    hashes = [f.content.sha256 for f in library_map.iter_frames() if isinstance(f.content, Cubin)]
+    first = hashes[0]
+    assert first is not None
+    usage = usage_of(library_usage(library_map, {}), memory={first: (1, ["k"])})
+    found = locate_library(library_map, usage.libraries[0], usage)
+    assert [f.use is not None for f in found.frames] == [True, False, False]
+
+
+def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: LibraryMap) -> None:
+    element = next(e for e in multiarch.iter_elements() if isinstance(e.content, Cubin))
+    names = [k.name for k in multiarch.kernels_of(element.content)]
+    for size, kernels, expected in (
+        (element.unpacked_size, names[:1], True),
+        (element.unpacked_size + 1, names[:1], False),
+        (element.unpacked_size, ["another"], False),
+        (element.unpacked_size, [], False),
+    ):
+        usage = usage_of(library_usage(multiarch, {}), memory={"ff": (size, kernels)})
+        found = locate_library(multiarch, usage.libraries[0], usage)
+        assert (element.header_offset in found.suspects) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"mtime_ns": 1}, None),
+        ({"size": 5}, "5 when it was traced"),
+        ({"build_id": "00"}, "00 when it was traced"),
+        ({"build_id": None}, "None when it was traced"),
+        ({"size": None}, None),
+    ],
+)
+def test_another_library_than_the_traced_one(
+    multiarch: LibraryMap, changes: dict[str, object], said: str | None
+) -> None:
+    usage = usage_of(library_usage(multiarch, {}))
+    traced = usage.libraries[0]
+    changed = replace(traced, library=replace(traced.library, **changes))
+    found = locate_library(multiarch, changed, usage).changed
+    assert (found is None) if said is None else (found is not None and found.endswith(said))
+
+
+def test_time_counts_where_there_is_no_build_id(multiarch: LibraryMap) -> None:
+    nameless = replace(multiarch, library=replace(multiarch.library, build_id=None))
+    usage = usage_of(library_usage(nameless, {}))
+    traced = usage.libraries[0]
+    assert locate_library(nameless, traced, usage).changed is None
+    later = replace(traced, library=replace(traced.library, mtime_ns=1))
+    found = locate_library(nameless, later, usage).changed
+    assert found == "written again since it was traced, and it has no build id"
+
+
+@pytest.mark.parametrize(
+    ("context", "text"),
+    [
+        (Context(phase=Phase.CALL, nodeid="a.py::b"), "a.py::b (call)"),
+        (Context(phase=Phase.FIXTURE, nodeid="a.py", detail="model"), "a.py (fixture)"),
+        (Context(phase=Phase.FIXTURE, detail="model"), "model"),
+        (Context(phase=Phase.IMPORT), "import"),
+    ],
+)
+def test_contexts_for_people(context: Context, text: str) -> None:
+    usage = replace(usage_of(), contexts=(context,))
+    assert describe_context(usage, 0) == text
+
+
+def test_a_library_is_known_by_its_real_path(tmp_path: Path) -> None:
+    link = tmp_path / "libx.so"
+    link.symlink_to(BIN / "libmultiarch.so")
+    found = read_library(link, Scope(devices=("9.0",)))
+    assert Path(found.library.path) == (BIN / "libmultiarch.so").resolve()

@@ -1,0 +1,460 @@
+"""The lock: from verdict and plans to the file and back, and to plans again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary
+from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.lock import Place, code_digest, make_lock, plan_from_lock
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
+from pytest_negativa.planning.restore import functions_of, give_back, iter_parts
+from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.libraries import BIN, MULTIARCH
+from tests.support.reconstructing import H200, planned_of
+from tests.support.sites import Planned, make_wheel, pip_install, verdict_of
+from tests.support.usages import library_usage, usage_of
+
+
+def planned(path: Path = MULTIARCH) -> Planned:
+    made = planned_of(path)
+    return Planned(made.library_map, made.plan)
+
+
+def trimmed(kernel: str = "calls_shared") -> Planned:
+    """A cubin of which one kernel is used."""
+    request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
+    [mapped] = map_libraries([BIN / "libcallgraph.so"], request)
+    library_map = mapped.library_map
+    assert library_map is not None
+    region = next(r for r in library_map.iter_regions() if any(e.content for e in r.elements))
+    usage = usage_of(library_usage(library_map, {region.span.start: (kernel,)}))
+    located = locate_library(library_map, usage.libraries[0], usage)
+    plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
+    assert plan.trimmed
+    return Planned(library_map, plan)
+
+
+def place(path: str) -> Place:
+    return Place(f"lib/{Path(path).name}", "some-code", "1.0")
+
+
+def lock(*all_planned: Planned) -> Lock:
+    return make_lock("run", all_planned, verdict_of(*all_planned), place)
+
+
+def fresh_map(path: str, *, contents: bool = False) -> LibraryMap:
+    """As slimming makes it, with nothing known but the file and the lock."""
+    scope = Scope(devices=("9.0",)) if contents else Scope(headers_only=True)
+    library_map = read_library(path, scope)
+    [mapped] = map_libraries([Path(path)], MapRequest(scope=scope, with_map=True, with_digest=True))
+    assert mapped.library_map is not None
+    library = msgspec.structs.replace(library_map.library, sha256=mapped.library_map.library.sha256)
+    return msgspec.structs.replace(library_map, library=library)
+
+
+class TestMaking:
+    def test_what_stays_is_listed_and_nothing_else(self) -> None:
+        one = planned()
+        [library] = lock(one).libraries
+        kept = [d for d in one.plan.decisions if d.kept]
+        assert kept
+        assert [(k.offset, k.reason.value, k.why) for k in library.kept] == [
+            (d.start, d.reason, d.why) for d in kept
+        ]
+        assert library.sha256 == one.plan.library.sha256
+        assert (library.path, library.distribution, library.version) == (
+            "lib/libmultiarch.so",
+            "some-code",
+            "1.0",
+        )
+        assert library.unused_bytes == one.plan.unused_bytes
+        regions = {e.payload.start: r for r in one.library_map.iter_regions() for e in r.elements}
+        for code in library.kept:
+            assert code.region == regions[code.offset].span.start
+            assert code.arch.major == 9
+
+    def test_proof(self) -> None:
+        proof = lock(planned()).proof
+        assert proof.proved
+        assert proof.date == "2026-01-01T00:00:00Z"
+        assert proof.tests == {"passed": 1, "skipped": 1}
+        assert proof.devices[0].driver == "580.1"
+        assert proof.granularity == "element"
+
+    def test_unproved_run_is_refused_unless_asked_for(self) -> None:
+        one = planned()
+        verdict = verdict_of(one, status=LibraryStatus.NOT_PROVED)
+        with pytest.raises(ReconstructError, match="a test differs"):
+            make_lock("run", [one], verdict, place)
+        with pytest.raises(ReconstructError, match="not verified"):
+            make_lock("run", [one], None, place)
+        for given_verdict in (verdict, None):
+            made = make_lock("run", [one], given_verdict, place, unproved=True)
+            assert not made.proof.proved
+            assert made.proof.not_proved
+            assert made.libraries[0].not_proved
+
+    def test_libraries_that_are_not_proved_are_left_out(self) -> None:
+        one, two = planned(), planned(BIN / "libnames.so")
+        verdict = verdict_of(one, two)
+        rows = list(verdict.libraries)
+        rows[1] = msgspec.structs.replace(
+            rows[1], status=LibraryStatus.NOT_SUBSTITUTED, why="opened by itself"
+        )
+        verdict = msgspec.structs.replace(verdict, libraries=tuple(rows))
+        made = make_lock("run", [one, two], verdict, place)
+        assert [library.name for library in made.libraries] == ["libmultiarch.so"]
+        assert [(row.path, row.reason) for row in made.left_out] == [
+            ("lib/libnames.so", "not substituted: opened by itself")
+        ]
+
+    def test_library_without_unused_code_is_left_out(self) -> None:
+        one = planned()
+        decisions = tuple(
+            msgspec.structs.replace(d, kept=True, reason="loaded") for d in one.plan.decisions
+        )
+        whole = Planned(one.library_map, msgspec.structs.replace(one.plan, decisions=decisions))
+        for unproved in (False, True):
+            made = make_lock("run", [whole], verdict_of(whole), place, unproved=unproved)
+            assert made.libraries == ()
+            assert made.left_out[0].reason == "nothing unused"
+
+    def test_plan_made_anew_since_the_proof_is_left_out(self) -> None:
+        one = planned()
+        verdict = verdict_of(one)
+        at = next(i for i, d in enumerate(one.plan.decisions) if d.kept)
+        decisions = list(one.plan.decisions)
+        decisions[at] = msgspec.structs.replace(
+            decisions[at], kept=False, reason="no-used-kernel", why=None
+        )
+        bolder = msgspec.structs.replace(one.plan, decisions=tuple(decisions))
+        made = make_lock("run", [Planned(one.library_map, bolder)], verdict, place)
+        assert made.left_out[0].reason == "planned anew since it was proved"
+
+    def test_what_compaction_spared_is_kept(self) -> None:
+        one = planned()
+        verdict = verdict_of(one)
+        [row] = verdict.libraries
+        spared, *proved = row.spans
+        compacted = msgspec.structs.replace(
+            verdict,
+            copies="compacted",
+            libraries=(msgspec.structs.replace(row, spans=tuple(proved)),),
+        )
+        [library] = make_lock("run", [one], compacted, place).libraries
+        assert library.not_proved is None
+        [code] = [code for code in library.kept if code.offset == spared.start]
+        assert code.why == "not proved: it was still there when the tests ran"
+        assert library.unused_bytes == one.plan.unused_bytes - spared.size
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path))
+        assert [(d.start, d.end) for d in plan.decisions if not d.kept] == [
+            (s.start, s.end) for s in proved
+        ]
+
+    def test_all_was_spared(self) -> None:
+        one = planned()
+        verdict = verdict_of(one)
+        row = msgspec.structs.replace(verdict.libraries[0], spans=())
+        verdict = msgspec.structs.replace(verdict, copies="compacted", libraries=(row,))
+        made = make_lock("run", [one], verdict, place)
+        assert made.libraries == ()
+        assert "nothing that is unused was taken out" in made.left_out[0].reason
+        [library] = make_lock("run", [one], verdict, place, unproved=True).libraries
+        assert library.not_proved == made.left_out[0].reason
+        assert library.unused_bytes == one.plan.unused_bytes
+
+    def test_code_in_cubins_that_was_spared_is_kept(self) -> None:
+        """By name, with what it calls."""
+        one = trimmed()
+        [cubin] = one.plan.trimmed
+        assert len(cubin.unused) > 1
+        for spared in cubin.unused:
+            proved = tuple(code for code in cubin.unused if code != spared)
+            [library] = make_lock("run", [one], with_trimmed(one, proved), place).libraries
+            plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+            locked = {code for cubin in plan.trimmed for code in cubin.unused}
+            assert locked < set(cubin.unused)
+            assert spared not in locked
+            names = functions_of(one.library_map, cubin.start, spared)
+            assert names and set(names) <= set(library.kept[0].functions or ())
+            assert set(cubin.kept) < set(library.kept[0].functions or ())
+
+    def test_no_code_in_a_cubin_was_taken(self) -> None:
+        """As verdicts of before say nothing of it."""
+        one = trimmed()
+        for verdict in (with_trimmed(one, ()), with_trimmed(one, None)):
+            made = make_lock("run", [one], verdict, place)
+            for library in made.libraries:
+                assert all(code.functions is None for code in library.kept)
+            assert made.libraries or "nothing that is unused" in made.left_out[0].reason
+
+    def test_code_that_was_given_back_is_kept(self) -> None:
+        one = trimmed()
+        [cubin] = one.plan.trimmed
+        needed = cubin.unused[0]
+        [part] = [p for p in iter_parts(one.library_map, one.plan) if p.code == needed.start]
+        healed = Planned(one.library_map, give_back(one.plan, [part], "needed by a test"))
+        [library] = lock(healed).libraries
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+        assert all(needed not in cubin.unused for cubin in plan.trimmed)
+
+    def test_map_of_another_state_is_refused(self) -> None:
+        one = planned()
+        fewer = msgspec.structs.replace(one.plan, decisions=one.plan.decisions[1:])
+        bad = Planned(one.library_map, fewer)
+        with pytest.raises(ReconstructError, match="don't fit"):
+            make_lock("run", [bad], verdict_of(bad), place)
+
+    def test_order_does_not_matter(self) -> None:
+        names = ("libmultiarch.so", "libnames.so", "libglobals.so")
+        all_planned = [planned(BIN / name) for name in names]
+        verdict = verdict_of(*all_planned)
+        forwards = make_lock("run", all_planned, verdict, place)
+        backwards = make_lock("run", all_planned[::-1], verdict, place)
+        assert encode_lock(forwards) == encode_lock(backwards)
+
+    def test_same_file_loaded_from_two_places(self, tmp_path: Path) -> None:
+        shutil.copy(MULTIARCH, tmp_path / "libagain.so")
+        both = [planned(), planned(tmp_path / "libagain.so")]
+        made = make_lock("run", both, verdict_of(*both), place)
+        assert len(made.libraries) == 1
+
+
+def with_trimmed(one: Planned, filled: tuple[CodeRange, ...] | None) -> Verdict:
+    """A verdict on the one cubin of a plan; None: it says nothing about it."""
+    verdict = verdict_of(one)
+    trimmed = (
+        () if filled is None else (TrimmedCode(start=one.plan.trimmed[0].start, filled=filled),)
+    )
+    row = msgspec.structs.replace(verdict.libraries[0], trimmed=trimmed)
+    return msgspec.structs.replace(verdict, libraries=(row,))
+
+
+class TestPlaces:
+    def test_installed(self, tmp_path: Path) -> None:
+        site = tmp_path / "site-packages"
+        pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/lib/x.so.1": MULTIARCH}))
+        found = Places().of(str(site / "my/lib/x.so.1"))
+        assert found == Place("my/lib/x.so.1", "my-code", "1.5")
+        (site / "my/lib/y.so").touch()
+        assert Places().of(str(site / "my/lib/y.so")) == Place("my/lib/y.so")
+
+    def test_gone_since(self) -> None:
+        path = "/nowhere/lib/python3.12/site-packages/my/lib/x.so.1"
+        assert Places().of(path) == Place("my/lib/x.so.1")
+
+    def test_elsewhere(self, tmp_path: Path) -> None:
+        assert Places().of(str(tmp_path / "x.so")) == Place(str(tmp_path / "x.so"))
+
+
+class TestPlanFromLock:
+    @pytest.mark.parametrize(
+        "name", ["libmultiarch.so", "libnames.so", "libframes.so", "libplaces.so", "libglobals.so"]
+    )
+    def test_keeps_and_drops_the_same(self, name: str) -> None:
+        one = planned(BIN / name)
+        made = make_lock("run", [one], None, place, unproved=True)
+        [library] = decode_lock(encode_lock(made), "lock").libraries
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path))
+        assert [(d.start, d.end, d.kept) for d in plan.decisions] == [
+            (d.start, d.end, d.kept) for d in one.plan.decisions
+        ]
+
+    def test_functions(self) -> None:
+        one = trimmed()
+        [library] = decode_lock(encode_lock(lock(one)), "lock").libraries
+        assert library.kept[0].functions == (
+            "$calls_shared$_Z13shared_by_twof",
+            "calls_shared",
+        )
+        plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+        assert plan.trimmed == one.plan.trimmed
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"elements": 99}, "another release"),
+            ({"code_sha256": "0" * 64}, "another release"),
+        ],
+    )
+    def test_other_elements(self, change: dict[str, object], problem: str) -> None:
+        one = planned()
+        library = msgspec.structs.replace(lock(one).libraries[0], **change)
+        with pytest.raises(ReconstructError, match=problem):
+            plan_from_lock(library, fresh_map(one.plan.library.path))
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"offset": 1}, "where there is none"),
+            ({"functions": ("missing",)}, "can't be read|no function missing"),
+        ],
+    )
+    def test_kept_code_that_does_not_fit(self, change: dict[str, object], problem: str) -> None:
+        one = planned()
+        library = with_first(lock(one).libraries[0], **change)
+        for contents in (False, True):
+            with pytest.raises(ReconstructError, match=problem):
+                plan_from_lock(library, fresh_map(one.plan.library.path, contents=contents))
+
+    def test_functions_that_need_others(self) -> None:
+        one = trimmed()
+        library = with_first(lock(one).libraries[0], functions=("calls_shared",))
+        with pytest.raises(ReconstructError, match=r"not all that they need|no function"):
+            plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
+
+
+def with_first(library: LockedLibrary, **change: object) -> LockedLibrary:
+    first = msgspec.structs.replace(library.kept[0], **change)
+    return msgspec.structs.replace(library, kept=(first, *library.kept[1:]))
+
+
+class TestFile:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        made = lock(planned(), trimmed(), planned(BIN / "libframes.so"))
+        save_lock(made, tmp_path / "negativa.lock")
+        assert load_lock(tmp_path / "negativa.lock") == made
+        assert encode_lock(made) == encode_lock(load_lock(tmp_path / "negativa.lock"))
+
+    def test_other_readers_read_the_same(self) -> None:
+        made = lock(planned(), trimmed())
+        document = yaml.safe_load(encode_lock(made))
+        assert msgspec.convert(document, Lock, dec_hook=_arch) == made
+
+    def test_fits_its_schema(self) -> None:
+        document = yaml.safe_load(encode_lock(lock(planned(), trimmed())))
+        schema = json.loads(shipped_schema("lock"))
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.validate(document, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**document, "more": 1}, schema)
+
+    def test_a_line_for_each_element(self) -> None:
+        made = lock(planned())
+        lines = encode_lock(made).decode().splitlines()
+        kept = [line for line in lines if line.startswith("  - {offset: 0x")]
+        assert len(kept) == len(made.libraries[0].kept)
+        assert all("arch: sm_90" in line and "region: 0x" in line for line in kept)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+    def test_any_text_survives(self, text: str) -> None:
+        made = LOCK
+        library = with_first(made.libraries[0], why=text)
+        library = msgspec.structs.replace(library, path=f"a/{text}", version=text)
+        made = msgspec.structs.replace(made, libraries=(library,))
+        assert decode_lock(encode_lock(made), "lock") == made
+
+    def test_another_format(self) -> None:
+        newer, older = LOCK_VERSION + 1, LOCK_VERSION - 1
+        for version, remedy in ((newer, "update pytest-negativa"), (older, "make the lock again")):
+            text = encode_lock(LOCK).replace(
+                b"format_version: %d" % LOCK_VERSION, b"format_version: %d" % version
+            )
+            with pytest.raises(StoreError, match=rf"lock:3: format_version {version}.*{remedy}"):
+                decode_lock(text, "lock")
+
+    @pytest.mark.parametrize(
+        ("old", "new", "problem"),
+        [
+            (b"size: ", b"size: x", r"lock:\d+: Expected `int`, got `str` - at .*size"),
+            (b"size: ", b"length: ", r"lock:\d+: .*unknown field `length` - at .*libraries\[0\]"),
+            (b"  sha256: ", b"  sha256: 0", r"lock:\d+: .*sha256"),
+            (b"reason: loaded", b"reason: because", r"lock:\d+: Invalid enum value 'because'"),
+            (b"arch: sm_90", b"arch: sm_", r"lock:\d+: .*no SM arch.*kept\[0\]"),
+            (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*Expected `int`"),
+            (b"elements: ", b"elements: 0 # ", r"lock:\d+: kept: .* of 0 elements"),
+            (b"proved: true", b"proved: yes", r"lock:\d+: Expected `bool`, got `str`"),
+            (b"  run: ", b"  run: a\n  run: ", r"lock:\d+: .*the key 'run' is there twice"),
+            (b"  run: ", b"  run: *x # ", r"lock:\d+: .*an alias"),
+            (b"  run: ", b"  run: !!python/name:os.system ", r"lock:\d+: .*the tag"),
+            (b"  run: ", b"  run: [[[[[[[[[[[1]]]]]]]]]]] # ", r"lock:\d+: .*nested too deep"),
+            (b"  run: ", b"  [a]: ", r"lock:\d+: .*expected a key"),
+            (b"  run: ", b"  run: [", r"lock:\d+: not YAML"),
+            (b"  run: ", b"  run: \x00", "lock: not YAML"),
+            (b"  run: ", b"  run: \xff", "lock: not YAML"),
+        ],
+    )
+    def test_what_is_refused(self, old: bytes, new: bytes, problem: str) -> None:
+        text = encode_lock(LOCK)
+        assert old in text
+        with pytest.raises(StoreError, match=f"^{problem}"):
+            decode_lock(text.replace(old, new, 1), "lock")
+
+    def test_harmless_forms(self) -> None:
+        text = encode_lock(LOCK)
+        assert decode_lock(text.replace(b"libraries:", b"libraries: &a", 1), "lock") == LOCK
+        digits = b"9" * 5000
+        assert decode_lock(text.replace(b"run: run", b"run: " + digits), "lock").proof.run == (
+            digits.decode()
+        )
+
+    def test_line_is_that_of_the_fault(self) -> None:
+        lines = encode_lock(LOCK).decode().splitlines()
+        [number] = [i for i, line in enumerate(lines, 1) if line.startswith("  code_bytes:")]
+        lines[number - 1] = "  code_bytes: many"
+        with pytest.raises(StoreError, match=f"^lock:{number}: "):
+            decode_lock("\n".join(lines).encode(), "lock")
+
+    @pytest.mark.parametrize(
+        "text", [b"", b"# nothing\n", b"[]", b"a: b", b"1", b"format_version: x", b"--- 1\n--- 2\n"]
+    )
+    def test_other_documents(self, text: bytes) -> None:
+        with pytest.raises(StoreError, match="not a lock file"):
+            decode_lock(text, "lock")
+
+    def test_unsorted_or_twice(self) -> None:
+        library = LOCK.libraries[0]
+        code = library.kept[0]
+        later = msgspec.structs.replace(code, offset=code.offset + 8)
+        for kept in ((code, code), (later, code)):
+            document = msgspec.to_builtins(LOCK, enc_hook=lambda arch: str(arch))
+            document["libraries"][0]["kept"] = msgspec.to_builtins(
+                kept, enc_hook=lambda arch: str(arch)
+            )
+            with pytest.raises(StoreError, match="not sorted by offset"):
+                decode_lock(yaml.safe_dump(document).encode(), "lock")
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.data())
+    def test_damaged_files_give_errors_or_other_locks(self, data: st.DataObject) -> None:
+        text = bytearray(encode_lock(LOCK))
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(text) - 1))
+            text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        try:
+            decode_lock(bytes(text), "lock")
+        except NegativaError as e:
+            assert str(e).startswith("lock:")
+
+
+def _arch(wanted: type, value: object) -> object:
+    from pytest_negativa.storage.records import decode_hook
+
+    return decode_hook(wanted, value)
+
+
+LOCK = lock(planned())
+
+
+def test_digest_of_code_tells_places_apart() -> None:
+    assert code_digest([(1, 2), (3, 4)]) == code_digest([(3, 4), (1, 2)])
+    assert len({code_digest(s) for s in ([], [(1, 2)], [(1, 3)], [(1, 2), (3, 4)])}) == 4

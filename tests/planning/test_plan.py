@@ -1,0 +1,295 @@
+"""Locate and plan: what is kept and what is unused, on libraries compiled by nvcc."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.arch import ComputeCapability, ElementKind
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import LibraryMap, Region, Scope
+from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepPolicy, plan_library, spans_of
+from pytest_negativa.settings.globs import GlobSet
+from tests.support.usages import library_usage, usage_of
+
+BIN = Path(__file__).parents[1] / "fixtures" / "bin"
+
+H200 = ComputeCapability(9, 0)
+WRONG = UnusedReason.WRONG_ARCH.value
+NO_KERNEL = UnusedReason.NO_USED_KERNEL.value
+
+
+def read(name: str, *devices: str) -> LibraryMap:
+    return read_library(BIN / name, Scope(devices=devices or ("9.0",)))
+
+
+def regions(library_map: LibraryMap) -> tuple[Region, ...]:
+    return tuple(library_map.iter_regions())
+
+
+def plan(
+    library_map: LibraryMap,
+    usage: Usage,
+    policy: KeepPolicy | None = None,
+    *,
+    devices: Sequence[ComputeCapability] = (H200,),
+    incomplete: str | None = None,
+) -> LibraryPlan:
+    located = locate_library(library_map, usage.libraries[0], usage)
+    return plan_library(located, devices, policy or KeepPolicy(), incomplete)
+
+
+def reasons(library_plan: LibraryPlan) -> Counter[str]:
+    return Counter(d.reason for d in library_plan.decisions)
+
+
+def kernels_for(library_map: LibraryMap, region: Region, arch: str = "sm_90") -> tuple[str, ...]:
+    return tuple(
+        kernel.name
+        for element in region.elements
+        if str(element.arch) == arch and element.kind is ElementKind.CUBIN
+        for kernel in library_map.kernels_of(element.content)
+    )
+
+
+@pytest.fixture
+def multiarch() -> LibraryMap:
+    """Three regions, each with sm_75, 80, 86, 90, 100, 120 and PTX of 120."""
+    return read("libmultiarch.so")
+
+
+def test_one_region_used(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[1]
+    names = kernels_for(multiarch, region)
+    used = library_usage(multiarch, {region.span.start: names[:1]})
+
+    found = plan(multiarch, usage_of(used))
+
+    assert reasons(found) == {WRONG: 18, NO_KERNEL: 2, KeepReason.LOADED.value: 1}
+    [kept] = [d for d in found.decisions if d.kept]
+    [element] = [e for e in region.elements if str(e.arch) == "sm_90"]
+    assert (kept.start, kept.end) == (element.payload.start, element.payload.end)
+    assert kept.why == "tests/test_a.py::test_b (call)"
+    assert found.used_kernels == (names[0],)
+    assert len(found.unused_kernels) == 5
+    assert names[0] not in found.unused_kernels
+
+
+def test_nothing_used_is_all_unused(multiarch: LibraryMap) -> None:
+    found = plan(multiarch, usage_of(library_usage(multiarch, {})))
+
+    assert reasons(found) == {WRONG: 18, NO_KERNEL: 3}
+    assert found.unused_bytes == found.code_bytes
+    assert found.code_bytes == sum(e.payload.size for e in multiarch.iter_elements())
+
+
+def test_loaded_region_without_a_kernel_is_kept(multiarch: LibraryMap) -> None:
+    used = library_usage(multiarch, {regions(multiarch)[0].span.start: ()})
+
+    assert reasons(plan(multiarch, usage_of(used)))[KeepReason.LOADED.value] == 1
+
+
+def test_union_of_devices() -> None:
+    library_map = read("libmultiarch.so", "8.6", "9.0")
+    region = regions(library_map)[0]
+    used = library_usage(library_map, {region.span.start: kernels_for(library_map, region)})
+
+    found = plan(library_map, usage_of(used), devices=(ComputeCapability(8, 6), H200))
+
+    kept = {d.start for d in found.decisions if d.kept}
+    assert kept == {e.payload.start for e in region.elements if str(e.arch) in ("sm_86", "sm_90")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "archs"),
+    [
+        (KeepPolicy(devices=(ComputeCapability(8, 9),)), {"sm_86"}),
+        (KeepPolicy(devices=(ComputeCapability(7, 5),)), {"sm_75"}),
+        (KeepPolicy(ptx="newest"), {"sm_120"}),
+        (KeepPolicy(ptx="all"), {"sm_120"}),
+    ],
+)
+def test_policies_keep_more_of_what_was_used(policy: KeepPolicy, archs: set[str]) -> None:
+    library_map = read("libmultiarch.so", "8.9", "7.5", "9.0")
+    region = regions(library_map)[2]
+    used = library_usage(library_map, {region.span.start: kernels_for(library_map, region)[:1]})
+
+    found = plan(library_map, usage_of(used), policy)
+
+    kept = {d.start for d in found.decisions if d.kept}
+    by_start = {e.payload.start: e for e in library_map.iter_elements()}
+    assert {str(by_start[start].arch) for start in kept} == {"sm_90", *archs}
+    assert len(kept) == 2
+
+
+def test_kernel_globs_keep_and_note_what_they_matched(multiarch: LibraryMap) -> None:
+    name = kernels_for(multiarch, regions(multiarch)[0])[0]
+    globs = GlobSet([f"{name[:-2]}*", "nothing_like_it"])
+
+    found = plan(multiarch, usage_of(library_usage(multiarch, {})), KeepPolicy(kernels=globs))
+
+    kept = [d for d in found.decisions if d.kept]
+    assert [d.reason for d in kept] == [KeepReason.KERNEL_POLICY.value]
+    assert globs.matched == {f"{name[:-2]}*"}
+
+
+def test_veto_keeps_what_nothing_else_does(multiarch: LibraryMap) -> None:
+    first = next(multiarch.iter_elements())
+    policy = KeepPolicy(vetoes=(lambda _, e: "mine" if e is first else None,))
+
+    found = plan(multiarch, usage_of(library_usage(multiarch, {})), policy)
+
+    [kept] = [d for d in found.decisions if d.kept]
+    assert (kept.start, kept.reason, kept.why) == (
+        first.payload.start,
+        KeepReason.HOOK.value,
+        "mine",
+    )
+
+
+def _incomplete(library_map: LibraryMap) -> LibraryPlan:
+    return plan(library_map, usage_of(library_usage(library_map, {})), incomplete="a gap")
+
+
+def _no_device(library_map: LibraryMap) -> LibraryPlan:
+    usage = usage_of(library_usage(library_map, {}), devices=())
+    return plan(library_map, usage, devices=())
+
+
+def _changed(library_map: LibraryMap) -> LibraryPlan:
+    return plan(library_map, usage_of(library_usage(library_map, {}, build_id="00")))
+
+
+def _unmatched(library_map: LibraryMap) -> LibraryPlan:
+    return plan(library_map, usage_of(library_usage(library_map, {0x10: ["k"]})))
+
+
+def _policy(library_map: LibraryMap) -> LibraryPlan:
+    usage = usage_of(library_usage(library_map, {}))
+    return plan(library_map, usage, KeepPolicy(whole_library="keep.libraries: lib*"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_incomplete, KeepReason.INCOMPLETE),
+        (_no_device, KeepReason.INCOMPLETE),
+        (_changed, KeepReason.CHANGED),
+        (_unmatched, KeepReason.UNMATCHED),
+        (_policy, KeepReason.LIBRARY_POLICY),
+    ],
+)
+def test_missing_data_means_keep(
+    multiarch: LibraryMap, make: Callable[[LibraryMap], LibraryPlan], reason: KeepReason
+) -> None:
+    found = make(multiarch)
+
+    assert reasons(found) == {reason.value: 21}
+    assert found.unused_bytes == 0
+    assert len(found.notes) == 1
+    assert spans_of(found).spans == ()
+
+
+def test_used_kernel_that_no_chosen_element_has_keeps_its_region(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[0]
+    used = library_usage(multiarch, {region.span.start: ["no_such_kernel"]})
+
+    found = plan(multiarch, usage_of(used))
+
+    kept = {d.start for d in found.decisions if d.kept}
+    assert kept == {e.payload.start for e in region.elements}
+    assert reasons(found)[KeepReason.UNMATCHED.value] == 7
+
+
+def test_frame_is_found_by_the_hash_of_its_content() -> None:
+    library_map = read("libframes.so")
+    frames = tuple(library_map.iter_frames())
+    fitting = [f for f in frames if f.content is not None]
+    used = fitting[0]
+    assert used.content is not None and used.content.sha256 is not None
+    usage = usage_of(
+        library_usage(library_map, {}), memory={used.content.sha256: (used.unpacked_size, ["k"])}
+    )
+
+    found = plan(library_map, usage)
+
+    assert {d.start: d.reason for d in found.decisions} == {
+        f.span.start: (
+            KeepReason.MEMORY_IMAGE.value if f is used else NO_KERNEL if f in fitting else WRONG
+        )
+        for f in frames
+    }
+    assert len(fitting) == 2
+
+
+def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -> None:
+    [element, *_] = [e for e in multiarch.iter_elements() if e.content is not None]
+    kernel = multiarch.kernels_of(element.content)[0].name
+    usage = usage_of(
+        library_usage(multiarch, {}), memory={"ab" * 32: (element.unpacked_size, [kernel])}
+    )
+
+    found = plan(multiarch, usage)
+
+    [kept] = [d for d in found.decisions if d.kept]
+    assert (kept.start, kept.reason) == (element.payload.start, KeepReason.MEMORY_IMAGE.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "device", "kept_relocatable"),
+    [("auto", "9.0", 0), ("keep", "9.0", 2), ("drop", "9.0", 0)],
+)
+def test_relocatable_code_is_kept_where_the_driver_may_link_it(
+    policy: str, device: str, kept_relocatable: int
+) -> None:
+    library_map = read("librdc_linked.so", device)
+    linked = [
+        r
+        for s in library_map.sections
+        if s.name == ".nv_fatbin"
+        for r in s.regions
+        if kernels_for(library_map, r)
+    ]
+    relocatable = [r for s in library_map.sections if s.name == "__nv_relfatbin" for r in s.regions]
+    assert len(linked) == 1 and len(relocatable) == 2
+    start = linked[0].span.start
+    used = library_usage(
+        library_map,
+        {start: kernels_for(library_map, linked[0])[:1]},
+        prelinked={start: [r.span.start for r in relocatable]},
+    )
+
+    found = plan(library_map, usage_of(used), KeepPolicy(relocatable=policy))
+
+    assert reasons(found)[KeepReason.RELOCATABLE.value] == kept_relocatable
+
+
+def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[1]
+    used = library_usage(multiarch, {region.span.start: kernels_for(multiarch, region)})
+    found = plan(multiarch, usage_of(used))
+
+    spans = spans_of(found)
+
+    assert spans.so_path == multiarch.library.path
+    assert [(s.start, s.end, s.reason.value) for s in spans.spans] == [
+        (d.start, d.end, d.reason) for d in found.decisions if not d.kept
+    ]
+    assert len(spans.spans) == 20
+
+
+def test_kernel_glob_matches_what_is_kept_anyway(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[0]
+    names = kernels_for(multiarch, region)
+    globs = GlobSet([names[0]])
+    used = library_usage(multiarch, {region.span.start: names})
+
+    plan(multiarch, usage_of(used), KeepPolicy(kernels=globs))
+
+    assert globs.matched == {names[0]}

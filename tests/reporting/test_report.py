@@ -1,0 +1,232 @@
+"""Rows, terminal and Markdown: small texts, letter by letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.plan import PLAN_VERSION, CodeRange, Decision, LibraryPlan, TrimmedCubin
+from pytest_negativa.models.report import (
+    REPORT_VERSION,
+    LibraryRow,
+    ReasonRow,
+    RunReport,
+    TrimmedRow,
+)
+from pytest_negativa.models.settings import Reports
+from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.reporting.rows import library_row
+from pytest_negativa.reporting.terminal import render_nothing, render_report
+
+DECISIONS = (
+    Decision(100, 200, True, "loaded", "test_a"),
+    Decision(200, 1700, False, "wrong-arch"),
+    Decision(1700, 1800, False, "wrong-arch"),
+    Decision(1800, 1850, False, "no-used-kernel"),
+    Decision(1850, 1850, True, "hook"),
+)
+
+
+PLAN = LibraryPlan(
+    format_version=PLAN_VERSION,
+    library=LibraryIdentity(
+        path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
+    ),
+    devices=("9.0",),
+    decisions=DECISIONS,
+    used_kernels=("a", "b", "c"),
+    unused_kernels=tuple(f"k{n}" for n in range(1197)),
+)
+
+
+def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
+    return replace(library_row(PLAN), **{"path": f"/lib/{name}", **changes})
+
+
+def report(*rows: LibraryRow, **changes: Any) -> RunReport:
+    base = RunReport(
+        format_version=REPORT_VERSION,
+        run_id="run",
+        directory=".negativa/run",
+        devices=("NVIDIA H200 (9.0)",),
+        replay=None,
+        gpu_used=True,
+        libraries=rows,
+        loaded_without_code=0,
+        compiled_kernels=(),
+        not_covered=(),
+        warnings=(),
+        crossed=(),
+        files=("usage.json", "report.json"),
+    )
+    return replace(base, **changes)
+
+
+def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
+    return "\n\n".join(render_report(report(*rows, **changes), Reports(top=top)))
+
+
+def test_row() -> None:
+    assert row() == LibraryRow(
+        path="/lib/libours.so",
+        size=4000,
+        code_bytes=1750,
+        elements=5,
+        kept=(
+            ReasonRow(reason="hook", elements=1, bytes=0),
+            ReasonRow(reason="loaded", elements=1, bytes=100),
+        ),
+        unused=(
+            ReasonRow(reason="no-used-kernel", elements=1, bytes=50),
+            ReasonRow(reason="wrong-arch", elements=2, bytes=1600),
+        ),
+        kernels=1200,
+        used_kernels=3,
+        unused_kernels=(),
+        notes=(),
+    )
+    assert (row().unused_bytes, row().unused_elements, row().kept_elements) == (1650, 3, 2)
+    assert row().unused_bytes_by("wrong-arch") == 1600
+    assert row().unused_bytes_by("no-such-reason") == 0
+
+
+GOLDEN = """\
+1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
+
+library       size    GPU code    unused           wrong arch    no used kernel    elements    kept    kernels    used
+----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ------  ---------  ------
+libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5       2      1,200       3
+----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ------  ---------  ------
+total       4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5       2      1,200       3
+
+Files in .negativa/run: usage.json, report.json"""  # noqa: E501
+
+
+def test_terminal() -> None:
+    assert text(row()) == GOLDEN
+
+
+def test_terminal_with_everything_that_must_be_said() -> None:
+    shown = text(
+        row(notes=("all of it is kept (incomplete): why",)),
+        replay="No GPU: replaying.",
+        compiled_kernels=tuple("abcdefg"),
+        not_covered=("worker gw0 was lost",),
+        warnings=("a glob",),
+        crossed=("max_gpu_code: too much",),
+    )
+    head, _, rest = shown.partition("\n\n")
+    assert head.split("\n")[1] == "No GPU: replaying."
+    assert rest.partition("\n\n")[2] == (
+        "Kept for lack of knowledge or by policy:\n"
+        "  libours.so: all of it is kept (incomplete): why\n\n"
+        "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
+        "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
+        "Warnings:\n  a glob\n\n"
+        "Files in .negativa/run: usage.json, report.json"
+    )
+    assert "no file: 1 kernel (a)." in text(compiled_kernels=("a",))
+
+
+@pytest.mark.parametrize(
+    ("top", "names"),
+    [
+        (1, ["liba.so", "2 more", "total"]),
+        (2, ["liba.so", "libb.so", "1 more", "total"]),
+        (3, ["liba.so", "libb.so", "libc.so", "total"]),
+        (0, ["liba.so", "libb.so", "libc.so", "total"]),
+    ],
+)
+def test_rows_beyond_top_are_added_up(top: int, names: list[str]) -> None:
+    rows = [row("liba.so"), row("libb.so", size=100), row("libc.so", kernels=1)]
+    shown = text(*rows, top=top)
+    lines = shown.split("\n")[3:-2]
+    assert [line.partition("  ")[0] for line in lines if not line.startswith("-")][0:] == names
+    assert "in 3 libraries" in shown
+    assert lines[-1].split()[-2:] == ["2,401", "9"]
+
+
+def test_no_code_at_all() -> None:
+    line = "negativa: no GPU code was loaded from any library that is looked at"
+    assert render_nothing(report()) == line
+    # What would explain it must not be lost.
+    replayed = report(replay="No GPU: replaying.", warnings=("negativa.yaml:2:4: a glob",))
+    assert render_nothing(replayed) == (
+        f"{line}\nNo GPU: replaying.\nWarnings:\n  negativa.yaml:2:4: a glob"
+    )
+    for known in ({"compiled_kernels": ("k",)}, {"not_covered": ("x",)}):
+        assert render_nothing(report(**known)) is None
+    assert render_nothing(report(row())) is None
+
+
+def test_markdown() -> None:
+    rows = (row(), row("lib|odd.so", notes=("a note",)))
+    assert render_markdown(report(*rows, replay="No GPU.", warnings=("a glob",))) == (
+        "# GPU code used by the tests\n\n"
+        "3.3 kB of 3.5 kB (94.3%) is unused on NVIDIA H200 (9.0).\n\n"
+        "No GPU.\n\n"
+        "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `libours.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n"
+        "| `lib\\|odd.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n\n"
+        "## Notes\n\n- `lib|odd.so`: a note\n\n"
+        "## Warnings\n\n- a glob\n"
+    )
+
+
+def test_markdown_without_anything() -> None:
+    shown = render_markdown(report(devices=(), not_covered=("x",), crossed=("y",)))
+    assert "0 B of 0 B (-) is unused on an unknown device." in shown
+    assert shown.endswith("## Not covered by the trace\n\n- x\n\n## Thresholds crossed\n\n- y\n")
+
+
+def test_unused_code_inside_kept_elements() -> None:
+    plan = replace(
+        PLAN,
+        trimmed=(
+            TrimmedCubin(
+                start=100,
+                kept=("a",),
+                code_size=1000,
+                unused=(CodeRange(64, 164), CodeRange(200, 1100)),
+            ),
+            TrimmedCubin(start=5000, kept=("b",), code_size=500, unused=(CodeRange(0, 260),)),
+        ),
+    )
+    rows = (library_row(plan), row("libother.so"))
+    sentence = (
+        "Inside 2 kept elements, 1.3 kB of 1.5 kB code (84.0%, unpacked) belongs to kernels that "
+        "no test used."
+    )
+
+    assert rows[0].trimmed == TrimmedRow(cubins=2, code_bytes=1500, unused_bytes=1260)
+    assert sentence in text(*rows).split("\n\n")
+    assert f"\n\n{sentence}\n" in render_markdown(report(*rows))
+    # Bytes of the file are counted as without it.
+    assert report(*rows).unused_bytes == report(row(), row()).unused_bytes
+    assert "Inside" not in text(row()) + render_markdown(report(row()))
+
+
+def test_few_unused_kernels_are_named() -> None:
+    one = row(used_kernels=1, kernels=3, unused_kernels=("_Z5scalePff", "plain"))
+    shown = text(one)
+    assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain\n" in shown
+    mangled = "\n\n".join(render_report(report(one), Reports(demangle=False)))
+    assert "\n  _Z5scalePff\n" in mangled
+    assert "Unused kernels" not in text(replace(one, used_kernels=0))
+
+
+def test_names_are_safe_to_print() -> None:
+    shown = text(row(), compiled_kernels=("evil\x1b[2J",), warnings=("a\x1b]0;b",))
+    assert "\x1b" not in shown
+
+
+def test_a_run_without_gpu_use_is_one_line() -> None:
+    """Though libraries with GPU code were loaded: importing torch is no use of a GPU."""
+    line = "negativa: no GPU code was used by any process of this run"
+    assert render_nothing(report(row(), gpu_used=False)) == line
+    assert render_nothing(report(row(), gpu_used=False, not_covered=("a gap",))) is None
+    assert render_nothing(report(row())) is None

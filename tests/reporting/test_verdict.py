@@ -1,0 +1,77 @@
+"""What a verdict says of what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.verdict import (
+    VERDICT_VERSION,
+    LibraryStatus,
+    ProvedLibrary,
+    Verdict,
+    Versions,
+)
+from pytest_negativa.reporting.verdict import render_verdict
+
+
+def proved(granularity: str, left: int) -> Verdict:
+    """10 MB of code, of which 1 MB is in elements that stay."""
+    library = ProvedLibrary(
+        path="/lib/libx.so",
+        soname=None,
+        build_id=None,
+        size=20_000_000,
+        sha256=None,
+        copy_sha256=None,
+        status=LibraryStatus.PROVED,
+        why=None,
+        code_bytes=10_000_000,
+        unused_bytes=9_000_000,
+        elements=10,
+        unused_elements=9,
+        trimmed_code_bytes=0,
+        left_bytes=left,
+        processes=1,
+        spans=(),
+    )
+    return Verdict(
+        format_version=VERDICT_VERSION,
+        run_id="run",
+        proved=True,
+        reasons=(),
+        command=("pytest",),
+        exit_status=0,
+        fill=1,
+        granularity=granularity,
+        gpu_tests=1,
+        created_ns=0,
+        devices=(),
+        versions=Versions(
+            pytest_negativa="0", python="3", platform="linux", libc="2.39", cuda_driver=None
+        ),
+        libraries=(library,),
+        tests=(),
+        rounds=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("granularity", "left", "text"),
+    [
+        ("element", 1_000_000, "1.0 MB (10.0%) is left."),
+        ("kernel", 1_000_000, "1.0 MB (10.0%) is left."),
+        (
+            "kernel",
+            19_000,
+            "19.0 kB (0.19%) is left. Whole elements are 1.0 MB, 52.6 times as much.",
+        ),
+        ("kernel", 0, "0 B (0.0%) is left."),
+    ],
+)
+def test_what_is_left(granularity: str, left: int, text: str) -> None:
+    shown = "\n".join(render_verdict(proved(granularity, left), Path("verdict.json"), Reports()))
+
+    assert text in shown.splitlines()

@@ -1,0 +1,445 @@
+"""The checks must be able to fail: results with one thing wrong, and tools that damage them."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
+from pytest_negativa.rewriting.compact.elf_tables import read_tables
+from pytest_negativa.rewriting.compact.guards import read_guards
+from pytest_negativa.rewriting.compact.load_check import LOADED, check_loading
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.regions import Removal, plan_removal
+from pytest_negativa.rewriting.edits import Edits, Fill
+from tests.support.compacting import (
+    build,
+    image,
+    needs_compiler,
+    plan_of,
+    read,
+    run_loaded,
+    vaddr_of,
+)
+from tests.support.libraries import BIN
+
+pytestmark = needs_compiler
+
+PHDR = struct.Struct("<IIQQQQQQ")
+PT_LOAD, PT_DYNAMIC, PT_TLS, PT_EH_FRAME, PT_STACK = 1, 2, 7, 0x6474E550, 0x6474E551
+KEPT = 2
+
+
+class Case(NamedTuple):
+    """A library, its plan, and the sound result."""
+
+    path: Path
+    library_map: LibraryMap
+    plan: LibraryPlan
+    removal: Removal
+    result: bytes
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("case")
+    for size in (8, 1024, 2048, 3072):
+        path = build(
+            folder / f"build-{size}",
+            "-Wl,-z,noseparate-code",
+            extra=f"    .data\n    .fill {size}, 1, 7\n",
+        )
+        library_map = read(path)
+        plan = plan_of(library_map, lambda i: i % 13 == KEPT)
+        assert isinstance(compact_library(path, folder / "small.so", library_map, plan), Compacted)
+        # For pulled_up.
+        if room_behind_data((folder / "small.so").read_bytes()) is not None:
+            break
+    with ByteSource(path) as source:
+        guards = read_guards(source, read_tables(source))
+        removal = plan_removal(source, library_map, plan, guards.why_kept)
+    return Case(path, library_map, plan, removal, (folder / "small.so").read_bytes())
+
+
+def check(
+    case: Case,
+    folder: Path,
+    data: bytes,
+    removal: Removal | None = None,
+    edits: Edits | None = None,
+) -> None:
+    target = folder / "changed.so"
+    target.write_bytes(data)
+    with ByteSource(case.path) as original, ByteSource(target) as compacted:
+        check_compacted(
+            original,
+            compacted,
+            case.removal if removal is None else removal,
+            edits,
+            case.library_map,
+            case.plan,
+            4096,
+        )
+
+
+def rows(data: bytes) -> list[tuple[int, list[int]]]:
+    offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+    return [(offset + 56 * i, list(PHDR.unpack_from(data, offset + 56 * i))) for i in range(count)]
+
+
+def with_header(kind: int, number: int, field: int, value: int) -> Callable[[bytes], bytes]:
+    """Add to a field of the number-th program header of a type."""
+
+    def changed(data: bytes) -> bytes:
+        at, row = [found for found in rows(data) if found[1][0] == kind][number]
+        row[field] += value
+        return data[:at] + PHDR.pack(*row) + data[at + 56 :]
+
+    return changed
+
+
+def flip(data: bytes, offset: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :]
+
+
+def offset_of(data: bytes, vaddr: int) -> int:
+    for _, row in rows(data):
+        if row[0] == PT_LOAD and row[3] <= vaddr < row[3] + row[5]:
+            return int(row[2] + vaddr - row[3])
+    raise AssertionError(hex(vaddr))
+
+
+def first_hole(data: bytes) -> int:
+    loads = [row for _, row in rows(data) if row[0] == PT_LOAD]
+    return next(i for i, row in enumerate(loads) if row[6] > row[5])
+
+
+def test_sound_result_passes(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path, case.result)
+
+
+def test_every_kept_byte_counts(case: Case, tmp_path: Path) -> None:
+    element = case.library_map.sections[0].regions[1].elements[1]
+    start = offset_of(case.result, vaddr_of(case.library_map, element.payload.start))
+    # Of kept code, of the host's, of what was zeroed, of the ELF header.
+    leftover = offset_of(case.result, vaddr_of(case.library_map, element.header_offset) - 8)
+    assert case.result[leftover] == 0
+    for offset in (start, start + element.payload.size - 1, 0x1100, leftover, 0x10, 0x35):
+        with pytest.raises(CheckError, match="differ"):
+            check(case, tmp_path, flip(case.result, offset))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        (3, 4096, "no longer mapped|congruent|elsewhere|does not get"),
+        (2, 4096, "differ|does not get"),
+        (6, -4096, "no longer mapped"),
+        (5, 4096, "would read as zero|differ|more bytes"),
+        (1, 2, "another protection"),
+    ],
+)
+def test_program_headers_of_a_hole(
+    case: Case, tmp_path: Path, field: int, value: int, problem: str
+) -> None:
+    damage = with_header(PT_LOAD, first_hole(case.result), field, value)
+    with pytest.raises(CheckError, match=problem):
+        check(case, tmp_path, damage(case.result))
+
+
+def test_last_segment_must_be_whole(case: Case, tmp_path: Path) -> None:
+    for value, problem in ((-8, "memory ends at|do not fit"), (4096, "memory ends at")):
+        with pytest.raises(CheckError, match=problem):
+            check(case, tmp_path, with_header(PT_LOAD, -1, 6, value)(case.result))
+
+
+def test_hole_must_not_become_executable(case: Case, tmp_path: Path) -> None:
+    number = first_hole(case.result)
+    with pytest.raises(CheckError, match="would be executable"):
+        check(case, tmp_path, with_header(PT_LOAD, number, 1, 1)(case.result))
+
+
+def test_more_must_not_become_zero_than_planned(case: Case, tmp_path: Path) -> None:
+    # The bytes of a run that are there, but not stated.
+    loads = [row for _, row in rows(case.result) if row[0] == PT_LOAD]
+    number = next(i for i, row in enumerate(loads) if row[6] > row[5] > 4096)
+    with pytest.raises(CheckError, match=r"would read as zero|does not get"):
+        check(case, tmp_path, with_header(PT_LOAD, number, 5, -4096)(case.result))
+
+
+def test_code_must_stay_executable(case: Case, tmp_path: Path) -> None:
+    # The first run of the segment with code and GPU code.
+    with pytest.raises(CheckError, match=r"\.(init|plt|text) at \w+ would not be executable"):
+        check(case, tmp_path, with_header(PT_LOAD, 0, 1, -1)(case.result))
+
+
+def test_every_segment_must_stay_readable(case: Case, tmp_path: Path) -> None:
+    for number in (0, first_hole(case.result), -1):
+        with pytest.raises(CheckError, match="another protection"):
+            check(case, tmp_path, with_header(PT_LOAD, number, 1, -4)(case.result))
+
+
+def test_load_address_must_stay_as_aligned(case: Case, tmp_path: Path) -> None:
+    original = tmp_path / "original.so"
+    data = case.path.read_bytes()
+    original.write_bytes(with_header(PT_LOAD, -1, 7, 0x200000 - 0x1000)(data))
+    with pytest.raises(CheckError, match="aligned to 0x1000 instead of 0x200000"):
+        check(case._replace(path=original), tmp_path, case.result)
+
+
+@pytest.mark.parametrize("field", [1, 4, 7])
+@pytest.mark.parametrize("kind", [PT_TLS, PT_STACK, PT_DYNAMIC])
+def test_flags_and_alignment_of_other_segments(
+    case: Case, tmp_path: Path, kind: int, field: int
+) -> None:
+    with pytest.raises(CheckError, match="other flags"):
+        check(case, tmp_path, with_header(kind, 0, field, 1)(case.result))
+
+
+def test_sections_that_are_never_loaded(case: Case, tmp_path: Path) -> None:
+    target = tmp_path / "small.so"
+    result = compact_library(
+        case.path, target, case.library_map, case.plan, options=CompactOptions(strip=False)
+    )
+    assert isinstance(result, Compacted)
+    data = target.read_bytes()
+    check(case, tmp_path, data)
+    shoff = struct.unpack_from("<Q", data, 40)[0]
+    count = struct.unpack_from("<H", data, 60)[0]
+    rows_of = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + 64 * i) for i in range(count)]
+    symbols = next(i for i, row in enumerate(rows_of) if row[1] == 2)
+    offset, strings = rows_of[symbols][4], rows_of[symbols][6]
+    # The number of its section may be another one, see test_symbols_name_the_piece_they_lie_in.
+    for where in (offset + 24, offset + 24 + 5, offset + 24 + 8, rows_of[strings][4] + 1):
+        with pytest.raises(CheckError, match=r"the bytes of section \d+ differ"):
+            check(case, tmp_path, flip(data, where))
+    check(case, tmp_path, flip(data, offset + 24 + 6))
+    # Its type, where its global symbols begin, and its alignment.
+    for field in (4, 44, 48):
+        with pytest.raises(CheckError, match=f"section {symbols} is gone or another one"):
+            check(case, tmp_path, flip(data, shoff + 64 * symbols + field))
+
+
+def test_loaded_sections_stay_in_the_table(case: Case, tmp_path: Path) -> None:
+    shoff = struct.unpack_from("<Q", case.result, 40)[0]
+    count = struct.unpack_from("<H", case.result, 60)[0]
+    at = next(
+        at
+        for at in range(shoff, shoff + 64 * count, 64)
+        # The first with code.
+        if struct.unpack_from("<Q", case.result, at + 8)[0] & 4
+    )
+    number = (at - shoff) // 64
+    for value in (0, 14):
+        data = case.result[: at + 4] + struct.pack("<I", value) + case.result[at + 8 :]
+        with pytest.raises(CheckError, match=f"section {number} is gone or another one"):
+            check(case, tmp_path, data)
+
+
+def test_elf_header_outside_of_all_segments(case: Case, tmp_path: Path) -> None:
+    # Nothing of the first page is in a segment then, in both.
+    drop = with_header(PT_LOAD, 0, 0, 5)
+    original = tmp_path / "original.so"
+    original.write_bytes(drop(case.path.read_bytes()))
+    with pytest.raises(CheckError, match="ELF headers differ"):
+        check(case._replace(path=original), tmp_path, flip(drop(case.result), 0x18))
+
+
+def test_congruence_and_size(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="not congruent"):
+        check(case, tmp_path, with_header(PT_LOAD, first_hole(case.result) + 1, 2, 8)(case.result))
+    with pytest.raises(CheckError, match="leaves the file"):
+        check(case, tmp_path, with_header(PT_LOAD, -1, 2, 1 << 30)(case.result))
+
+
+@pytest.mark.parametrize("kind", [PT_DYNAMIC, PT_EH_FRAME, 0x6474E552, 4])
+def test_other_segments(case: Case, tmp_path: Path, kind: int) -> None:
+    with pytest.raises(CheckError, match="does not get the bytes"):
+        check(case, tmp_path, with_header(kind, 0, 2, 8)(case.result))
+    with pytest.raises(CheckError, match="elsewhere in memory"):
+        check(case, tmp_path, with_header(kind, 0, 3, 8)(case.result))
+
+
+def test_sections(case: Case, tmp_path: Path) -> None:
+    shoff = struct.unpack_from("<Q", case.result, 40)[0]
+    count = struct.unpack_from("<H", case.result, 60)[0]
+    # Pieces of sections with holes: those of the large data come last.
+    pieces = [
+        at
+        for at in range(shoff, shoff + 64 * count, 64)
+        if struct.unpack_from("<IQ", case.result, at + 4) == (1, 0x10000003)
+    ]
+    assert len(pieces) > 1
+    offset = struct.unpack_from("<Q", case.result, pieces[-1] + 24)[0]
+    data = bytearray(case.result)
+    struct.pack_into("<Q", data, pieces[-1] + 24, offset + 8)
+    struct.pack_into("<Q", data, pieces[-1] + 32, 8)
+    with pytest.raises(CheckError, match=r"section \.ldata: address"):
+        check(case, tmp_path, bytes(data))
+
+
+def test_build_id_must_be_the_same(case: Case, tmp_path: Path) -> None:
+    name = case.result.index(b"GNU\0", case.result.index(b"\x14\0\0\0\x03\0\0\0"))
+    with pytest.raises(CheckError, match="build id"):
+        check(case, tmp_path, case.result[:name] + b"XNU" + case.result[name + 3 :])
+
+
+def test_program_headers_in_a_page_that_is_mapped(case: Case, tmp_path: Path) -> None:
+    moved = pulled_up(case.result)
+    with pytest.raises(CheckError, match="share a page with a PT_LOAD"):
+        check(case, tmp_path, moved)
+
+
+def test_removal_that_is_not_planned(case: Case, tmp_path: Path) -> None:
+    kept = case.library_map.sections[0].regions[1].elements[1].payload
+    wrong = Removal((*case.removal.zeros, (kept.start, kept.start + 8)), case.removal.patches)
+    with pytest.raises(CheckError, match="would change and is not unused"):
+        check(case, tmp_path, case.result, wrong)
+    wrong = Removal(case.removal.zeros, (*case.removal.patches, (kept.start, b"12")))
+    with pytest.raises(CheckError, match="would change and is not unused"):
+        check(case, tmp_path, case.result, wrong)
+
+
+def test_edits_must_be_in_the_result(case: Case, tmp_path: Path) -> None:
+    kept = case.library_map.sections[0].regions[1].elements[1].payload
+    edits = Edits.of(case.path.stat().st_size, [Fill(kept.start, kept.start + 8, 0)])
+    with pytest.raises(CheckError, match="differ"):
+        check(case, tmp_path, case.result, edits=edits)
+    host = case.library_map.sections[0].span.start - 16
+    edits = Edits.of(case.path.stat().st_size, [Fill(host, host + 8, 1)])
+    with pytest.raises(CheckError, match="would change and is not kept GPU code"):
+        check(case, tmp_path, case.result, edits=edits)
+
+
+# --- Loading -------------------------------------------------------------------------------
+
+
+def load(case: Case, folder: Path, data: bytes) -> tuple[str | None, str]:
+    target = folder / "changed.so"
+    target.write_bytes(data)
+    with ByteSource(case.path) as source:
+        found = check_loading(source, read_tables(source), target)
+    return found.problem, found.outcome
+
+
+def test_sound_result_is_loaded(case: Case, tmp_path: Path) -> None:
+    assert load(case, tmp_path, case.result) == (None, LOADED)
+
+
+def test_result_that_cannot_be_loaded(case: Case, tmp_path: Path) -> None:
+    problem, _ = load(case, tmp_path, with_header(PT_LOAD, -1, 2, 8)(case.result))
+    assert problem is not None
+    assert "though the original can" in problem
+
+
+def test_result_that_crashes_the_loader(case: Case, tmp_path: Path) -> None:
+    at, row = next(found for found in rows(case.result) if found[1][0] == PT_DYNAMIC)
+    data = case.result[: row[2]] + b"\x11" * row[5] + case.result[row[2] + row[5] :]
+    problem, _ = load(case, tmp_path, data)
+    assert problem is not None
+    assert at
+
+
+def test_result_without_unwinding(case: Case, tmp_path: Path) -> None:
+    row = next(r for _, r in rows(case.result) if r[0] == PT_EH_FRAME)
+    data = case.result[: row[2]] + bytes(row[5]) + case.result[row[2] + row[5] :]
+    problem, _ = load(case, tmp_path, data)
+    assert problem == "its unwinding table is gone"
+
+
+def test_program_headers_that_ld_so_clears(case: Case, tmp_path: Path) -> None:
+    # What llvm-objcopy does. It loads, and the headers are overwritten while it does.
+    moved = pulled_up(case.result)
+    problem, _ = load(case, tmp_path, moved)
+    assert problem is not None
+    target = tmp_path / "moved.so"
+    target.write_bytes(moved)
+    with pytest.raises(AssertionError):
+        run_loaded(target, image(case.path), tmp_path / "dump")
+    found = diagnose(target)
+    assert found.compacted
+    assert "program headers were moved" in str(found.damage)
+    assert "make it again" in str(found.damage)
+
+
+def pulled_up(data: bytes) -> bytes:
+    """The program headers moved behind the bytes of a segment with .bss, in the same page."""
+    table = b"".join(PHDR.pack(*row) for _, row in rows(data))
+    start = room_behind_data(data)
+    assert start is not None
+    changed = data[:start] + table + data[start + len(table) :]
+    return changed[:32] + struct.pack("<Q", start) + changed[40:]
+
+
+def room_behind_data(data: bytes) -> int | None:
+    """Where the program headers fit between the bytes of a segment with .bss and the page's end."""
+    table = 56 * len(rows(data))
+    for _, row in rows(data):
+        start = -(-(row[2] + row[5]) // 8) * 8
+        # A hole's run ends with a page.
+        if row[0] == PT_LOAD and row[6] > row[5] and start % 4096 and start % 4096 + table <= 4096:
+            assert not any(data[start : start + table])
+            return int(start)
+    return None
+
+
+# --- Damage --------------------------------------------------------------------------------
+
+
+def diagnosis(folder: Path, data: bytes) -> Diagnosis:
+    target = folder / "changed.so"
+    target.write_bytes(data)
+    return diagnose(target)
+
+
+def test_sound_files_are_not_damaged(case: Case, tmp_path: Path) -> None:
+    assert diagnosis(tmp_path, case.result) == Diagnosis(compacted=True)
+    assert diagnose(case.path) == Diagnosis(compacted=False)
+    assert diagnose(BIN / "program_pie") == Diagnosis(compacted=False)
+    assert diagnose(Path(sys.executable)) == Diagnosis(compacted=False)
+    assert diagnosis(tmp_path, b"") == Diagnosis(compacted=False)
+    with pytest.raises(FormatError):
+        diagnose(tmp_path / "none.so")
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda d: d.replace(b'{"compacted"', b'["compacted"'), "section .negativa is damaged"),
+        (lambda d: d.replace(b'"load_segments":', b'"load_segmentz":'), "is damaged"),
+        (lambda d: d.replace(b'"load_segments": ', b'"load_segments":9'), "PT_LOADs of 9"),
+        (lambda d: d.replace(b'"compacted": 1', b'"compacted": 7'), "version 7, this release"),
+        (with_header(PT_LOAD, 0, 2, 1 << 40), "do not fit"),
+        (with_header(PT_DYNAMIC, 0, 2, 8), "is in no PT_LOAD"),
+        (lambda d: d[: len(d) // 2] + d[-600:], "is it truncated"),
+    ],
+)
+def test_damage(case: Case, tmp_path: Path, damage: Callable[[bytes], bytes], problem: str) -> None:
+    found = diagnosis(tmp_path, damage(case.result))
+    assert found.compacted or "truncated" in problem
+    if found.compacted:
+        assert problem in str(found.damage)
+
+
+def test_tables_that_were_cleared(case: Case, tmp_path: Path) -> None:
+    row = next(r for _, r in rows(case.result) if r[0] == PT_EH_FRAME)
+    data = case.result[: row[2]] + bytes(row[5]) + case.result[row[2] + row[5] :]
+    assert "unwinding table is gone" in str(diagnosis(tmp_path, data).damage)
+    row = next(r for _, r in rows(case.result) if r[0] == PT_DYNAMIC)
+    data = case.result[: row[2]] + bytes(row[5]) + case.result[row[2] + row[5] :]
+    assert "dynamic symbols are gone" in str(diagnosis(tmp_path, data).damage)
+    # A tool that joins segments.
+    at = [a for a, r in rows(case.result) if r[0] == PT_LOAD][-1]
+    data = case.result[:at] + struct.pack("<I", 0) + case.result[at + 4 :]
+    assert str(diagnosis(tmp_path, data).damage)

@@ -1,0 +1,101 @@
+"""Which pages stay and where they go, on the tables of a library and spans of our choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.elf_tables import PT_LOAD, ElfTables, read_tables
+from pytest_negativa.rewriting.compact.pages import lay_out
+from tests.support.compacting import build, needs_compiler, read
+
+pytestmark = needs_compiler
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[ElfTables, int, int]:
+    """Tables of a library, and where the whole pages of its ``.nv_fatbin`` start and end."""
+    path = build(tmp_path_factory.mktemp("library"))
+    return (*tables_of(path),)
+
+
+def tables_of(path: Path) -> tuple[ElfTables, int, int]:
+    with ByteSource(path) as source:
+        tables = read_tables(source)
+    span = next(s.span for s in read(path).sections if s.name == ".nv_fatbin")
+    return tables, -(-span.start // PAGE) * PAGE, span.end // PAGE * PAGE
+
+
+def test_holes_are_whole_pages_inside_the_zeros(library: tuple[ElfTables, int, int]) -> None:
+    tables, start, _ = library
+    layout = lay_out(tables, [(start + 1, start + 3 * PAGE - 1)], PAGE, 1000)
+    assert layout.holes == ((start + PAGE, start + 2 * PAGE),)
+    assert lay_out(tables, [(start + 1, start + 2 * PAGE - 1)], PAGE, 1000).holes == ()
+    # What is next to each other in the file may belong to two spans.
+    pair = [(start, start + PAGE), (start + 2 * PAGE, start + 3 * PAGE)]
+    assert lay_out(tables, pair, PAGE, 1000).holes == tuple(pair)
+
+
+def test_pages_move_up_in_order(library: tuple[ElfTables, int, int]) -> None:
+    tables, start, _ = library
+    pages = lay_out(tables, [(start, start + 2 * PAGE)], PAGE, 1000).pages
+    assert pages.new_offset(start - 1) == start - 1
+    assert pages.new_offset(start) is None
+    assert pages.new_offset(start + 2 * PAGE - 1) is None
+    assert pages.new_offset(start + 2 * PAGE) == start
+    assert pages.nearest_offset(start + 5) == start
+    assert pages.nearest_offset(1 << 40) == pages.size
+    assert list(pages.pieces(start - 8, start + 2 * PAGE + 8)) == [
+        (start - 8, start),
+        (start + 2 * PAGE, start + 2 * PAGE + 8),
+    ]
+
+
+def test_the_largest_holes_stay(library: tuple[ElfTables, int, int]) -> None:
+    tables, start, end = library
+    zeros = []
+    position = start
+    for pages in (1, 4, 2, 5, 3):
+        zeros.append((position, position + pages * PAGE))
+        position += (pages + 1) * PAGE
+    assert position <= end
+    least = len(tables.segments)
+    for number in range(6):
+        layout = lay_out(tables, zeros, PAGE, least + number)
+        sizes = sorted((e - s) // PAGE for s, e in layout.holes)
+        assert sizes == [1, 2, 3, 4, 5][5 - number :]
+        assert layout.given_up == sum(range(1, 6 - number)) * PAGE
+
+
+def test_first_page_of_a_segment_stays(library: tuple[ElfTables, int, int]) -> None:
+    tables, _, _ = library
+    load = next(s for s in tables.loads if s.p_offset and s.p_filesz >= 3 * PAGE)
+    zeros = [(load.p_offset, load.p_offset + 3 * PAGE)]
+    (hole,) = lay_out(tables, zeros, PAGE, 1000).holes
+    assert hole[0] // PAGE == load.p_offset // PAGE + 1
+
+
+def test_elf_header_stays_where_no_segment_has_it(library: tuple[ElfTables, int, int]) -> None:
+    tables, start, _ = library
+    first = tables.loads[0]
+    moved = first._replace(
+        p_offset=first.p_offset + PAGE,
+        p_vaddr=first.p_vaddr + PAGE,
+        p_filesz=max(first.p_filesz - PAGE, 0),
+        p_memsz=max(first.p_memsz - PAGE, 0),
+    )
+    others = tuple(moved if s is first else s for s in tables.segments if s.p_type == PT_LOAD)
+    pages = lay_out(replace(tables, segments=others), [(start, start + PAGE)], PAGE, 1000).pages
+    assert pages.new_offset(0) == 0
+    assert pages.new_offset(PAGE - 1) == PAGE - 1
+
+
+def test_spans_outside_of_segments_are_no_holes(library: tuple[ElfTables, int, int]) -> None:
+    tables, _, _ = library
+    end = max(s.file_end for s in tables.loads)
+    assert lay_out(tables, [(end + PAGE, end + 9 * PAGE)], PAGE, 1000).holes == ()

@@ -1,0 +1,444 @@
+"""What compaction leaves alone, and why: each layout that it doesn't know, one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_negativa.errors import ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.damage import diagnose
+from pytest_negativa.rewriting.compact.elf_tables import read_tables
+from pytest_negativa.rewriting.compact.load_check import check_loading
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
+from tests.support.compacting import (
+    CXX,
+    SOURCE,
+    build,
+    image,
+    needs_compiler,
+    plan_of,
+    read,
+    run_loaded,
+)
+from tests.support.libraries import BIN
+
+pytestmark = needs_compiler
+
+ALWAYS = CompactOptions(min_gain=-(1 << 30), load_check=False)
+PHDR = struct.Struct("<IIQQQQQQ")
+TYPE, FLAGS, OFFSET, VADDR, PADDR, FILE_SIZE, MEMORY_SIZE, ALIGN = range(8)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return build(tmp_path_factory.mktemp("library")).read_bytes()
+
+
+def put(data: bytes, offset: int, layout: str, *values: int) -> bytes:
+    changed = bytearray(data)
+    struct.pack_into("<" + layout, changed, offset, *values)
+    return bytes(changed)
+
+
+def header(data: bytes, kind: int, number: int = 0) -> int:
+    """Offset of the number-th program header of a type."""
+    offset = struct.unpack_from("<Q", data, 32)[0]
+    count = struct.unpack_from("<H", data, 56)[0]
+    found = [
+        offset + 56 * i
+        for i in range(count)
+        if struct.unpack_from("<I", data, offset + 56 * i)[0] == kind
+    ]
+    return int(found[number])
+
+
+def change(kind: int, number: int = 0, **fields: int) -> Callable[[bytes], bytes]:
+    """Change fields of a program header; a value is added to what is there."""
+
+    def changed(data: bytes) -> bytes:
+        at = header(data, kind, number)
+        row = list(PHDR.unpack_from(data, at))
+        for name, value in fields.items():
+            row[globals()[name]] += value
+        return data[:at] + PHDR.pack(*row) + data[at + 56 :]
+
+    return changed
+
+
+def swap_first_two(data: bytes) -> bytes:
+    first, second = header(data, 1, 0), header(data, 1, 1)
+    a, b = data[first : first + 56], data[second : second + 56]
+    data = data[:first] + b + data[first + 56 :]
+    return data[:second] + a + data[second + 56 :]
+
+
+def change_section(name: bytes, field: int, value: int) -> Callable[[bytes], bytes]:
+    """Set a 64-bit field (its offset in the row) of a section header."""
+
+    def changed(data: bytes) -> bytes:
+        shoff = struct.unpack_from("<Q", data, 40)[0]
+        count, names = struct.unpack_from("<HH", data, 60)
+        strings = struct.unpack_from("<Q", data, shoff + 64 * names + 24)[0]
+        for index in range(count):
+            at = shoff + 64 * index
+            start = strings + struct.unpack_from("<I", data, at)[0]
+            if data[start : data.index(b"\0", start)] == name:
+                return put(data, at + field, "Q" if field not in (0, 40) else "I", value)
+        raise AssertionError(name)
+
+    return changed
+
+
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "32-bit": (lambda d: put(d, 4, "B", 1), "ELF class 1"),
+    "big endian": (lambda d: put(d, 5, "B", 2), "data encoding 2"),
+    "object file": (lambda d: put(d, 16, "H", 1), "ELF type 1"),
+    "fixed address": (lambda d: put(d, 16, "H", 2), "ELF type 2"),
+    "core": (lambda d: put(d, 16, "H", 4), "ELF type 4"),
+    "text": (lambda d: b"#!/bin/sh\n" * 100, "not an ELF file"),
+    "empty": (lambda d: b"", "not an ELF file"),
+    "phentsize": (lambda d: put(d, 54, "H", 64), "e_phentsize 64"),
+    "shentsize": (lambda d: put(d, 58, "H", 40), "e_shentsize 40"),
+    "phnum": (lambda d: put(d, 56, "H", 0xFFFF), "more than 65,534"),
+    "shnum": (lambda d: put(d, 60, "H", 0xFEFF), "e_shnum 65279"),
+    "shnum extended": (lambda d: put(d, 60, "H", 0), "with e_shnum 0"),
+    "shstrndx": (lambda d: put(d, 62, "H", 0xFFF0), "e_shstrndx 65520"),
+    "names": (lambda d: put(d, 62, "H", 0), "holds no section names"),
+    "interpreter": (lambda d: put(d, header(d, 4), "I", 3), "PT_INTERP"),
+    "unknown segment": (lambda d: put(d, header(d, 4), "I", 0x65A3DBE6), "unknown type 0x65a3dbe6"),
+    "no dynamic": (lambda d: put(d, header(d, 2), "I", 0), "no PT_DYNAMIC"),
+    "filesz": (change(1, 0, FILE_SIZE=1 << 20), "do not fit"),
+    "beyond the file": (change(1, -1, FILE_SIZE=1 << 40, MEMORY_SIZE=1 << 40), "do not fit"),
+    "address": (change(1, -1, MEMORY_SIZE=(1 << 63) - 1), "leaves the address space"),
+    "align 0": (change(1, 0, ALIGN=-4096), "p_align 0x0"),
+    "align odd": (change(1, 0, ALIGN=8192), "p_align 0x3000"),
+    "not congruent": (change(1, 1, VADDR=8), "not congruent"),
+    "unsorted": (swap_first_two, "unsorted or overlapping"),
+    "overlapping": (change(1, 0, MEMORY_SIZE=1 << 30), "unsorted or overlapping"),
+    "shared bytes": (change(1, 1, OFFSET=-4096), "share the bytes"),
+    "dynamic elsewhere": (change(2, 0, OFFSET=8), "is in no PT_LOAD"),
+    "section elsewhere": (change_section(b".rodata", 16, 0x999000), "section .rodata is in no"),
+    "section too long": (change_section(b".comment", 32, 1 << 40), "section .comment leaves"),
+    "section name": (change_section(b".comment", 0, 1 << 30), "has no end"),
+    "section link": (change_section(b".dynsym", 40, 9999), "sh_link 9999"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_layouts_that_are_not_known(what: str, library: bytes, tmp_path: Path) -> None:
+    damage, reason = DAMAGE[what]
+    path = tmp_path / "library.so"
+    path.write_bytes(damage(library))
+    result = compact_library(path, tmp_path / "small.so", options=ALWAYS)
+    assert isinstance(result, NotCompacted), result
+    assert reason in result.reason
+    assert [p.name for p in tmp_path.iterdir()] == ["library.so"]
+
+
+def test_the_undamaged_one_is_compacted(library: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(library)
+    assert isinstance(compact_library(path, tmp_path / "small.so", options=ALWAYS), Compacted)
+
+
+@pytest.mark.parametrize("name", ["program_pie", "program_no_pie", "rdc_callee.o"])
+def test_programs_and_object_files(name: str, tmp_path: Path) -> None:
+    result = compact_library(BIN / name, tmp_path / "small", options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert ("PT_INTERP" in result.reason) == (name == "program_pie")
+
+
+def test_program_without_interpreter(tmp_path: Path) -> None:
+    assert CXX is not None
+    (tmp_path / "main.cpp").write_text("int main() { return 0; }")
+    done = subprocess.run([CXX, "-static-pie", "-o", "program", "main.cpp"], cwd=tmp_path)
+    if done.returncode:
+        pytest.skip("needs a static C library")
+    result = compact_library(tmp_path / "program", tmp_path / "small", options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "DF_1_PIE" in result.reason
+
+
+def dynamic_entry(data: bytes, tag: int) -> int:
+    """Offset of an entry of the dynamic section."""
+    row = PHDR.unpack_from(data, header(data, 2))
+    for at in range(row[OFFSET], row[OFFSET] + row[FILE_SIZE], 16):
+        if struct.unpack_from("<q", data, at)[0] == tag:
+            return at
+    raise AssertionError(tag)
+
+
+@pytest.mark.parametrize(
+    ("tag", "new_tag", "value", "reason"),
+    [
+        (0x6FFFFFF9, 0x60000011, 0, "Android's packed relocations"),
+        (9, 9, 32, "relocations of 32 bytes"),
+        (8, 8, 1 << 40, "is in no PT_LOAD"),
+        (7, 7, 1 << 40, "is in no PT_LOAD"),
+    ],
+)
+def test_relocations_that_are_not_known(
+    tag: int, new_tag: int, value: int, reason: str, library: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(put(library, dynamic_entry(library, tag), "qQ", new_tag, value))
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert reason in result.reason
+
+
+def test_of_two_dynamic_entries_the_last_counts(library: bytes, tmp_path: Path) -> None:
+    # DT_RELACOUNT, which comes behind DT_RELAENT, becomes another of it.
+    assert dynamic_entry(library, 0x6FFFFFF9) > dynamic_entry(library, 9)
+    path = tmp_path / "library.so"
+    path.write_bytes(put(library, dynamic_entry(library, 0x6FFFFFF9), "qQ", 9, 16))
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "relocations of 16 bytes" in result.reason
+
+
+def test_without_dynamic_symbols_gpu_code_stays(library: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    # The sections of the loader's tables are there, as if they were any data.
+    shoff = struct.unpack_from("<Q", library, 40)[0]
+    data = library
+    for at in range(shoff, shoff + 64 * struct.unpack_from("<H", library, 60)[0], 64):
+        if struct.unpack_from("<I", data, at + 4)[0] in (4, 11, 0x6FFFFFF6, 0x6FFFFFFE, 0x6FFFFFFF):
+            data = put(data, at + 4, "I", 1)
+    path.write_bytes(data)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "no section with the dynamic symbols" in result.reason
+
+
+def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> None:
+    # The loader's table is another one than the section is.
+    at = dynamic_entry(library, 6)
+    address = struct.unpack_from("<Q", library, at + 8)[0]
+    path = tmp_path / "library.so"
+    path.write_bytes(put(library, at + 8, "Q", address - 24))
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
+    assert isinstance(result, NotCompacted)
+    assert "no section with the dynamic symbols" in result.reason
+
+
+def test_without_section_headers_what_is_not_loaded_goes(tmp_path: Path) -> None:
+    path = build(tmp_path / "build", "-g")
+    data = put(path.read_bytes(), 40, "Q", 0)
+    path.write_bytes(put(data, 60, "HH", 0, 0))
+    target = tmp_path / "small.so"
+    result = compact_library(path, target, options=CompactOptions(min_gain=1))
+    assert isinstance(result, Compacted)
+    assert result.load_check == "loaded"
+    before, after = image(path), image(target)
+    assert after.memory[64:] == before.memory[64:]
+    assert run_loaded(target, before, tmp_path / "dump")["catches 1"] == 21
+
+
+def test_sections_that_others_name_stay(library: bytes, tmp_path: Path) -> None:
+    # .rodata comes to name .symtab, as relocation sections do, and that names .strtab.
+    shoff = struct.unpack_from("<Q", library, 40)[0]
+    count = struct.unpack_from("<H", library, 60)[0]
+    kinds = [struct.unpack_from("<I", library, shoff + 64 * i + 4)[0] for i in range(count)]
+    path = tmp_path / "library.so"
+    path.write_bytes(change_section(b".rodata", 40, kinds.index(2))(library))
+    result = compact_library(path, tmp_path / "small.so", options=ALWAYS)
+    assert isinstance(result, Compacted)
+    assert ".symtab" not in result.dropped_sections
+    assert ".strtab" not in result.dropped_sections
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 40])
+def test_segment_without_bytes_in_the_file(offset: int, tmp_path: Path) -> None:
+    # A PT_LOAD of nothing but zeros, as some linkers make for .lbss. Its place may be where strip
+    # cut the file off.
+    path = build(tmp_path / "build", source=SOURCE_WITH_LARGE_BSS)
+    data = path.read_bytes()
+    rows = image(path).headers
+    last = [row for row in rows if row[TYPE] == 1][-1]
+    end = last[VADDR] + last[MEMORY_SIZE]
+    at = header(data, 0x6474E551)
+    vaddr = -(-end // 4096) * 4096
+    row = PHDR.pack(1, 6, offset, vaddr, vaddr, 0, 8192, 4096)
+    path.write_bytes(data[:at] + row + data[at + 56 :])
+    library_map = read(path)
+    target = tmp_path / "small.so"
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, target, library_map, plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check == "loaded"
+    assert image(target).loads[-1][VADDR : ALIGN + 1] == (vaddr, vaddr, 0, 8192, 4096)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([0, 1, 0x7F, 0xFF])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_damaged_tables_are_no_crash(
+    tables: tuple[Path, LibraryMap, LibraryPlan, tuple[int, ...]],
+    changes: list[tuple[float, int]],
+) -> None:
+    path, library_map, plan, places = tables
+    data = bytearray(path.read_bytes())
+    for where, value in changes:
+        data[places[int(where * len(places))]] = value
+    damaged, target = path.parent / "damaged.so", path.parent / "small.so"
+    damaged.write_bytes(data)
+    # The map of the sound file: what a file that changes behind our back would be.
+    digest = hashlib.sha256(data).hexdigest()
+    library = msgspec.structs.replace(library_map.library, sha256=digest)
+    try:
+        result = compact_library(
+            damaged,
+            target,
+            msgspec.structs.replace(library_map, library=library),
+            msgspec.structs.replace(plan, library=library),
+            options=ALWAYS,
+        )
+    except ReconstructError:
+        return
+    assert isinstance(result, Compacted | NotCompacted)
+    diagnose(target if isinstance(result, Compacted) else damaged)
+
+
+@pytest.fixture(scope="module")
+def tables(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, LibraryMap, LibraryPlan, tuple[int, ...]]:
+    """A library and the offsets of its tables: headers, dynamic section, section names."""
+    path = build(tmp_path_factory.mktemp("tables"))
+    data = path.read_bytes()
+    phoff, shoff = struct.unpack_from("<QQ", data, 32)
+    phnum, _, shnum = struct.unpack_from("<HHH", data, 56)
+    dynamic = PHDR.unpack_from(data, header(data, 2))
+    places = [
+        *range(64),
+        *range(phoff, phoff + 56 * phnum),
+        *range(dynamic[OFFSET], dynamic[OFFSET] + dynamic[FILE_SIZE]),
+        *range(shoff, shoff + 64 * shnum),
+    ]
+    library_map = read(path)
+    return path, library_map, plan_of(library_map, lambda i: i % 13 == 2), tuple(places)
+
+
+SOURCE_WITH_LARGE_BSS = (
+    'extern "C" const char fatbin_start[], ldata_start[];\n'
+    "static char zeros[1 << 20];\n"
+    'extern "C" char *get() { return zeros; }\n'
+)
+
+
+def test_original_that_cannot_be_loaded_is_said_so(tmp_path: Path) -> None:
+    other = build(tmp_path / "other", name="libother.so")
+    path = build(tmp_path / "build", "-L../other", "-Wl,--no-as-needed", "-lother")
+    shutil.rmtree(other.parent)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "small.so", library_map, plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check.startswith("not load-checked: ")
+    assert "libother.so: cannot open shared object file" in result.load_check
+
+
+def test_child_that_cannot_be_started(
+    library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(library)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    result = compact_library(path, tmp_path / "small.so", options=CompactOptions(min_gain=0))
+    assert isinstance(result, Compacted)
+    assert result.load_check.startswith("not load-checked: ")
+    assert "no child process" in result.load_check
+
+
+def test_library_that_ends_the_process_while_it_is_loaded(tmp_path: Path) -> None:
+    leaves = (
+        "#include <cstdio>\n#include <cstdlib>\n"
+        '__attribute__((constructor)) static void leave() { std::puts("bye"); std::exit(0); }\n'
+    )
+    path = build(tmp_path / "build", source=SOURCE + leaves)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "small.so", library_map, plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check.startswith("not load-checked: ")
+    assert "before the loader was done" in result.load_check
+
+
+def test_failing_for_another_reason_is_a_fault(tmp_path: Path) -> None:
+    other = build(tmp_path / "other", name="libother.so")
+    path = build(tmp_path / "build", "-L../other", "-Wl,--no-as-needed", "-lother")
+    shutil.rmtree(other.parent)
+    wrong = tmp_path / "wrong.so"
+    wrong.write_bytes(b"\x7fELF" + bytes(100))
+    with ByteSource(path) as source:
+        found = check_loading(source, read_tables(source), wrong)
+    assert found.problem is not None
+    assert "for another reason than the original" in found.problem
+    assert "libother.so" in found.problem
+
+
+TOUCHER = (
+    SOURCE
+    + """
+#include <cstdlib>
+#include <utime.h>
+__attribute__((constructor)) static void touch() {
+    if (const char *path = std::getenv("COMPACT_TEST_TOUCH")) utime(path, nullptr);
+}
+"""
+)
+
+
+def test_original_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The library itself writes to the original, when the result is loaded.
+    path = build(tmp_path / "build", source=TOUCHER)
+    target = tmp_path / "small" / "small.so"
+    target.parent.mkdir()
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    monkeypatch.setenv("COMPACT_TEST_TOUCH", str(path))
+    with pytest.raises(StaleLibraryError, match="changed while it was compacted"):
+        compact_library(path, target, library_map, plan)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_dependencies_are_found_from_another_folder(tmp_path: Path) -> None:
+    build(tmp_path / "build" / "deps", name="libother.so")
+    path = build(
+        tmp_path / "build", "-Ldeps", "-Wl,--no-as-needed", "-lother", "-Wl,-rpath,$ORIGIN/deps"
+    )
+    library_map = read(path)
+    target = tmp_path / "elsewhere" / "small.so"
+    target.parent.mkdir()
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, target, library_map, plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check == "loaded"

@@ -1,0 +1,476 @@
+"""One copy: what is in it, and what becomes of it when something goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.errors import ReconstructError, StaleLibraryError
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.rewriting import copies
+from pytest_negativa.rewriting.copies import (
+    CopyFacts,
+    StoppedError,
+    remove_abandoned,
+    state_of,
+    write_copy,
+)
+from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.overwrite import overwrite
+from tests.support.libraries import BIN, IS_ROOT, SHARED_OBJECTS
+from tests.support.reconstructing import apply, planned_of
+
+SIZE = (5 << 20) + 123
+
+
+def identity(path: Path) -> LibraryIdentity:
+    data = path.read_bytes()
+    return LibraryIdentity(
+        path=str(path),
+        size=len(data),
+        mtime_ns=path.stat().st_mtime_ns,
+        build_id=None,
+        soname=None,
+        machine="EM_X86_64",
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """Bytes of which no two stretches are alike."""
+    path = tmp_path / "original" / "lib.so"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(i.to_bytes(4, "big") for i in range(SIZE // 4 + 1))[:SIZE])
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "copies" / "lib.so"
+    path.parent.mkdir()
+    return path
+
+
+STEP = copies._STEP
+MANY = Edits.of(
+    SIZE,
+    [
+        Fill(0, 1, 7),
+        Patch(1, b"\xff\xfe"),
+        # To the end of a step, over one, from its beginning; more than two steps; one byte apart.
+        Fill(STEP - 10, STEP, 1),
+        Patch(STEP, b"abc"),
+        Fill(2 * STEP - 5, 2 * STEP + 5, 2),
+        Patch(3 * STEP - 2, b"over"),
+        Fill(4 * STEP, 7 * STEP + 1, 3),
+        Patch(7 * STEP + 1, b"x"),
+        Fill(7 * STEP + 2, 7 * STEP + 3, 4),
+        *(Fill(8 * STEP + 20 * i, 8 * STEP + 20 * i + 10, 5) for i in range(500)),
+        Fill(SIZE - 3, SIZE, 0),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [MANY, Edits(SIZE), Edits(SIZE, (Fill(0, SIZE, 1),)), Edits(SIZE, (), (Patch(9, b"a"),))],
+)
+@pytest.mark.parametrize("way", ["as it is", "named temporary", "by reading"])
+def test_content(
+    original: Path, target: Path, edits: Edits, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "named temporary":
+        # What a kernel without O_TMPFILE makes of it: a folder can't be opened for writing.
+        monkeypatch.setattr(copies, "_TMPFILE", os.O_DIRECTORY)
+    if way == "by reading":
+        monkeypatch.setattr(copies, "_SMALL_RANGE", SIZE + 1)
+    before = original.read_bytes(), state_of(original)
+    facts = write_copy(identity(original), target, edits)
+
+    expected = apply(before[0], edits)
+    assert target.read_bytes() == expected
+    assert facts == CopyFacts(
+        sha256=hashlib.sha256(expected).hexdigest(), copy=state_of(target), original=before[1]
+    )
+    assert (original.read_bytes(), state_of(original)) == before
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_across_file_systems(original: Path) -> None:
+    """Memory and disk: the kernel can't share blocks there, on some not even copy."""
+    folder = Path("/dev/shm")
+    if not os.access(folder, os.W_OK) or folder.stat().st_dev == original.stat().st_dev:
+        pytest.skip("no second file system to write to")
+    target = folder / f"negativa-test-{os.getpid()}.so"
+    try:
+        write_copy(identity(original), target, MANY)
+        assert target.read_bytes() == apply(original.read_bytes(), MANY)
+    finally:
+        target.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755, 0o444, 0o6755])
+def test_mode_and_time(original: Path, target: Path, mode: int) -> None:
+    original.chmod(mode)
+    os.utime(original, ns=(0, 10**18))
+    start = time.time_ns()
+    write_copy(identity(original), target, MANY)
+    assert target.stat().st_mode & 0o7777 == mode & 0o777
+    # Nobody takes it for the original by its time.
+    assert target.stat().st_mtime_ns > start - 10**9
+
+
+def test_link_in_its_place_is_replaced(original: Path, target: Path, tmp_path: Path) -> None:
+    other = tmp_path / "precious"
+    other.write_text("mine")
+    target.symlink_to(other)
+    write_copy(identity(original), target, MANY)
+    assert not target.is_symlink() and other.read_text() == "mine"
+
+
+def test_hard_link_of_the_original(original: Path, target: Path) -> None:
+    """Replaced, were it another file; but who writes there means the original."""
+    target.hardlink_to(original)
+    before = original.read_bytes()
+    with pytest.raises(ReconstructError, match="is the original itself"):
+        write_copy(identity(original), target, MANY)
+    with pytest.raises(ReconstructError, match="is the original itself"):
+        write_copy(identity(original), original, MANY)
+    assert original.read_bytes() == before
+
+
+def test_earlier_copy_in_use_stays_as_it_is(original: Path, target: Path) -> None:
+    """A process that has it mapped sees no other bytes."""
+    write_copy(identity(original), target, Edits(SIZE))
+    with target.open("rb") as user:
+        write_copy(identity(original), target, MANY)
+        assert user.read() == original.read_bytes()
+    assert target.read_bytes() == apply(original.read_bytes(), MANY)
+
+
+class TestChangedOriginal:
+    def refused(self, library: LibraryIdentity, target: Path, why: str) -> None:
+        with pytest.raises(StaleLibraryError, match=why):
+            write_copy(library, target, MANY)
+        assert os.listdir(target.parent) == []
+
+    def test_same_size_and_time(self, original: Path, target: Path) -> None:
+        library = identity(original)
+        with original.open("r+b") as file:
+            file.seek(SIZE // 2)
+            file.write(b"!")
+        os.utime(original, ns=(library.mtime_ns, library.mtime_ns))
+        now = identity(original)
+        assert (now.size, now.mtime_ns) == (library.size, library.mtime_ns)
+        self.refused(
+            library,
+            target,
+            f"changed since it was traced: sha256 {now.sha256}, expected {library.sha256}; "
+            "run pytest --negativa again",
+        )
+
+    def test_inside_of_what_is_filled(self, original: Path, target: Path) -> None:
+        """The copy would be the same; but the plan was made for another file."""
+        library = identity(original)
+        with original.open("r+b") as file:
+            file.seek(5 * STEP)
+            file.write(b"!")
+        self.refused(library, target, "sha256")
+
+    def test_other_size(self, original: Path, target: Path) -> None:
+        library = identity(original)
+        with original.open("ab") as file:
+            file.write(b"!")
+        self.refused(library, target, f"{SIZE + 1:,} bytes, expected {SIZE:,}")
+
+    def test_unknown_digest(self, original: Path, target: Path) -> None:
+        self.refused(replace(identity(original), sha256=None), target, "digest isn't known")
+
+    def test_while_it_is_copied(self, original: Path, target: Path) -> None:
+        """Written to, and cut off, after the first steps of the copying."""
+        library = identity(original)
+        for change in (self._write, self._cut):
+            calls = iter(range(10**9))
+
+            def stop(change: object = change, calls: Iterator[int] = calls) -> bool:
+                if next(calls) == 5:
+                    assert callable(change)
+                    change(original)
+                return False
+
+            with pytest.raises(StaleLibraryError, match=r"changed since|got shorter"):
+                write_copy(library, target, MANY, stop)
+            assert os.listdir(target.parent) == []
+
+    @staticmethod
+    def _write(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(SIZE - 10)
+            file.write(b"!")
+
+    @staticmethod
+    def _cut(path: Path) -> None:
+        os.truncate(path, STEP)
+
+
+def test_gone(original: Path, target: Path) -> None:
+    library = identity(original)
+    original.unlink()
+    with pytest.raises(ReconstructError, match="cannot be opened: No such file"):
+        write_copy(library, target, MANY)
+    assert os.listdir(target.parent) == []
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root may read anything")
+def test_may_not_be_read(original: Path, target: Path) -> None:
+    library = identity(original)
+    original.chmod(0)
+    with pytest.raises(ReconstructError, match="Permission denied"):
+        write_copy(library, target, MANY)
+
+
+class TestDisk:
+    @pytest.mark.parametrize("limit", [0, 1, SIZE // 2, SIZE - 1])
+    def test_full(self, original: Path, target: Path, limit: int) -> None:
+        """No file may be larger: the kernel's answer differs from that of a full disk in name."""
+        target.write_text("earlier copy")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        library = identity(original)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(ReconstructError, match="cannot be written: File too large"):
+                write_copy(library, target, MANY)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ignored)
+        assert os.listdir(target.parent) == [target.name]
+        assert target.read_text() == "earlier copy"
+
+    def test_really_full(self, original: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "small"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+        if not IS_ROOT or subprocess.run(mount, capture_output=True).returncode != 0:
+            pytest.skip("may not mount a small file system")
+        try:
+            with pytest.raises(ReconstructError, match="cannot be written: No space left"):
+                write_copy(identity(original), folder / "lib.so", MANY)
+            assert os.listdir(folder) == []
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+
+    def test_folder_that_is_a_file(self, original: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ReconstructError, match="cannot be written: Not a directory"):
+            write_copy(identity(original), tmp_path / "file" / "lib.so", MANY)
+
+    def test_read_only_folder(self, original: Path, target: Path) -> None:
+        """Root may write anywhere but to what is immutable, or on a file system for reading."""
+        if not IS_ROOT:
+            target.parent.chmod(0o555)
+            undo = ["chmod", "755", str(target.parent)]
+        elif (
+            subprocess.run(["chattr", "+i", str(target.parent)], capture_output=True).returncode
+            == 0
+        ):
+            undo = ["chattr", "-i", str(target.parent)]
+        else:
+            pytest.skip("this file system knows no immutable folders")
+        try:
+            with pytest.raises(ReconstructError, match=r"cannot be written: (Oper|Perm)"):
+                write_copy(identity(original), target, MANY)
+            assert os.listdir(target.parent) == []
+        finally:
+            subprocess.run(undo, check=True)
+
+    def test_copy_that_reads_back_wrong(
+        self, original: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else writes to the file meanwhile, as a faulty disk would."""
+        library = identity(original)
+        real = copies._check
+
+        def spoil_and_check(source: object, copy: int, *others: object) -> str:
+            os.pwrite(copy, b"?", SIZE - 100)
+            return real(source, copy, *others)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(copies, "_check", spoil_and_check)
+        with pytest.raises(ReconstructError, match=r"reads back wrong.*is the disk sound"):
+            write_copy(library, target, MANY)
+        assert os.listdir(target.parent) == []
+
+
+@pytest.mark.parametrize("flag", [os.O_TMPFILE, os.O_DIRECTORY])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, StoppedError])
+def test_interrupted(
+    original: Path,
+    target: Path,
+    error: type[BaseException],
+    flag: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "_TMPFILE", flag)
+    target.write_text("earlier copy")
+    for when in (0, 1, 5, 20):
+        calls = iter(range(10**9))
+
+        def stop(when: int = when, calls: Iterator[int] = calls) -> bool:
+            if next(calls) == when:
+                raise error
+            return False
+
+        with pytest.raises(error):
+            write_copy(identity(original), target, MANY, stop)
+        assert os.listdir(target.parent) == [target.name]
+        assert target.read_text() == "earlier copy"
+
+
+def test_stopped(original: Path, target: Path) -> None:
+    with pytest.raises(StoppedError):
+        write_copy(identity(original), target, MANY, lambda: True)
+    assert os.listdir(target.parent) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.rewriting import test_copies
+from pytest_negativa.rewriting import copies
+
+original, target, number, at, flag = sys.argv[1:]
+copies._TMPFILE = int(flag)
+calls = iter(range(10**9))
+
+def stop():
+    if next(calls) == int(at):
+        os.kill(os.getpid(), int(number))
+    return False
+
+copies.write_copy(
+    test_copies.identity(Path(original)), Path(target), test_copies.MANY, stop
+)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("flag", [os.O_TMPFILE, os.O_DIRECTORY])
+@pytest.mark.parametrize("at", [0, 30])
+def test_killed(original: Path, target: Path, number: signal.Signals, flag: int, at: int) -> None:
+    target.write_text("earlier copy")
+    before = original.read_bytes()
+    arguments = [original, target, int(number), at, flag]
+    done = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], cwd=BIN.parents[2])
+    assert done.returncode == -number
+    assert target.read_text() == "earlier copy"
+    assert original.read_bytes() == before
+    others = [name for name in os.listdir(target.parent) if name != target.name]
+    if flag == os.O_TMPFILE:
+        assert others == []
+    else:
+        assert len(others) == 1
+        remove_abandoned(target)
+        assert os.listdir(target.parent) == [target.name]
+
+
+def test_two_write_the_same(original: Path, target: Path) -> None:
+    """Whoever comes last has its copy there; who looks sees nothing else than whole ones."""
+    done = threading.Event()
+    whole = {apply(original.read_bytes(), edits) for edits in (MANY, Edits(SIZE))}
+    seen = set()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                seen.add(target.read_bytes())
+            except OSError as e:
+                assert e.errno == errno.ENOENT
+
+    def write(edits: Edits) -> None:
+        for _ in range(5):
+            write_copy(identity(original), target, edits)
+
+    watcher = threading.Thread(target=look)
+    writers = [threading.Thread(target=write, args=(e,)) for e in (MANY, Edits(SIZE))]
+    for thread in (watcher, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    watcher.join()
+    assert seen and seen <= whole
+    assert os.listdir(target.parent) == [target.name]
+
+
+def loadable() -> list[Path]:
+    """Fixtures that need nothing which this machine may lack."""
+    found = []
+    for path in SHARED_OBJECTS:
+        try:
+            ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        if planned_of(path).plan.decisions:
+            found.append(path)
+    return found
+
+
+LOADED = """
+import ctypes, sys
+from pathlib import Path
+
+library = ctypes.CDLL(sys.argv[1])
+bases = [
+    (int(line.split("-")[0], 16), int(line.split("-")[1].split()[0], 16), int(line.split()[2], 16))
+    for line in Path("/proc/self/maps").read_text().splitlines()
+    if line.endswith(sys.argv[1])
+]
+for span in sys.argv[2:]:
+    start, end = map(int, span.split(":"))
+    address = max(
+        low + start - offset
+        for low, high, offset in bases
+        if offset <= start and end - offset <= high - low
+    )
+    print(ctypes.string_at(address, end - start).hex())
+"""
+
+
+@pytest.mark.parametrize("library", loadable(), ids=lambda path: path.stem)
+def test_loaded_into_memory(library: Path, tmp_path: Path) -> None:
+    """What the loader maps of a copy is kept code as it was, and 0x01."""
+    planned = planned_of(library)
+    copy = tmp_path / library.name
+    write_copy(planned.plan.library, copy, overwrite(planned.library_map, planned.plan, 1))
+    decisions = [d for d in planned.plan.decisions if d.size]
+    spans = [f"{d.start}:{d.end}" for d in decisions]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(copy), *spans],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    data = library.read_bytes()
+    found = done.stdout.split("\n")[:-1]
+    assert len(found) == len(decisions)
+    for decision, shown in zip(decisions, found, strict=True):
+        kept = data[decision.start : decision.end]
+        assert shown == (kept.hex() if decision.kept else "01" * decision.size)
+
+
+def test_some_fixtures_can_be_loaded() -> None:
+    assert len(loadable()) >= 3

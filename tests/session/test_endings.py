@@ -1,0 +1,235 @@
+"""How a session ends: failed, interrupted, killed, over a limit; and what is planned then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.sessions import HEADLINE, NO_GPU_LINE, Project
+
+NOT_PLANNED = "nothing is planned from this run: "
+RED = "\x1b[31m"
+
+PASSES = "def test_passes():\n    pass\n"
+FAILS = "def test_fails():\n    assert 0\n"
+
+
+def test_a_failed_session_plans_nothing(project: Project) -> None:
+    project.write("test_a.py", PASSES + FAILS)
+
+    done = project.pytest("-q", "--negativa", status=1)
+
+    assert f"{NOT_PLANNED}1 test failed (trace.accept_failed plans" in done.stdout
+    assert HEADLINE in done.stdout
+    assert not project.planned()
+    assert project.latest("report.json")["files"] == [
+        "trace/", "trace.json", "usage.json", "map/", "report.json",
+    ]  # fmt: skip
+
+    accepted = project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)
+    assert NOT_PLANNED not in accepted.stdout
+    assert len([d for d in project.plan() if not d[2]]) == 25
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def test_a_failed_session_with_a_suppressed_exit_code(
+    project: Project, workers: tuple[str, ...]
+) -> None:
+    """Some plugins turn exit code 1 into 0."""
+    project.write("test_a.py", PASSES + FAILS)
+    project.write(
+        "conftest.py",
+        "import pytest\n\n\n@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n",
+    )
+    assert NOT_PLANNED in project.pytest("-q", "--negativa", *workers).stdout
+    assert not project.planned()
+
+
+@pytest.mark.parametrize(
+    ("statement", "status"),
+    [
+        ("raise KeyboardInterrupt", 2),
+        ("pytest.exit('enough', returncode=0)", 0),
+        ("pytest.exit('enough', returncode=7)", 7),
+    ],
+)
+def test_an_interrupted_session_plans_nothing(
+    project: Project, statement: str, status: int
+) -> None:
+    project.write("test_a.py", f"import pytest\n\n\ndef test_a():\n    {statement}\n{PASSES}")
+    done = project.pytest("-q", "--negativa", status=status)
+    assert f"{NOT_PLANNED}it was interrupted" in done.stdout
+    assert not project.planned()
+
+
+def test_a_session_without_tests_plans_nothing(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    done = project.pytest("-q", "--negativa", "-k", "nothing_like_it", status=5)
+    assert f"{NOT_PLANNED}it ran no test" in done.stdout
+    assert not project.planned()
+
+
+def test_a_collection_error_plans_nothing(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    project.write("test_b.py", "import no_such_module\n")
+    assert NOT_PLANNED in project.pytest("-q", "--negativa", status=2).stdout
+    assert not project.planned()
+
+
+def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> None:
+    project.write(
+        "test_a.py",
+        "import os, signal\n\n\ndef test_killed():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n\n"
+        + PASSES,
+    )
+
+    done = project.pytest("-q", "--negativa", "-n2", status=1)
+
+    assert "1 failed, 1 passed" in done.stdout
+    report = project.latest("report.json")
+    [lost] = [text for text in report["not_covered"] if "was lost" in text]
+    assert lost.startswith(("worker gw0 was lost (", "worker gw1 was lost ("))
+    worker = lost.split()[1]
+    assert any(f"({worker}) did not end by itself" in text for text in report["not_covered"])
+    assert lost in done.stdout and NOT_PLANNED in done.stdout
+    assert not project.planned()
+
+    project.pytest("-q", "--negativa", "-n2", "--negativa-accept-failed", status=1)
+    assert {d[3] for d in project.plan()} == {"incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        (
+            "max_unused_percent: 89.6",
+            "max_unused_percent: 89.6071% of the GPU code is unused, the limit is 89.6%",
+        ),
+        ("min_used_kernels: 5", "min_used_kernels: 4 kernels are used, the limit is 5"),
+        (
+            "min_used_kernels_percent: 31",
+            "min_used_kernels_percent: 30.7692% of the kernels are used, the limit is 31%",
+        ),
+        (
+            "max_gpu_code: 67199",
+            "max_gpu_code: there are 67,200 bytes of GPU code, the limit is 67,199 bytes",
+        ),
+    ],
+)
+def test_a_crossed_threshold_fails_the_session(project: Project, limit: str, line: str) -> None:
+    project.write("test_a.py", PASSES)
+    project.write("negativa.yaml", f"trace: {{replay: recorded}}\nthresholds: {{{limit}}}\n")
+
+    done = project.pytest("-q", "--negativa", status=1)
+
+    assert f"negativa: {line}" in done.stdout
+    assert "1 passed" in done.stdout
+    # The tests passed: what they needed is known.
+    assert project.planned()
+
+
+def test_kept_thresholds_and_stronger_exit_codes(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    limits = "max_unused_percent: 89.61, min_used_kernels: 4, max_gpu_code: 67200"
+    project.write("negativa.yaml", f"trace: {{replay: recorded}}\nthresholds: {{{limits}}}\n")
+    assert "the limit is" not in project.pytest("-q", "--negativa").stdout
+    done = project.pytest("-q", "--negativa", "--negativa-min-used-kernels=9", "-k", "no", status=5)
+    assert "the limit is 9" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    project.write("taken", "a file")
+
+    for workers in ((), ("-n2",)):
+        done = project.pytest(
+            "--negativa", "--negativa-dir=taken/results", "--color=yes", *workers, status=1
+        )
+        assert "1 passed" in done.stdout
+        [line] = [s for s in done.stdout.splitlines() if "negativa: nothing was traced" in s]
+        assert "taken/results" in line and "cannot be created" in line
+        assert RED in line
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ("shutil.rmtree('.negativa')", "the traces were removed while tests ran"),
+        ("shutil.rmtree('.negativa'); Path('.negativa').touch()", "the traces were removed"),
+        ("next(Path('.negativa').iterdir()).joinpath('plan').touch()", "cannot be written"),
+    ],
+)
+def test_a_report_that_cannot_be_written(project: Project, damage: str, line: str) -> None:
+    project.write(
+        "test_a.py",
+        f"import shutil\nfrom pathlib import Path\n\n\ndef test_damage():\n    {damage}\n",
+    )
+
+    done = project.pytest("--negativa", "--color=yes", status=1)
+
+    assert "1 passed" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    [shown] = [s for s in done.stdout.splitlines() if "negativa: no report" in s]
+    assert line in shown and RED in shown
+
+
+def test_without_terminal_a_fault_is_said_all_the_same(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    project.write("taken", "a file")
+    done = project.pytest(
+        "--negativa", "--negativa-dir=taken/results", "-p", "no:terminal", status=1
+    )
+    assert done.stdout == "" and "negativa: nothing was traced" in done.stderr
+
+
+def test_a_lost_trace_of_a_worker_keeps_everything(project: Project) -> None:
+    project.write(
+        "test_a.py",
+        "import os\nfrom pathlib import Path\n\n\ndef test_remove():\n"
+        "    [own] = Path('.negativa').glob(f'*/trace/*.{os.getpid()}.*')\n    own.unlink()\n",
+    )
+    done = project.pytest("-q", "--negativa", "-n1")
+    assert "the trace of worker gw0 is gone" in done.stdout
+    assert {d[3] for d in project.plan()} == {"incomplete"}
+
+
+def test_no_gpu_and_no_recording(project: Project) -> None:
+    (project.folder / "negativa.yaml").unlink()
+    project.write("test_a.py", PASSES + FAILS)
+    for workers in ((), ("-n2",)):
+        for name, status in (("passes", 0), ("fails", 1)):
+            done = project.pytest("-q", "--negativa", "-k", name, *workers, status=status)
+            assert [s for s in done.stdout.splitlines() if "negativa" in s.lower()] == [
+                "negativa: nothing was traced: no GPU here, and no recorded trace to replay "
+                "(trace.replay)"
+            ]
+    assert not project.results.exists()
+
+
+def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> None:
+    """What pytester does: a test of a worker starts pytest, which inherits all variables."""
+    inner = project.folder / "inner"
+    project.write("inner/test_inner.py", PASSES)
+    project.write("inner/pytest.ini", "[pytest]\n")
+    project.write("inner/negativa.yaml", "trace: {replay: ../recorded}\n")
+    project.write(
+        "test_a.py",
+        "import subprocess, sys\nimport pytest\n\n\n"
+        "@pytest.mark.parametrize('workers', ['-n0', '-n1'])\n"
+        "def test_nested(workers):\n"
+        "    command = [sys.executable, '-m', 'pytest', '-q', '--negativa', workers]\n"
+        f"    done = subprocess.run(command, cwd={str(inner)!r}, capture_output=True, text=True)\n"
+        "    assert done.returncode == 0, done.stdout + done.stderr\n"
+        "    assert 'replaying' in done.stdout\n",
+    )
+
+    done = project.pytest("-q", "--negativa", "-n2", "test_a.py")
+
+    assert "2 passed" in done.stdout and NO_GPU_LINE in done.stdout
+    usage = project.latest("usage.json")
+    workers = sorted(p["header"].get("worker", "") for p in usage["processes"])
+    assert workers == ["", "gw0", "gw1"]
+    assert usage["incomplete"] == []
+    assert len(project.runs()) == 1
+    assert len([p for p in Path(inner, ".negativa").iterdir() if not p.is_symlink()]) == 2

@@ -1,0 +1,158 @@
+"""When the plugin works, and when it must not be noticed at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.sessions import HEADLINE, Project, import_path
+
+MODULES = {
+    "msgspec",
+    "elftools",
+    "zstandard",
+    "lz4",
+    "yaml",
+    "cupti",
+    "pytest_negativa.session.traced_process",
+}
+
+SPY = """
+import sys
+from pathlib import Path
+
+
+def pytest_unconfigure():
+    Path("modules.txt").write_text("\\n".join(sys.modules))
+"""
+
+MARKED = """
+import pytest
+
+
+@pytest.mark.negativa_off(reason="profiles itself")
+def test_marked():
+    pass
+
+
+def test_fixture(negativa_off):
+    pass
+"""
+
+
+def test_without_the_flag_nothing_is_imported_said_or_written(project: Project) -> None:
+    project.write("spy.py", SPY)
+    project.write("test_a.py", MARKED)
+    # Not even looked at.
+    project.write("negativa.yaml", "no: such: yaml\n")
+
+    done = project.pytest(
+        "-q", "-p", "spy", "--strict-markers", PYTHONPATH=import_path(project.folder)
+    )
+
+    assert "2 passed" in done.stdout
+    assert "negativa" not in done.stdout + done.stderr and "GPU" not in done.stdout
+    assert not project.results.exists()
+    loaded = set((project.folder / "modules.txt").read_text().split())
+    assert "pytest_negativa.plugin" in loaded
+    assert loaded & MODULES == set()
+
+
+def test_the_spy_sees_what_a_traced_session_imports(project: Project) -> None:
+    project.write("spy.py", SPY)
+    project.write("test_a.py", MARKED)
+    project.pytest("-q", "--negativa", "-p", "spy", PYTHONPATH=import_path(project.folder))
+    loaded = set((project.folder / "modules.txt").read_text().split())
+    # Replaying needs no CUPTI, and a library below 1 MB is in no cache.
+    assert loaded & MODULES == MODULES - {"cupti"}
+
+
+def test_environment_switches_on_and_the_flag_off(project: Project) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+
+    assert HEADLINE in project.pytest("-q", NEGATIVA="1").stdout
+    assert len(project.runs()) == 1
+    assert HEADLINE in project.pytest("-q", "-n1", NEGATIVA="1").stdout
+    assert len(project.latest("usage.json")["processes"]) == 2
+    assert "GPU" not in project.pytest("-q", "--no-negativa", NEGATIVA="1").stdout
+    assert len(project.runs()) == 2
+    assert "NEGATIVA: found 'maybe'" in project.pytest("-q", NEGATIVA="maybe", status=4).stderr
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--collect-only", "--help", "--version", "--markers", "--fixtures", "--setup-plan",
+     "--setup-only"],
+)  # fmt: skip
+def test_what_runs_no_test_is_not_traced(project: Project, flag: str) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest("--negativa", flag)
+    assert "replaying" not in done.stdout and "unused on" not in done.stdout
+    assert not project.results.exists()
+
+
+def test_faults_of_the_file_stop_the_session(project: Project) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    path = project.write("negativa.yaml", "keep:\n  kernel: [a]\n  ptx: latest\n")
+
+    done = project.pytest("--negativa", status=4)
+
+    assert f"{path}:2:3: unknown key 'kernel' in keep; did you mean kernels?" in done.stderr
+    assert f"{path}:3:8: keep.ptx: found 'latest', expected off, newest or all" in done.stderr
+    assert "passed" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert not project.results.exists()
+
+
+def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
+    done = project.pytest("--negativa", "--negativa-keep-arch=ninety", status=4)
+    assert "--negativa-keep-arch" in done.stderr and "ninety" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("--negativa-granularity=kernel",), "--negativa, --negativa-verify or --negativa-heal"),
+        (("--negativa-copies", "compacted"), "--negativa-verify or --negativa-heal"),
+        (
+            ("--negativa-dir=out",),
+            "--negativa, --negativa-verify, --negativa-heal or --negativa-measure",
+        ),
+        (("--no-negativa-children",), "--negativa, --negativa-verify or --negativa-heal"),
+        (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
+        (("--negativa-verify", "--negativa-heal-runs=2"), "--negativa-heal"),
+        (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
+        (("--negativa-measure", "--negativa-fill=0x00"), "--negativa-verify or --negativa-heal"),
+    ],
+)
+def test_a_flag_without_effect_stops_the_session(
+    project: Project, words: tuple[str, ...], needed: str
+) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest("-q", *words, status=4)
+    flag = next(word for word in reversed(words) if word.startswith("--")).partition("=")[0]
+    assert f"negativa: {flag} has no effect without {needed}\n" in done.stderr
+    assert "passed" not in done.stdout and not project.results.exists()
+
+
+def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
+    words = ("--negativa", "--negativa-verify", "--negativa-run=.")
+    assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
+    done = project.pytest("--negativa-verify", "--negativa-run=nowhere", status=4)
+    assert "nowhere: no such folder" in done.stderr
+    # In the environment it is for other sessions.
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest(*words[:2], status=1, NEGATIVA_RUN="nowhere")
+    assert "nowhere" not in done.stderr
+
+
+def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
+    """In files, variables and addopts; and where the switch is turned off for once."""
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    addopts = f"{project.environ['PYTEST_ADDOPTS']} --negativa-granularity=kernel"
+    project.pytest("-q", PYTEST_ADDOPTS=addopts, NEGATIVA_COPIES="compacted")
+    project.pytest("-q", "--negativa", "--negativa-top=3", "--no-negativa")
+    project.pytest("-q", "--co", "--negativa-top=3")
+    assert not project.results.exists()
+    project.pytest("-q", "--negativa-top=3", NEGATIVA="1")
+    project.pytest("-q", "-n1", "--negativa-top=3", "--negativa", "--", "test_a.py")
+    assert len(project.runs()) == 2

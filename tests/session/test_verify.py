@@ -1,0 +1,703 @@
+"""``pytest --negativa-verify`` as a user runs it: what is proved, and all that must not be."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.sessions import Project
+from tests.support.verified import VerifiedProject, spawn
+
+SUITE = r"""
+if FAULT == "import":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if FAULT == "collect":
+    raise RuntimeError("no such luck")
+
+
+def test_use():
+    use(LIB, 0, 1)
+
+
+def test_fault():
+    if FAULT == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if FAULT == "exit":
+        os._exit(0)
+    if FAULT in ("hang", "sleep"):
+        child = subprocess.Popen(["sleep", "97"])
+        if FAULT == "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("sleeping", flush=True)
+        time.sleep(97)
+    if FAULT == "skip":
+        pytest.skip("not now")
+    if FAULT == "xfail":
+        pytest.xfail("as expected")
+    assert FAULT != "fail"
+
+
+@pytest.fixture
+def broken():
+    assert FAULT != "fixture"
+
+
+def test_fixture(broken):
+    pass
+
+
+def test_other():
+    use(LIB, 2)
+
+
+@pytest.mark.parametrize("odd", ["\u00fc\n[a::b]", "\t", "\U0001f4a5", "a -- b", "\udc80"])
+def test_odd(odd):
+    pass
+
+
+@pytest.mark.xfail(strict=False)
+def test_xfail():
+    assert FAULT == "xpass"
+
+
+@pytest.mark.skip(reason="always")
+def test_skip():
+    pass
+
+
+if FAULT == "new":
+    def test_new():
+        pass
+if FAULT == "missing":
+    del test_skip
+"""
+TESTS = 11
+PROVED = "PROVED: 60.2 kB of 67.2 kB GPU code in 1 library is not needed by 11 tests on Stand-in"
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
+    """A traced run that tests only verify, in a folder with a space."""
+    return VerifiedProject(tmp_path_factory.mktemp("a b") / "project", SUITE).trace()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("-m", "pytest", "-q", "--negativa-verify"),
+        ("-m", "pytest", "-q", "--negativa-verify", "-n2"),
+        ("-m", "pytest", "--negativa-verify", "-s", "-x", "-p", "no:logging"),
+        ("-c", "import pytest, sys; sys.exit(pytest.main(['-q', '--negativa-verify']))"),
+    ],
+    ids=["plain", "workers", "options", "main"],
+)
+def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -> None:
+    done = traced.run(sys.executable, *how)
+    assert PROVED in done.stdout
+    verdict = traced.verdict
+    jsonschema.validate(verdict, json.loads(shipped_schema("verdict")))
+    assert verdict["proved"] and verdict["reasons"] == [] and len(verdict["tests"]) == TESTS
+    [library] = verdict["libraries"]
+    assert library["status"] == "proved" and library["processes"] == (2 if "-n2" in how else 1)
+    assert {t["after"] for t in verdict["tests"]} == {"passed", "xfailed", "skipped"}
+
+
+@pytest.mark.parametrize("source", ["variable", "addopts", "ini"])
+def test_it_is_asked_for_elsewhere_than_on_the_command_line(
+    traced: VerifiedProject, source: str
+) -> None:
+    addopts = traced.environ["PYTEST_ADDOPTS"]
+    arguments, variable = ["-q"], ""
+    if source == "variable":
+        variable = "1"
+    elif source == "addopts":
+        addopts += " --negativa-verify"
+    else:
+        traced.write("other.ini", "[pytest]\naddopts = --negativa-verify\n")
+        arguments += ["-c", "other.ini", f"--rootdir={traced.folder}"]
+    done = traced.pytest(*arguments, PYTEST_ADDOPTS=addopts, NEGATIVA_VERIFY=variable)
+    assert PROVED in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--co", "--help", "--fixtures"])
+def test_nothing_is_verified_where_no_test_runs(traced: VerifiedProject, option: str) -> None:
+    before = len(list((traced.run_folder / "verify").glob("*")))
+    assert "PROVED" not in traced.verify(option)
+    assert len(list((traced.run_folder / "verify").glob("*"))) == before
+
+
+def test_modules_named_like_others_do_no_harm(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "def test_a():\n    use(LIB)\n").trace()
+    for name in ("json.py", "signal.py", "plan.py", "msgspec.py", "pytest_negativa.py"):
+        project.write(name, "raise ImportError('not me')\n")
+    # The command, not "python -m", which would put this folder first for pytest itself.
+    command = Path(sys.executable).with_name("pytest")
+    assert "\nPROVED" in project.run(command, "-q", "--negativa-verify").stdout
+    assert "\nPROVED" in project.run(command, "-q", "--negativa-verify", PYTHONSAFEPATH="1").stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("fail", ("test_fault", "passed", "failed")),
+        ("segv", ("test_fault", "passed", "crashed")),
+    ],
+)
+def test_an_outcome_that_differs(
+    traced: VerifiedProject, fault: str, expected: tuple[str, str, str], workers: tuple[str, ...]
+) -> None:
+    shown = traced.verify(*workers, status=1, FAULT=fault)
+    name, before, after = expected
+    assert traced.differing() == {name: (before, after)}
+    assert f"test_a.py::{name}: {before} -> {after}" in shown
+    assert traced.verdict["reasons"] == ["1 test ended otherwise than in the traced run"]
+    assert traced.statuses() == {
+        "lib.so": ("not proved", "the tests don't agree with the traced run")
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("skip", ("test_fault", "passed", "skipped")),
+        ("xfail", ("test_fault", "passed", "xfailed")),
+        ("fixture", ("test_fixture", "passed", "error")),
+        ("xpass", ("test_xfail", "xfailed", "xpassed")),
+        ("exit", ("test_fault", "passed", "crashed")),
+        ("new", ("test_new", None, "passed")),
+        ("missing", ("test_skip", "skipped", None)),
+    ],
+)
+def test_every_kind_of_difference(
+    traced: VerifiedProject, fault: str, expected: tuple[str, str | None, str | None]
+) -> None:
+    traced.verify(status=1, FAULT=fault)
+    name, before, after = expected
+    assert traced.differing() == {name: (before, after)}
+    # The tests behind a crash ran, in a process of their own.
+    assert len(traced.verdict["rounds"]) == (2 if fault == "exit" else 1)
+
+
+def test_a_test_that_hangs(traced: VerifiedProject) -> None:
+    traced.verify("--negativa-verify-timeout=2", status=1, FAULT="hang")
+    assert traced.differing() == {"test_fault": ("passed", "timed out")}
+    assert [r["silent"] for r in traced.verdict["rounds"]] == [True, False]
+    assert traced.processes() == []
+
+
+def test_a_crash_at_import(traced: VerifiedProject) -> None:
+    shown = traced.verify(status=1, FAULT="import")
+    assert "the session ended before its first test (signal 11)" in shown
+    assert set(traced.differing().values()) == {
+        ("passed", None),
+        ("xfailed", None),
+        ("skipped", None),
+    }
+    assert len(traced.verdict["rounds"]) == 1, "what dies before its first test dies again"
+    assert traced.statuses() == {"lib.so": ("not substituted", "no process loaded its copy")}
+
+
+def test_an_error_in_collection(traced: VerifiedProject) -> None:
+    shown = traced.verify(status=1, FAULT="collect")
+    assert "not collected: test_a.py: RuntimeError: no such luck" in shown
+
+
+def test_a_selection_other_than_the_traced_one(traced: VerifiedProject) -> None:
+    shown = traced.verify("-k", "use or other", status=1)
+    assert f"{TESTS - 2} tests of the traced run did not run" in shown
+
+
+def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Path) -> None:
+    """Also where it is no argument that asks for them."""
+    xml = tmp_path / "junit.xml"
+    addopts = f"{traced.environ['PYTEST_ADDOPTS']} --junit-xml={xml}"
+    traced.verify(FAULT="", PYTEST_ADDOPTS=addopts)
+    assert f'tests="{TESTS}"' in xml.read_text()
+    traced.verify(status=1, FAULT="exit", PYTEST_ADDOPTS=addopts)
+    assert f'tests="{TESTS}"' in xml.read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "workers"),
+    [
+        (signal.SIGINT, True, ()),
+        (signal.SIGINT, False, ()),
+        (signal.SIGTERM, False, ()),
+        (signal.SIGTERM, False, ("-n2",)),
+    ],
+)
+def test_an_interruption_ends_everything(
+    traced: VerifiedProject, number: signal.Signals, group: bool, workers: tuple[str, ...]
+) -> None:
+    (traced.run_folder / "verdict.json").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "--negativa-verify", "-s", *workers]
+    session = spawn(traced, *command, FAULT="sleep")
+    try:
+        wait_for(lambda: traced.processes(b"sleep\x0097"))
+        (os.killpg if group else os.kill)(session.pid, number)
+        shown, _ = session.communicate(timeout=30)
+    finally:
+        if session.poll() is None:
+            os.killpg(session.pid, signal.SIGKILL)
+    assert session.returncode == 128 + number
+    assert f"negativa: error: interrupted ({number.name}): nothing is proved" in shown
+    assert "PROVED" not in shown and not (traced.run_folder / "verdict.json").exists()
+    assert traced.processes() == []
+
+
+def test_a_killed_supervisor_leaves_no_session(traced: VerifiedProject) -> None:
+    session = spawn(traced, sys.executable, "-m", "pytest", "--negativa-verify", FAULT="sleep")
+    try:
+        wait_for(lambda: traced.processes(b"sleep\x0097"))
+        session.kill()
+        session.wait()
+        # What the test had started has no parent any more that could end it.
+        wait_for(lambda: not traced.processes(b"pytest"))
+    finally:
+        os.killpg(session.pid, signal.SIGKILL)
+        session.communicate()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_debugger_has_the_terminal_and_all_time(traced: VerifiedProject) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(traced.folder)
+        words = ["-m", "pytest", "-q", "--negativa-verify", "--pdb", "--negativa-verify-timeout=1"]
+        environ = {**traced.environ, "FAULT": "fail"}
+        os.execve(sys.executable, [sys.executable, *words], environ)
+    shown, asked, end = b"", False, time.monotonic() + 60
+    try:
+        while time.monotonic() < end:
+            if select.select([terminal], [], [], 0.1)[0]:
+                try:
+                    shown += os.read(terminal, 4096)
+                except OSError:
+                    break
+            if b"(Pdb)" in shown and not asked:
+                time.sleep(2.5)
+                os.write(terminal, b"p 40 + 2\nc\n")
+                asked = True
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal)
+    assert b"\r\n42\r\n" in shown
+    assert b"test_a.py::test_fault: passed -> failed" in shown and b"timed out" not in shown
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
+LOSES = """
+import os, pytest_negativa.session.round_hooks as hooks
+
+hooks.lost_context = lambda: (
+    "CUDA_ERROR_ILLEGAL_ADDRESS" if os.path.exists(f"lost.{os.getpid()}") else None
+)
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")], ids=["alone", "workers"])
+def test_after_a_lost_context_tests_run_in_a_fresh_process(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+
+def test_loses():
+    if ROUND == "verify":
+        Path(f"lost.{os.getpid()}").touch()
+        assert 0
+
+def test_after():
+    assert not Path(f"lost.{os.getpid()}").exists()
+""",
+    )
+    project.write("loses.py", LOSES)
+    project.environ["PYTHONPATH"] += f"{os.pathsep}{project.folder}"
+    project.environ["PYTEST_ADDOPTS"] += " -p loses"
+    project.trace()
+    shown = project.verify(*workers, status=1)
+    assert project.differing() == {"test_loses": ("passed", "failed")}
+    assert "left the CUDA context with CUDA_ERROR_ILLEGAL_ADDRESS" in shown
+    assert len(project.verdict["rounds"]) == 2
+
+
+def test_flaky_tests_are_named_not_blamed(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+
+def test_flaky():
+    count = Path("count")
+    with count.open("a") as file:
+        file.write("x")
+    assert count.stat().st_size % 4 in (0, 1)
+""",
+    ).trace()
+    # The 2nd fails, the 3rd on the originals too, the 4th passes on the copies.
+    shown = project.verify("--negativa-rerun=2", status=1)
+    assert project.verdict["proved"]
+    assert [t["nodeid"] for t in project.verdict["tests"] if t["flaky"]] == [
+        "test_a.py::test_flaky"
+    ]
+    assert "Flaky: these end otherwise on the originals, too:" in shown
+    project.verify()  # The 5th passes.
+    project.verify(status=1)
+    assert not project.verdict["proved"]
+
+
+# ---- What must not be proved ----
+
+
+def test_an_original_opened_behind_the_redirect(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+import ctypes
+
+def test_use():
+    use(LIB)
+
+def test_behind():
+    if ROUND == "verify":
+        os.link(LIB, LIB.with_name("other.so"))
+        ctypes.CDLL(str(LIB.with_name("other.so")))
+""",
+    ).trace()
+    shown = project.verify(status=1)
+    status, why = project.statuses()["lib.so"]
+    assert status == "not proved" and why is not None
+    assert f"opened the original, as {project.folder}/other.so" in why and why in shown
+    assert project.differing() == {} and "1 library could not be proved: see there" in shown
+
+
+def test_a_library_opened_by_its_descriptor_is_replaced_too(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+import ctypes
+
+def test_behind():
+    ctypes.CDLL(f"/proc/self/fd/{os.open(LIB, os.O_RDONLY)}")
+    mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/lib.so" in line}
+    copy = f"{LIB.parent}/.negativa/reconstructed{LIB.resolve()}"
+    assert mapped == {copy if ROUND == "verify" else str(LIB.resolve())}
+    use(LIB)
+""",
+    ).trace()
+    assert "\nPROVED" in project.verify()
+
+
+def test_a_library_that_was_not_loaded_is_not_proved(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+
+def test_second():
+    if ROUND != "verify":
+        use(LIB.with_name("second.so"))
+""",
+        "lib.so",
+        "second.so",
+    ).trace()
+    project.verify(status=1)
+    assert project.statuses() == {
+        "lib.so": ("proved", None),
+        "second.so": ("not substituted", "no process loaded its copy"),
+    }
+
+
+def test_without_gpu_use_nothing_is_proved(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        "def test_use():\n    use(LIB) if ROUND != 'verify' else load(LIB)\n",
+    ).trace()
+    assert "no test was seen to use the GPU" in project.verify(status=1)
+
+
+def test_another_device_is_another_matter(traced: VerifiedProject) -> None:
+    shown = traced.verify(status=1, STANDIN_DEVICE="8.0")
+    assert "it ran on compute capability 8.0, the plan is for 9.0" in shown
+
+
+def test_a_library_that_changed_is_refused(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project", "def test_use():\n    load(LIB)\n    use(LIB)\n"
+    )
+    project.trace()
+    library = project.folder / "lib.so"
+    data = bytearray(library.read_bytes())
+    data[-1] ^= 1
+    library.write_bytes(data)
+    shown = project.verify(status=1)
+    status, why = project.statuses()["lib.so"]
+    assert status == "not proved" and "changed since it was traced: sha256" in (why or "")
+    assert "changed since it was traced" in shown
+
+
+def test_without_the_native_library_it_is_said(traced: VerifiedProject, tmp_path: Path) -> None:
+    """As on a machine that had no compiler."""
+    import pytest_negativa
+
+    package = Path(pytest_negativa.__file__).parent
+    ignored = shutil.ignore_patterns("_redirect.so", "__pycache__")
+    shutil.copytree(package, tmp_path / "pytest_negativa", ignore=ignored)
+    path = f"{tmp_path}{os.pathsep}{traced.environ['PYTHONPATH']}"
+    shown = traced.verify(status=1, PYTHONPATH=path)
+    assert "the native library was not built" in shown and "\nPROVED" not in shown
+
+
+# ---- What can't be verified ----
+
+
+def test_without_a_traced_run(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "def test_a():\n    pass\n")
+    assert "negativa: error:" in project.verify(status=1)
+    assert "no traced run here" in project.verify(status=1)
+
+
+def test_a_replayed_run_proves_nothing(project: Project) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    project.pytest("-q", "--negativa")
+    done = project.pytest("-q", "--negativa-verify", status=1)
+    assert "replays a trace of another machine, and nothing is proved by that" in done.stderr
+
+
+def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project", "def test_a():\n    use(LIB)\n    assert ROUND == 'verify'\n"
+    )
+    project.pytest("-q", "--negativa", status=1)
+    shown = project.verify(status=1)
+    assert "nothing is planned from this run: 1 test failed; trace again, or plan" in shown
+    shown = project.pytest("-q", "--negativa", "--negativa-verify", status=1).stdout
+    assert "nothing was planned from the traced run" in shown
+    # Accepted, its outcomes are compared like any other.
+    project.write("test_a.py", project.folder.joinpath("test_a.py").read_text() + "    assert 0\n")
+    project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)
+    shown = project.verify(status=1)
+    assert "this run failed (1 test failed), and was planned all the same; verify it wi" in shown
+    project.verify("--negativa-accept-failed", status=1)
+    assert project.verdict["proved"] and project.verdict["exit_status"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("tests.jsonl", None, "tests.jsonl: not there"),
+        ("tests.jsonl", "x\n{}\n", "tests.jsonl:1: not a record of test outcomes"),
+        ("usage.json", "{", "not a traced run of this release"),
+        ("plan/lib.so.json", "{}", "plan/lib.so.json: not a plan of this release"),
+        ("map/lib.so.json", None, "map/lib.so.json: cannot be read"),
+        ("map/lib.so.json", "[]", "map/lib.so.json: not a library map"),
+    ],
+)
+def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, why: str) -> None:
+    path = traced.run_folder / name
+    sound = path.read_bytes()
+    try:
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+        done = traced.pytest("-q", "--negativa-verify", status=1)
+    finally:
+        path.write_bytes(sound)
+    [line] = done.stderr.splitlines()
+    assert line.startswith("negativa: error: ") and why in line
+    assert "passed" not in done.stdout, "no test runs for nothing"
+
+
+def test_a_session_within_a_session_is_not_verified(tmp_path: Path) -> None:
+    """A test starts pytest in a project whose addopts ask for verification."""
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_nested():
+    use(LIB)
+    if ROUND:
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "addopts.ini", "inner.py"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0 and "PROVED" not in done.stdout, done.stdout + done.stderr
+""",
+    )
+    project.write("addopts.ini", "[pytest]\naddopts = --negativa-verify\n")
+    project.write("inner.py", "def test_inner():\n    pass\n")
+    project.trace()
+    assert "\nPROVED" in project.verify()
+
+
+# ---- Commands ----
+
+
+def test_a_trace_and_its_verification_in_one(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "def test_a():\n    use(LIB)\n")
+    shown = project.pytest("-q", "--negativa", "--negativa-verify").stdout
+    assert "is unused on Stand-in" in shown and "\nPROVED: 60.2 kB" in shown
+
+
+def test_reconstruct(traced: VerifiedProject) -> None:
+    root = traced.results / "reconstructed"
+    copy = Path(f"{root}{traced.folder.resolve()}/lib.so")
+    shutil.rmtree(root, ignore_errors=True)
+    assert "lib.so: written, 60.2 kB overwritten" in traced.negativa("reconstruct").stdout
+    assert "lib.so: unchanged, 60.2 kB overwritten" in traced.negativa("reconstruct").stdout
+    original = (traced.folder / "lib.so").read_bytes()
+    found = copy.read_bytes()
+    assert len(found) == len(original) and found != original
+    done = traced.negativa("reconstruct", "--run", traced.folder, status=1)
+    assert "no plans here" in done.stderr
+
+
+PROGRAM = """
+import sys
+from standin_gpu import need, trace_program, use
+
+detector = trace_program()
+use("lib.so")
+for start in sys.argv[1:]:
+    need("lib.so", int(start))
+detector.stop()
+sys.exit(7)
+"""
+
+
+def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
+    """Its exit status is all that counts, whatever it is."""
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    command = (sys.executable, "program.py", "13384")
+    project.write("negativa.yaml", "trace: {accept_failed: true}\n")
+    project.negativa("debloat", "--", *command, status=7)
+    failed = project.negativa("verify", status=1).stdout
+    assert "program.py 13384: passed -> failed\n    exit status 1, 7 when traced" in failed
+    assert "NOT PROVED" in failed
+
+    healed = project.negativa("heal", status=7).stdout
+    assert "\nPROVED: 58.7 kB" in healed
+    assert "lib.so [0x3448, 0x3a50): needed by" in healed and "found by bisection" in healed
+    assert "\nPROVED: 58.7 kB" in project.negativa("verify", status=7).stdout
+    other = project.negativa("verify", "--", "true", status=1).stdout
+    assert "1 test ran that the traced run doesn't have" in other
+
+
+def test_a_program_that_failed_when_traced(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py", status=7)
+
+    failed = project.negativa("verify", status=1).stderr
+    run = project.run_folder
+    assert (
+        f"{run}: nothing is planned from this run: the command ended with exit status 7" in failed
+    )
+    assert (
+        f"trace again, or plan this one all the same: negativa locate --run {run} --acc" in failed
+    )
+    # As that says.
+    project.negativa("locate", "--run", run, "--accept-failed")
+    assert "verify it with --accept-failed (with" in project.negativa("verify", status=1).stderr
+    assert "\nPROVED: 60.2 kB" in project.negativa("verify", "--accept-failed", status=7).stdout
+
+
+def test_a_run_that_was_combined(traced: VerifiedProject, tmp_path: Path) -> None:
+    """As one that was combined of several."""
+    project = VerifiedProject(tmp_path / "project", "")
+    project.negativa("combine", traced.run_folder)
+    error = project.negativa("verify", status=1).stderr
+    assert f"{project.run_folder}: nothing tells how this run ended" in error
+
+
+@pytest.mark.parametrize("verb", ["verify", "heal"])
+def test_the_command_refuses_what_pytest_traced(traced: VerifiedProject, verb: str) -> None:
+    """A plain program has one outcome, the traced session one for each test."""
+    run = traced.run_folder
+    before = len(list((traced.run_folder / "verify").glob("*")))
+    for words in ((), ("--", sys.executable, "-m", "pytest", "-q")):
+        done = traced.negativa(verb, *words, status=2)
+        assert done.stdout == ""
+        assert done.stderr.endswith(
+            f"Error: {run} was traced by pytest; {verb} it with pytest "
+            f"--negativa-{verb} --negativa-run '{run}'\n"
+        )
+    assert len(list((traced.run_folder / "verify").glob("*"))) == before
+
+
+TRACED_CONFTEST = """
+from standin_gpu import trace_program
+
+def pytest_configure(config):
+    config.detector = trace_program()
+
+def pytest_unconfigure(config):
+    config.detector.stop()
+"""
+
+
+def test_pytest_as_a_plain_program(tmp_path: Path) -> None:
+    """Its tests are its own matter: the session takes no part in the round."""
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use(request):
+    use(LIB)
+    names = ("negativa-traced-process", "negativa-outcomes", "negativa-round")
+    assert not any(map(request.config.pluginmanager.has_plugin, names))
+
+def test_fault():
+    assert FAULT != "fail"
+""",
+    )
+    project.write("conftest.py", TRACED_CONFTEST)
+    project.negativa("debloat", "--", sys.executable, "-m", "pytest", "-q")
+    assert "\nPROVED: 60.2 kB" in project.negativa("verify").stdout
+    [test] = project.verdict["tests"]
+    assert test["nodeid"].endswith("-m pytest -q") and test["after"] == "passed"
+    failed = project.negativa("verify", status=1, FAULT="fail").stdout
+    assert "exit status 1, 0 when traced" in failed and "NOT PROVED" in failed
+
+
+def test_last_failed(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+
+def test_fails_once():
+    assert FAULT != "once"
+""",
+    )
+    project.environ["PYTEST_ADDOPTS"] = "-p no:hypothesispytest -p standin_gpu"
+    project.trace()
+    project.verify("--lf")  # None has failed yet: all run.
+    assert project.verdict["proved"]
+    project.verify(status=1, FAULT="once")
+    # Only the one that failed runs, so the others are missing.
+    project.verify("--lf", status=1)
+    assert project.differing() == {"test_use": ("passed", None)}

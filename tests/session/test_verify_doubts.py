@@ -1,0 +1,103 @@
+"""Sessions in which every test ends as before, or nearly, and that prove nothing all the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.verified import VerifiedProject
+
+
+def test_a_test_that_needs_another_one_is_no_flaky_one(tmp_path: Path) -> None:
+    """Alone it fails on the originals as well, though not for what it lacks on the copies."""
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+STATE = []
+
+def test_use():
+    use(LIB)
+
+def test_sets_state():
+    STATE.append(1)
+
+def test_needs_state_and_more():
+    assert STATE
+    assert FAULT != "more"
+""",
+    ).trace()
+    project.verify("--negativa-rerun=2", status=1, FAULT="more")
+    assert not project.verdict["proved"]
+    assert not any(t["flaky"] for t in project.verdict["tests"])
+
+
+def test_a_file_that_is_gone_makes_no_test_flaky(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+    assert Path("needed").exists()
+""",
+    )
+    needed = project.write("needed", "")
+    project.trace()
+    needed.unlink()
+    shown = project.verify("--negativa-rerun=1", status=1)
+    assert not any(t["flaky"] for t in project.verdict["tests"])
+    assert "no test ended as in the traced run" in shown
+
+
+def test_a_crash_behind_the_last_test(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+import atexit
+
+def test_use():
+    use(LIB)
+    if FAULT == "late":
+        atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+""",
+    ).trace()
+    shown = project.verify(status=1, FAULT="late")
+    assert "killed after its last test" in shown
+    assert project.statuses()["lib.so"][0] == "not proved"
+
+
+def test_an_exit_status_that_differs(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB)\n")
+    project.write(
+        "conftest.py",
+        "import os\n"
+        "def pytest_sessionfinish(session):\n"
+        "    if 'verify' in os.environ.get('NEGATIVA_ROUND', ''):\n"
+        "        session.exitstatus = 3\n",
+    )
+    project.trace()
+    shown = project.verify(status=1)
+    assert "exit status 3, with 0 when it was traced" in shown
+
+
+def test_a_verdict_of_before_does_not_outlive_a_verification(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB)
+    if FAULT == "supervisor":
+        os.kill(os.getppid(), signal.SIGKILL)
+""",
+    ).trace()
+    project.verify()
+    assert project.verdict["proved"]
+    project.pytest("-q", "--negativa-verify", status=-9, FAULT="supervisor")
+    assert not (project.run_folder / "verdict.json").exists()
+
+
+def test_a_crossed_threshold_counts_though_the_plan_is_proved(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB)\n")
+    limit = "--negativa-max-unused-percent=1"
+    done = project.pytest("-q", "--negativa", "--negativa-verify", limit, status=1)
+    assert "max_unused_percent" in done.stdout
+    assert json.loads((project.run_folder / "verdict.json").read_text())["proved"]

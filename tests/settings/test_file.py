@@ -1,0 +1,720 @@
+"""negativa.yaml: finding, loading, its mistakes, its schema; globs, thresholds and hooks."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pluggy
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pytest_negativa import hookspecs
+from pytest_negativa.errors import OptionError
+from pytest_negativa.models.settings import (
+    Config,
+    Keep,
+    Libraries,
+    PtxPolicy,
+    Report,
+    ReportFormat,
+    Reports,
+    Thresholds,
+    TraceLevel,
+)
+from pytest_negativa.settings.file import find_config, load_config, load_settings
+from pytest_negativa.settings.globs import (
+    GlobSet,
+    LibraryNames,
+    is_selected,
+    matches,
+    matches_library,
+    unmatched_globs,
+)
+from pytest_negativa.settings.options import OPTIONS
+from pytest_negativa.settings.schema import config_schema, schema_text
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def documented(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "negativa.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str) -> Config:
+    return load_config(write(folder, text)).config
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    """What loading complains of, without the folder."""
+    with pytest.raises(OptionError) as caught:
+        load(folder, text)
+    return str(caught.value).replace(f"{folder}/", "").splitlines()
+
+
+# Finding
+
+
+def test_the_nearest_file_upwards_is_found(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    assert find_config(deep) is None
+    far = write(tmp_path, "")
+    assert find_config(deep) == str(far)
+    near = write(deep.parent, "")
+    assert find_config(deep) == str(near)
+    assert find_config(tmp_path) == str(far)
+
+
+@pytest.mark.parametrize("git_is_a_file", [False, True], ids=["repository", "worktree"])
+def test_the_search_ends_at_the_repository(tmp_path: Path, git_is_a_file: bool) -> None:
+    write(tmp_path, "")
+    inner = tmp_path / "checkout" / "tests"
+    inner.mkdir(parents=True)
+    assert find_config(inner) == str(tmp_path / "negativa.yaml")
+    git = inner.parent / ".git"
+    git.write_text("gitdir: elsewhere") if git_is_a_file else git.mkdir()
+    assert find_config(inner) is None
+    beside = write(inner.parent, "")
+    assert find_config(inner) == str(beside)
+
+
+def test_the_other_ending_is_no_silent_miss(tmp_path: Path) -> None:
+    (tmp_path / "negativa.yml").write_text("")
+    with pytest.raises(OptionError, match=r"negativa\.yml: rename it to negativa\.yaml"):
+        find_config(tmp_path)
+
+
+# Loading
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "keep:\n  # ptx: all\ntests:\n"])
+def test_nothing_written_is_all_defaults(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) == Config()
+    assert load_config(tmp_path / "negativa.yaml").written == {}
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    (example,) = documented("yaml")
+    found = load(tmp_path, example)
+    assert found.libraries.include == ("dist:torch", "dist:nvidia-*", "libours.so")
+    assert found.keep == Keep(
+        kernels=("ours::fallback_*",),
+        libraries=("dist:nvidia-cublas-*",),
+        archs=("sm_80", "sm_90a"),
+        ptx=PtxPolicy.NEWEST,
+    )
+    assert [str(arch) for arch in found.keep.sm_archs] == ["sm_80", "sm_90a"]
+    assert found.tests.markers == "gpu and not slow"
+    assert found.trace.level is TraceLevel.LOOKUP
+    assert found.reports == Reports(
+        formats=(
+            Report(format=ReportFormat.TERMINAL),
+            Report(format=ReportFormat.JSON, path="build/negativa.json"),
+            Report(format=ReportFormat.MARKDOWN),
+        ),
+        top=10,
+    )
+    assert found.thresholds == Thresholds(
+        max_unused_percent=99.5, min_used_kernels=200, max_gpu_code=3 * 10**9
+    )
+    assert found.cache.limit == 2 * 2**30
+    # The example shows every section, so that it can be copied and cut down.
+    assert set(yaml.safe_load(example)) == set(msgspec.to_builtins(Config()))
+    jsonschema.validate(yaml.safe_load(example), config_schema())
+
+
+def test_the_schema_line_of_the_example_names_the_file_of_the_package() -> None:
+    first = documented("yaml")[0].splitlines()[0]
+    assert first.startswith("# yaml-language-server: $schema=")
+    assert (DOCS.parents[1] / first.partition("=")[2]).is_file()
+
+
+def test_every_value_remembers_its_place(tmp_path: Path) -> None:
+    text = "keep:\n  archs: [sm_80,\n    sm_90]\nreports:\n  formats:\n    json: a.json\n"
+    found = load_settings({}, {}, root=write(tmp_path, text).parent)
+    path = tmp_path / "negativa.yaml"
+    archs = found.sources["keep.archs"]
+    assert (archs.where, archs.items) == (f"{path}:2:10", (f"{path}:2:11", f"{path}:3:5"))
+    assert found.sources["reports.formats"].items == (f"{path}:6:5",)
+
+
+@pytest.mark.parametrize("word", ["off", "newest", "all"])
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_off_is_a_word_of_ours_though_yaml_reads_false(
+    tmp_path: Path, word: str, quote: str
+) -> None:
+    assert load(tmp_path, f"keep: {{ptx: {quote}{word}{quote}}}").keep.ptx.value == word
+
+
+@pytest.mark.parametrize(
+    ("text", "formats"),
+    [
+        ("[]", []),
+        ("[json]", [("json", None)]),
+        ("[terminal, 'json:a b.json']", [("terminal", None), ("json", "a b.json")]),
+        ("{terminal: , json: true, markdown: x.md}",
+         [("terminal", None), ("json", None), ("markdown", "x.md")]),
+    ],
+)  # fmt: skip
+def test_reports(tmp_path: Path, text: str, formats: list[tuple[str, str | None]]) -> None:
+    found = load(tmp_path, f"reports: {{formats: {text}}}").reports.formats
+    assert [(report.format.value, report.path) for report in found] == formats
+
+
+def test_aliases_work(tmp_path: Path) -> None:
+    found = load(tmp_path, "libraries:\n  include: &ours [liba]\nkeep:\n  libraries: *ours\n")
+    assert found.libraries.include == found.keep.libraries == ("liba",)
+
+
+# Mistakes
+
+MISTAKES: list[tuple[str, list[str]]] = [
+    # keys
+    ("kep: {}", ["negativa.yaml:1:1: unknown key 'kep'; did you mean keep?"]),
+    ("keep:\n  kernel: []",
+     ["negativa.yaml:2:3: unknown key 'kernel' in keep; did you mean kernels?"]),
+    ("ptx: all", ["negativa.yaml:1:1: unknown key 'ptx'; did you mean keep.ptx?"]),
+    ("trace:\n  directory: x",
+     ["negativa.yaml:2:3: unknown key 'directory' in trace; did you mean directory?"]),
+    ("trace: {zzz: 1}",
+     ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, replay, "
+      "accept_failed"]),
+    ("enabled: true",
+     ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+    ("<<: {keep: {}}",
+     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+    ("1: a",
+     ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
+      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+    ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
+    ("keep: {}\ntests: {}\nkeep: {}", ["negativa.yaml:3:1: keep is there twice, see line 1"]),
+    ("keep:\n  ptx: all\n  ptx: off", ["negativa.yaml:3:3: ptx is there twice, see line 2"]),
+    # shapes
+    ("- keep",
+     ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
+      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
+    ("keep",
+     ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
+      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
+    ("trace: [level]",
+     ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
+      "replay, accept_failed"]),
+    ("trace: launch",
+     ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
+      "children, replay, accept_failed"]),
+    # types
+    ("trace:\n  children: 1",
+     ["negativa.yaml:2:13: trace.children: found the number 1, expected true or false"]),
+    ("trace: {children: 'yes'}",
+     ["negativa.yaml:1:19: trace.children: found 'yes', expected true or false"]),
+    ("trace: {level: 2}",
+     ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup or launch"]),
+    ("trace: {level: }",
+     ["negativa.yaml:1:15: trace.level: found nothing, expected lookup or launch"]),
+    ("trace: {level: [launch]}",
+     ["negativa.yaml:1:16: trace.level: found a list, expected lookup or launch"]),
+    ("trace: {level: Launch}",
+     ["negativa.yaml:1:16: trace.level: found 'Launch', expected lookup or launch; "
+      "did you mean launch?"]),
+    ("keep: {ptx: no}",
+     ["negativa.yaml:1:13: keep.ptx: found no (true or false), expected off, newest or all"]),
+    ("keep: {kernels: gemm}",
+     ["negativa.yaml:1:17: keep.kernels: found 'gemm', expected a list, each of it a glob with "
+      "* and ?"]),
+    ("keep:\n  kernels:\n    - a\n    - 3",
+     ["negativa.yaml:4:7: keep.kernels: found the number 3, expected a glob with * and ?"]),
+    ("keep: {kernels: [{a: b}]}",
+     ["negativa.yaml:1:18: keep.kernels: found a mapping, expected a glob with * and ?"]),
+    ("keep: {kernels: ['']}",
+     ["negativa.yaml:1:18: keep.kernels: found '', expected a glob with * and ?"]),
+    ("keep: {libraries: ['lib[0-9].so']}",
+     ["negativa.yaml:1:20: keep.libraries: found 'lib[0-9].so', expected a glob on a path, a "
+      "file name or a soname, or dist:NAME; only * and ? are special"]),
+    ("libraries: {include: ['!libx.so']}",
+     ["negativa.yaml:1:23: libraries.include: found '!libx.so', expected a glob on a path, a "
+      "file name or a soname, or dist:NAME; only * and ? are special"]),
+    ("libraries: {include: ['dist: ']}",
+     ["negativa.yaml:1:23: libraries.include: found 'dist: ', expected a glob on a path, a file "
+      "name or a soname, or dist:NAME"]),
+    ("keep: {archs: [sm_80, 9.0]}",
+     ["negativa.yaml:1:23: keep.archs: found the number 9.0, expected an SM arch like sm_90 or "
+      "sm_90a"]),
+    ("keep: {archs: [sm_90x]}",
+     ["negativa.yaml:1:16: keep.archs: found 'sm_90x', expected an SM arch like sm_90 or sm_90a"]),
+    ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
+    ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
+    ("tests: {markers: true}",
+     ["negativa.yaml:1:18: tests.markers: found true (true or false), expected an expression like "
+      "'gpu and not slow'"]),
+    ("reports: {top: 2.5}",
+     ["negativa.yaml:1:16: reports.top: found the number 2.5, expected a whole number, 0 or more"]),
+    ("reports: {top: true}",
+     ["negativa.yaml:1:16: reports.top: found true (true or false), expected a whole number, 0 "
+      "or more"]),
+    ("reports: {top: -1}",
+     ["negativa.yaml:1:16: reports.top: found the number -1, expected a whole number, 0 or more"]),
+    ("reports: {top: '5'}",
+     ["negativa.yaml:1:16: reports.top: found '5', expected a whole number, 0 or more"]),
+    ("reports: {formats: [html5]}",
+     ["negativa.yaml:1:21: reports.formats: found 'html5', expected terminal, json or markdown"]),
+    ("reports: {formats: [json, json]}",
+     ["negativa.yaml:1:27: reports.formats: json is there twice"]),
+    ("reports: {formats: {jsn: a}}",
+     ["negativa.yaml:1:21: reports.formats: found 'jsn', expected terminal, json or markdown; "
+      "did you mean json?"]),
+    ("reports: {formats: {'json:x': a}}",
+     ["negativa.yaml:1:21: reports.formats: found 'json:x', expected terminal, json or markdown"]),
+    ("reports: {formats: {terminal: a.txt}}",
+     ["negativa.yaml:1:31: reports.formats: found 'a.txt', expected true"]),
+    ("reports: {formats: {json: false}}",
+     ["negativa.yaml:1:27: reports.formats: found false (true or false), expected a path or "
+      "true"]),
+    ("reports: {formats: json}",
+     ["negativa.yaml:1:20: reports.formats: found 'json', expected a list of formats, or a "
+      "mapping of formats to paths; formats: terminal, json or markdown"]),
+    ("thresholds: {max_unused_percent: 101}",
+     ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number 101, expected a "
+      "percentage from 0 to 100"]),
+    ("thresholds: {max_unused_percent: .nan}",
+     ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number .nan, expected a "
+      "percentage from 0 to 100"]),
+    ("thresholds: {max_unused_percent: much}",
+     ["negativa.yaml:1:34: thresholds.max_unused_percent: found 'much', expected a percentage "
+      "from 0 to 100"]),
+    ("thresholds: {max_gpu_code: 1.5}",
+     ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number 1.5, expected a size like "
+      "4096, 500 MB or 1.5 GiB"]),
+    ("thresholds: {max_gpu_code: 500 XB}",
+     ["negativa.yaml:1:28: thresholds.max_gpu_code: found '500 XB', expected a size like 4096, "
+      "500 MB or 1.5 GiB"]),
+    ("cache: {limit: -1}",
+     ["negativa.yaml:1:16: cache.limit: found the number -1, expected a size like 4096, 500 MB "
+      "or 1.5 GiB"]),
+    ("cache: {limit: !!int ten}",
+     ["negativa.yaml:1:16: cache.limit: found 'ten', expected a size like 4096, 500 MB or 1.5 "
+      "GiB"]),
+    ("directory: !mine 3", ["negativa.yaml:1:12: found the tag !mine, expected none"]),
+    ("directory: !!python/name:os.system ''",
+     ["negativa.yaml:1:12: found the tag !!python/name:os.system, expected none",
+      "negativa.yaml:1:12: directory: found '', expected a path"]),
+    ("keep: !!set {kernels}",
+     ["negativa.yaml:1:7: found the tag !!set, expected none",
+      "negativa.yaml:1:21: keep.kernels: found nothing, expected a list, each of it a glob with * "
+      "and ?"]),
+    # several at once, in the order of the file
+    ("keep:\n  ptx: latest\n  kernel: []\ntrase: {}",
+     ["negativa.yaml:2:8: keep.ptx: found 'latest', expected off, newest or all",
+      "negativa.yaml:3:3: unknown key 'kernel' in keep; did you mean kernels?",
+      "negativa.yaml:4:1: unknown key 'trase'; did you mean trace?"]),
+    # YAML itself
+    ("keep: [a", ["negativa.yaml:1:9: while parsing a flow sequence, expected ',' or ']', but "
+                  "got '<stream end>'"]),
+    ("keep:\n\tptx: all", ["negativa.yaml:2:1: while scanning for the next token, found "
+                           "character '\\t' that cannot start any token"]),
+    ("keep: *a", ["negativa.yaml:1:7: found undefined alias 'a'"]),
+    ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: expected a single document in the stream, but found "
+                         "another document"]),
+    ("keep: {kernels: &a [*a]}",
+     ["negativa.yaml:1:17: an alias inside of what it stands for",
+      "negativa.yaml:1:17: keep.kernels: found nothing, expected a glob with * and ?"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "messages"), MISTAKES, ids=[text for text, _ in MISTAKES])
+def test_mistakes(tmp_path: Path, text: str, messages: list[str]) -> None:
+    assert mistakes(tmp_path, text) == messages
+
+
+def test_the_mistakes_of_the_documentation(tmp_path: Path) -> None:
+    (shown,) = documented("text")
+    assert mistakes(tmp_path, "trace:\nkeep:\n  kernel: []\n  ptx: latest\n") == shown.splitlines()
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    path = tmp_path / "negativa.yaml"
+    with pytest.raises(OptionError, match=r"negativa\.yaml: cannot be read: No such file"):
+        load_config(path)
+    with pytest.raises(OptionError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
+    path.write_bytes(b"keep: {}\ndirectory: a\xff\n")
+    with pytest.raises(OptionError, match=r"negativa\.yaml:2:13: not UTF-8: invalid start byte"):
+        load_config(path)
+    path.write_bytes(b"directory: a\x07b")
+    with pytest.raises(OptionError, match=r"character 13, U\+0007: special characters"):
+        load_config(path)
+    path.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(OptionError, match="larger than 1048576 bytes, expected a configuration"):
+        load_config(path)
+    path.write_text("keep: " + "[" * 50_000)
+    with pytest.raises(OptionError, match="nested too deep"):
+        load_config(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    (tmp_path / "negativa.yaml").write_bytes(b"\xef\xbb\xbfdirectory: out")
+    assert load_config(tmp_path / "negativa.yaml").config.directory == "out"
+
+
+def test_aliases_cannot_multiply(tmp_path: Path) -> None:
+    """Ten to the power of thirty items, if anybody counted."""
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 31)]
+    assert len(mistakes(tmp_path, "\n".join(lines))) == 31
+    text = "\n".join(lines).replace("a30:", "directory:")
+    assert mistakes(tmp_path, text)[-1].endswith("directory: found a list, expected a path")
+
+
+KEYS = sorted({key for option in OPTIONS for key in option.name.split(".")})
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(
+        ["off", "all", "launch", "json", "sm_90", "dist:a", "5 MB", "10%", "", "[", "~"]
+    ),
+    st.text(max_size=5),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.text(alphabet=st.sampled_from("keps:ptx: [],{}&*!#|>-'\"\n\t0.5%<?\x00\ud7ff"), max_size=40)
+)
+@example("&a [*a]")
+@example("? ")
+@example("!!float a")
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_text_is_a_config_or_an_option_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "negativa.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        load_config(path)
+    except OptionError as error:
+        assert str(error).startswith(str(path))
+
+
+@given(VALUES | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any) -> None:
+    text = yaml.safe_dump(value, allow_unicode=True)
+    try:
+        found = load(tmp_path, text)
+    except OptionError:
+        return
+    assert msgspec.convert(msgspec.to_builtins(found), Config) == found
+    jsonschema.validate(yaml.safe_load(text), config_schema())
+
+
+# The schema
+
+
+def test_the_committed_schema_is_the_generated_one() -> None:
+    committed = resources.files("pytest_negativa.storage") / "schemas" / "negativa.schema.json"
+    assert committed.read_text(encoding="utf-8") == schema_text(), (
+        "run python -m pytest_negativa.settings.schema > "
+        "pytest_negativa/storage/schemas/negativa.schema.json"
+    )
+
+
+def test_the_schema_is_one_and_describes_every_option() -> None:
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for option in OPTIONS:
+        if option.in_file:
+            at: Any = schema
+            for key in option.name.split("."):
+                at = at["properties"][key]
+            assert at["description"] == option.help
+            if option.default is not None:
+                jsonschema.validate(at["default"], at)
+    assert json.loads(schema_text()) == schema
+
+
+# A JSON Schema can't see what is there twice, tags and the like; YAML 1.2, which editors
+# speak, has fewer words for true and false; JSON has no NaN. All else is judged alike.
+ONLY_OURS = (
+    "there twice", "alias inside", "the tag", "ptx: no", "while ", "undefined", "document",
+    "list or mapping, expected a key", "<<", ".nan", "!!int",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        text
+        for text, messages in MISTAKES
+        if not any(word in f"{text} {messages}" for word in ONLY_OURS)
+    ],
+)
+def test_editors_complain_of_the_same_mistakes(text: str) -> None:
+    document = yaml.safe_load(text)
+    if isinstance(document, dict):  # keys of JSON are texts
+        document = {str(key): value for key, value in document.items()}
+    assert not jsonschema.Draft202012Validator(config_schema()).is_valid(document)
+
+
+# Globs
+
+TORCH = LibraryNames(
+    path="/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so",
+    soname="libtorch_cuda.so.2",
+    distribution="torch",
+)
+CUBLAS = LibraryNames(
+    path="/v/nvidia/cublas/lib/libcublas.so.12", distribution="nvidia_cuBLAS.cu12"
+)
+
+
+@pytest.mark.parametrize(
+    ("glob", "library", "expected"),
+    [
+        ("libtorch_cuda.so", TORCH, True),
+        ("libtorch_cuda.so.2", TORCH, True),
+        ("libtorch_*", TORCH, True),
+        ("torch_cuda", TORCH, False),
+        ("LibTorch_cuda.so", TORCH, False),
+        ("libtorch_cuda.s?", TORCH, True),
+        ("libtorch_cuda.s?", CUBLAS, False),
+        ("torch/lib/*", TORCH, True),
+        ("*/torch/*", TORCH, True),
+        ("orch/lib/*", TORCH, False),
+        ("/venv/*.so", TORCH, True),
+        ("/lib/*.so", TORCH, False),
+        ("torch", TORCH, False),
+        ("dist:torch", TORCH, True),
+        ("dist: Torch", TORCH, True),
+        ("dist:tor", TORCH, False),
+        ("dist:t*", TORCH, True),
+        ("dist:nvidia-cublas-cu12", CUBLAS, True),
+        ("dist:nvidia_*", CUBLAS, True),
+        ("dist:*", LibraryNames(path="/a/b.so"), False),
+        ("b.so", LibraryNames(path="/a/b.so"), True),
+    ],
+)
+def test_library_globs(glob: str, library: LibraryNames, expected: bool) -> None:
+    assert matches_library(glob, library) is expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ((), (), True),
+        (("dist:torch",), (), True),
+        (("libother.so", "dist:torch"), (), True),
+        (("libother.so",), (), False),
+        ((), ("libtorch_*",), False),
+        (("dist:torch",), ("libtorch_*",), False),
+        (("dist:torch",), ("libother.so",), True),
+    ],
+)
+def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected: bool) -> None:
+    assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
+
+
+@given(st.text(max_size=8))
+def test_a_name_without_stars_matches_itself_alone(name: str) -> None:
+    assert matches(name, name)
+    assert GlobSet([name]).match(name) == name
+    if not set("*?") & set(name):
+        assert not matches(name, f"{name}x")
+        assert GlobSet([name]).match(f"x{name}") is None
+
+
+@given(
+    globs=st.lists(st.text(alphabet="ab[]*?\n|", max_size=4), max_size=4),
+    names=st.lists(st.text(alphabet="ab[]\n|", max_size=4), min_size=1, max_size=2),
+)
+def test_a_set_is_its_globs_one_by_one(globs: list[str], names: list[str]) -> None:
+    hits = [glob for glob in globs if any(matches(glob, name) for name in names)]
+    found = GlobSet(globs)
+    assert found.match(*names) == (hits[0] if hits else None)
+    assert found.matched == set(hits)
+
+
+def test_brackets_of_signatures_and_parameters_are_no_classes() -> None:
+    assert matches("void f(float (&)[3])*", "void f(float (&)[3]) [clone .1]")
+    assert not matches("test_a[xy]", "test_ax")
+
+
+def test_globs_without_a_match_are_named_with_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "keep:\n  kernels:\n    - gemm_*\n    - ours::scal_rows*\n    - zzz\n")
+    found = load_settings({}, {}, root=tmp_path)
+    names = ["gemm_nt(float*)", "void ours::scale_rows<float>(float*, int)", "other"]
+    globs = GlobSet(found.keep.kernels)
+    for name in names:
+        globs.match(name)
+    assert unmatched_globs(found, "keep.kernels", globs.matched, names) == (
+        f"{path}:4:7: keep.kernels: 'ours::scal_rows*' matches nothing; "
+        "the nearest name is void ours::scale_rows<float>(float*, int)",
+        f"{path}:5:7: keep.kernels: 'zzz' matches nothing",
+    )
+    assert unmatched_globs(found, "keep.kernels", found.keep.kernels, names) == ()
+
+
+@pytest.mark.parametrize(
+    ("glob", "nearest"),
+    [
+        ("libtorch_cud.so", "libtorch_cuda.so.2"),
+        ("*/torhc/lib/*", "/v/torch/lib/libtorch_cuda.so.2"),
+        ("dist:troch", "dist:torch"),
+        ("*", None),
+    ],
+)
+def test_the_nearest_library_is_suggested(tmp_path: Path, glob: str, nearest: str | None) -> None:
+    flags = {"libraries.include": [glob]}
+    found = load_settings(flags, {}, root=tmp_path)
+    candidates = ["/v/torch/lib/libtorch_cuda.so.2", "dist:torch", "dist:numpy"]
+    (warning,) = unmatched_globs(found, "libraries.include", (), candidates)
+    start = f"--negativa-include-library: libraries.include: {glob!r} matches nothing"
+    assert warning.startswith(start)
+    if nearest is None:
+        assert warning == start
+    else:
+        assert warning.endswith(nearest)
+
+
+# Thresholds
+
+FACTS = {"gpu_code": 1000, "unused_bytes": 900, "kernels": 200, "used_kernels": 30}
+
+
+@pytest.mark.parametrize(
+    ("name", "fails", "passes", "message"),
+    [
+        ("max_unused_percent", 89.9, 90.0,
+         "max_unused_percent: 90% of the GPU code is unused, the limit is 89.9%"),
+        ("min_used_kernels", 31, 30,
+         "min_used_kernels: 30 kernels are used, the limit is 31"),
+        ("min_used_kernels_percent", 15.1, 15.0,
+         "min_used_kernels_percent: 15% of the kernels are used, the limit is 15.1%"),
+        ("max_gpu_code", 999, 1000,
+         "max_gpu_code: there are 1,000 bytes of GPU code, the limit is 999 bytes"),
+    ],
+)  # fmt: skip
+def test_thresholds(name: str, fails: float, passes: float, message: str) -> None:
+    assert Thresholds().crossed(**FACTS) == ()
+    limits = msgspec.convert({name: fails}, Thresholds)
+    assert limits.crossed(**FACTS) == (message,)
+    assert msgspec.convert({name: passes}, Thresholds).crossed(**FACTS) == ()
+
+
+def test_all_crossed_thresholds_are_named() -> None:
+    limits = Thresholds(
+        max_unused_percent=0, min_used_kernels=50, min_used_kernels_percent=100, max_gpu_code=0
+    )
+    assert len(limits.crossed(**FACTS)) == 4
+    nothing = dict.fromkeys(FACTS, 0)
+    (only,) = limits.crossed(**nothing)
+    assert only.startswith("min_used_kernels: 0 kernels")
+
+
+# Hooks
+
+
+def manager() -> pluggy.PluginManager:
+    found = pluggy.PluginManager("pytest")
+    found.add_hookspecs(hookspecs)
+    return found
+
+
+def test_hooks_are_specified() -> None:
+    hook = manager().hook
+    names = sorted(name for name in vars(hookspecs) if name.startswith("pytest_negativa"))
+    assert names == [
+        "pytest_negativa_keep_element",
+        "pytest_negativa_libraries",
+        "pytest_negativa_register_detector",
+        "pytest_negativa_report",
+    ]
+    for name in names:
+        caller = getattr(hook, name)
+        described = getattr(hookspecs, name).__doc__
+        assert caller.spec is not None
+        for argument in caller.spec.argnames:
+            assert f":param {argument}:" in described
+
+
+def test_hooks_collect_and_take_the_first() -> None:
+    hookimpl = pluggy.HookimplMarker("pytest")
+
+    class First:
+        @hookimpl
+        def pytest_negativa_keep_element(self, element: object) -> str | None:
+            return None
+
+        @hookimpl
+        def pytest_negativa_libraries(self) -> list[str]:
+            return ["/a.so"]
+
+    class Second:
+        @hookimpl
+        def pytest_negativa_keep_element(self, element: object) -> str | None:
+            return f"needed: {element}"
+
+        @hookimpl
+        def pytest_negativa_libraries(self) -> list[str]:
+            return ["/b.so"]
+
+    found = manager()
+    found.register(First())
+    found.register(Second())
+    found.check_pending()
+    keep = found.hook.pytest_negativa_keep_element
+    assert keep(settings=None, library=None, element="x") == "needed: x"
+    libraries = found.hook.pytest_negativa_libraries(config=None, settings=None, usage=None)
+    assert sorted(libraries) == [["/a.so"], ["/b.so"]]
+
+
+def test_a_misspelt_argument_of_a_hook_is_refused() -> None:
+    class Wrong:
+        @pluggy.HookimplMarker("pytest")
+        def pytest_negativa_keep_element(self, elemnt: object) -> None: ...
+
+    with pytest.raises(pluggy.PluginValidationError, match="elemnt"):
+        manager().register(Wrong())
+
+
+# Documentation
+
+
+def test_every_option_is_documented_in_one_row() -> None:
+    rows = [
+        [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+        for line in DOCS.read_text().splitlines()
+        if line.startswith("| ") and "NEGATIVA" in line
+    ]
+    assert sorted(row[1] for row in rows) == sorted(option.flag for option in OPTIONS)
+    by_flag = {row[1]: row for row in rows}
+    for option in OPTIONS:
+        name, _, variable, *_ = by_flag[option.flag]
+        assert name == (option.name if option.in_file else "")
+        assert variable == option.variable

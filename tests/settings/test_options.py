@@ -1,0 +1,675 @@
+"""The table of options: every option by every source, and the order of the sources."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.models.settings import Config, Reports, Settings, Source, SourceKind
+from pytest_negativa.settings import kinds as kinds
+from pytest_negativa.settings.file import ConfigFile, load_config, load_settings
+from pytest_negativa.settings.options import (
+    BY_NAME,
+    OPTIONS,
+    Option,
+    add_pytest_options,
+    click_options,
+    explain,
+    idle_flag,
+    is_enabled,
+    pick_flags,
+    resolve,
+)
+
+ROOT = "/project"
+CWD = "/elsewhere"
+TERMINAL = {"format": "terminal", "path": None}
+MARKDOWN = {"format": "markdown", "path": "/project/.negativa/report.md"}
+
+
+class Case(NamedTuple):
+    """An option by each source, with values that all differ, also from the default.
+
+    ``flag``: arguments after the flag, one per use. ``default``, ``by_*``: what comes out.
+    """
+
+    name: str
+    flag: tuple[str, ...]
+    by_flag: Any
+    variable: str
+    by_variable: Any
+    yaml: str
+    by_file: Any
+    default: Any
+
+
+def _json(path: str) -> dict[str, str]:
+    return {"format": "json", "path": path}
+
+
+CASES = [
+    Case(
+        "directory",
+        ("out",), "/elsewhere/out",
+        "/abs/env", "/abs/env",
+        "results", "/project/conf/results",
+        "/project/.negativa",
+    ),
+    Case(
+        "libraries.include",
+        ("liba*", "dist:torch"), ["liba*", "dist:torch"],
+        "libb.so;*/lib/c,1.so", ["libb.so", "*/lib/c,1.so"],
+        "[libc.so]", ["libc.so"],
+        [],
+    ),
+    Case(
+        "libraries.exclude",
+        ("liba*",), ["liba*"],
+        "libb.so\nlibd.so", ["libb.so", "libd.so"],
+        "[libc.so, '*/x/*']", ["libc.so", "*/x/*"],
+        [],
+    ),
+    Case(
+        "keep.kernels",
+        ("gemm<int, 4>*", "f"), ["gemm<int, 4>*", "f"],
+        "a(int, float);b", ["a(int, float)", "b"],
+        "['k(float [3])']", ["k(float [3])"],
+        [],
+    ),
+    Case(
+        "keep.libraries",
+        ("liba*",), ["liba*"],
+        "dist:b", ["dist:b"],
+        "\n    - libc.so", ["libc.so"],
+        [],
+    ),
+    Case(
+        "keep.archs",
+        ("sm_80,sm_86", "sm_90a"), ["sm_80", "sm_86", "sm_90a"],
+        "sm_75, sm_120f", ["sm_75", "sm_120f"],
+        "[sm_100]", ["sm_100"],
+        [],
+    ),
+    Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
+    Case("keep.relocatable", ("keep",), "keep", "drop", "drop", "keep", "keep", "auto"),
+    Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
+    Case("tests.markers", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
+    Case("tests.keywords", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
+    Case(
+        "tests.include",
+        ("t.py::a[*]",), ["t.py::a[*]"],
+        "x.py::*;y.py::b[1, 2]", ["x.py::*", "y.py::b[1, 2]"],
+        "['*::c']", ["*::c"],
+        [],
+    ),
+    Case("tests.exclude", ("a",), ["a"], "b", ["b"], "[c]", ["c"], []),
+    Case("trace.level", ("launch",), "launch", "launch", "launch", "launch", "launch", "lookup"),
+    Case("trace.children", (), True, "off", False, "false", False, True),
+    Case(
+        "trace.replay",
+        ("r1",), "/elsewhere/r1",
+        "r2", "/elsewhere/r2",
+        "r3", "/project/conf/r3",
+        None,
+    ),
+    Case("trace.accept_failed", (), True, "1", True, "true", True, False),
+    Case("verify.fill", ("0xCC",), "0xCC", "0x00", "0x00", "0xCC", "0xCC", "0x01"),
+    Case(
+        "verify.copies",
+        ("compacted",), "compacted",
+        "compacted", "compacted",
+        "compacted", "compacted",
+        "overwritten",
+    ),
+    Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 0),
+    Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
+    Case("verify.heal_runs", ("0",), 0, "10", 10, "20", 20, 200),
+    Case("verify.heal_minutes", ("0",), 0, "5", 5, "6", 6, 60),
+    Case(
+        "reports.formats",
+        ("json:j.json", "markdown"),
+        [_json("/elsewhere/j.json"), MARKDOWN],
+        "terminal,json:/x/e.json", [TERMINAL, _json("/x/e.json")],
+        "{json: f.json}", [_json("/project/conf/f.json")],
+        [TERMINAL],
+    ),
+    Case("reports.top", ("0",), 0, "7", 7, "8", 8, 20),
+    Case("reports.demangle", (), True, "no", False, "false", False, True),
+    Case("thresholds.max_unused_percent", ("0",), 0.0, "12.5%", 12.5, "99", 99.0, None),
+    Case("thresholds.min_used_kernels", ("0",), 0, "10", 10, "11", 11, None),
+    Case("thresholds.min_used_kernels_percent", ("100",), 100.0, "1", 1.0, "2.5%", 2.5, None),
+    Case(
+        "thresholds.max_gpu_code",
+        ("0",), 0,
+        "1.5 GiB", 3 * 2**29,
+        "500 MB", 500_000_000,
+        None,
+    ),
+    Case(
+        "cache.dir",
+        ("../c",), "/c",
+        "~/maps", "/users/ada/maps",
+        "../maps", "/project/maps",
+        "/users/ada/.cache/negativa",
+    ),
+    Case("cache.limit", ("4096",), 4096, "1kB", 1000, "1 KiB", 1024, 2**30),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/users/ada")
+
+
+def parse(*arguments: str) -> dict[str, Any]:
+    """As pytest parses them: a namespace of ``dest`` names."""
+
+    class Group:
+        def addoption(self, *opts: str, **attrs: Any) -> None:
+            parser.add_argument(*opts, **attrs)
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_pytest_options(Group())
+    return pick_flags(vars(parser.parse_args(arguments)))
+
+
+def flags_for(case: Case) -> list[str]:
+    option = BY_NAME[case.name]
+    if option.is_switch:
+        return [option.flag]
+    return [f"{option.flag}={argument}" for argument in case.flag]
+
+
+def environ_for(case: Case) -> dict[str, str]:
+    return {BY_NAME[case.name].variable: case.variable}
+
+
+@pytest.fixture
+def file_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads a file that sets the option of a case, as if it were /project/conf/n.yaml."""
+
+    def load(case: Case) -> ConfigFile:
+        section, _, key = case.name.rpartition(".")
+        path = tmp_path / "n.yaml"
+        path.write_text(f"{section}:\n  {key}: {case.yaml}\n" if section else f"{key}: {case.yaml}")
+        loaded = load_config(path)
+        return ConfigFile(path="/project/conf/n.yaml", was_searched=False, written=loaded.written)
+
+    return load
+
+
+def get(found: Settings, name: str) -> Any:
+    value: Any = found.to_plain()
+    for key in name.split("."):
+        value = value[key]
+    # Lists and tuples are the same to a reader of plain values.
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def run(flags: Any, environ: Any, config: ConfigFile | None) -> Settings:
+    environ = {"HOME": "/users/ada", **environ}
+    return resolve(flags, environ, config, root=ROOT, cwd=CWD)
+
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def test_every_option_has_a_case() -> None:
+    assert [c.name for c in CASES] == [o.name for o in OPTIONS if o.in_file]
+
+
+@by_case
+def test_default(case: Case) -> None:
+    found = run({}, {}, None)
+    assert get(found, case.name) == case.default
+    assert found.sources[case.name] == Source(kind=SourceKind.DEFAULT)
+
+
+@by_case
+def test_file_beats_default(case: Case, file_of: Any) -> None:
+    found = run({}, {}, file_of(case))
+    assert get(found, case.name) == case.by_file
+    assert found.sources[case.name].kind is SourceKind.FILE
+    assert "n.yaml:" in found.sources[case.name].where
+
+
+@by_case
+def test_environment_beats_file(case: Case, file_of: Any) -> None:
+    found = run({}, environ_for(case), file_of(case))
+    assert get(found, case.name) == case.by_variable
+    variable = BY_NAME[case.name].variable
+    assert found.sources[case.name] == Source(kind=SourceKind.ENVIRONMENT, where=variable)
+
+
+@by_case
+def test_flag_beats_all(case: Case, file_of: Any) -> None:
+    found = run(parse(*flags_for(case)), environ_for(case), file_of(case))
+    assert get(found, case.name) == case.by_flag
+    flag = BY_NAME[case.name].flag
+    assert found.sources[case.name] == Source(kind=SourceKind.FLAG, where=flag)
+
+
+@by_case
+def test_flag_alone(case: Case) -> None:
+    assert get(run(parse(*flags_for(case)), {}, None), case.name) == case.by_flag
+
+
+@by_case
+def test_empty_variable_counts_as_not_set(case: Case, file_of: Any) -> None:
+    found = run({}, {BY_NAME[case.name].variable: " "}, file_of(case))
+    assert get(found, case.name) == case.by_file
+
+
+@by_case
+def test_command_line_of_negativa(case: Case) -> None:
+    option = BY_NAME[case.name]
+    if option.cli_flag is None:
+        with pytest.raises(ValueError, match="no option of the command line"):
+            click_options(case.name)(lambda: None)
+        return
+    received: dict[str, Any] = {}
+
+    @click.command()
+    @click_options(case.name)
+    def command(**parsed: Any) -> None:
+        received.update(pick_flags(parsed))
+
+    arguments = [flag.replace("--negativa-", "--") for flag in flags_for(case)]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    assert get(run(received, environ_for(case), None), case.name) == case.by_flag
+    received.clear()
+    assert CliRunner().invoke(command, []).exit_code == 0
+    assert received == {}
+
+
+switches = pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.is_switch], ids=lambda o: str(o.name)
+)
+
+
+@switches
+def test_switches_have_an_opposite(option: Option) -> None:
+    assert parse(f"--no-{option.flag[2:]}") == {option.name: False}
+    assert parse(option.flag, f"--no-{option.flag[2:]}") == {option.name: False}
+    found = run(parse(f"--no-{option.flag[2:]}"), {option.variable: "1"}, None)
+    assert get(found, option.name) is False
+
+
+def test_opposite_on_the_command_line_of_negativa() -> None:
+    @click.command()
+    @click_options()
+    def command(**parsed: Any) -> None:
+        assert pick_flags(parsed) == {"trace.children": False, "reports.demangle": True}
+
+    result = CliRunner().invoke(command, ["--no-children", "--demangle"])
+    assert result.exit_code == 0, result.output
+
+
+def test_command_line_help_names_every_option_in_order() -> None:
+    command = click.command()(click_options()(lambda: None))
+    text = CliRunner().invoke(command, ["--help"]).output
+    places = [text.index(f" {option.cli_flag}") for option in OPTIONS if option.in_cli]
+    assert places == sorted(places)
+
+
+def test_help_names_the_formats_of_reports() -> None:
+    option = BY_NAME["reports.formats"]
+    assert isinstance(option.kind, kinds.Reports)
+    for word in option.kind.report.formats:
+        assert word in option.help
+
+
+def test_a_flag_is_named_as_the_command_has_it() -> None:
+    flags = {"keep.ptx": "some", "keep.kernels": ("a*",)}
+    with pytest.raises(OptionError, match=r"^--keep-ptx: found 'some'"):
+        resolve(flags, {}, None, root=ROOT, of_command=True)
+    with pytest.raises(OptionError, match=r"^--negativa-keep-ptx: found 'some'"):
+        resolve(flags, {}, None, root=ROOT)
+    found = resolve({"keep.kernels": ("a*",)}, {}, None, root=ROOT, of_command=True)
+    assert found.sources["keep.kernels"].where == "--keep-kernel"
+
+
+def test_what_an_option_needs() -> None:
+    """Each but the switches themselves has an effect in some kind of session."""
+    switches = {"enabled", "verifying", "healing", "measuring"}
+    for option in OPTIONS:
+        assert bool(option.needs) == (option.name not in switches)
+        assert set(option.needs) <= switches
+
+
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        ((), None),
+        (("-k", "x", "test_a.py"), None),
+        (("--negativa-top=3",), "--negativa-top"),
+        (("--negativa-top", "3"), "--negativa-top"),
+        (("--no-negativa-children",), "--no-negativa-children"),
+        (("--negativa-topmost=3", "--negativa-to=3"), None),
+        (("--", "--negativa-top=3"), None),
+    ],
+)
+def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
+    found = idle_flag(words, {}, {})
+    assert (found and found.split()[0]) == idle
+    assert idle_flag(words, {"enabled": True}, {}) is None
+    assert idle_flag(words, {}, {"NEGATIVA": "1"}) is None
+    # As what starts sessions of its own, untraced, adds to a user's command line.
+    assert idle_flag(words, {"verifying": False}, {}) is None
+
+
+def test_all_together(file_of: Any) -> None:
+    """No option's value lands in another's place."""
+    flags = parse(*(flag for case in CASES for flag in flags_for(case)))
+    environ = {key: value for case in CASES for key, value in environ_for(case).items()}
+    by_flag = run(flags, environ, None)
+    by_variable = run({}, environ, None)
+    for case in CASES:
+        if case.name != "reports.formats":  # its default paths follow the directory
+            assert get(by_flag, case.name) == case.by_flag
+            assert get(by_variable, case.name) == case.by_variable
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_strongest_source_wins_for_each_option_alone(data: st.DataObject) -> None:
+    chosen = data.draw(
+        st.fixed_dictionaries({c.name: st.sets(st.sampled_from(["flag", "env"])) for c in CASES})
+    )
+    flags = parse(*(f for c in CASES if "flag" in chosen[c.name] for f in flags_for(c)))
+    environ: dict[str, str] = {}
+    for case in CASES:
+        if "env" in chosen[case.name]:
+            environ |= environ_for(case)
+    found = run(flags, environ, None)
+    for case in CASES:
+        sources = chosen[case.name]
+        kind = "flag" if "flag" in sources else "environment" if sources else "default"
+        assert found.sources[case.name].kind.value == kind
+        if case.name != "reports.formats":
+            expected = {"flag": case.by_flag, "environment": case.by_variable}
+            assert get(found, case.name) == expected.get(kind, case.default)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "enabled"),
+    [
+        ((), {}, False),
+        (("--negativa",), {}, True),
+        ((), {"NEGATIVA": "1"}, True),
+        ((), {"NEGATIVA": "off"}, False),
+        ((), {"NEGATIVA": ""}, False),
+        (("--no-negativa",), {"NEGATIVA": "1"}, False),
+        (("--negativa",), {"NEGATIVA": "0"}, True),
+        # Any other flag alone doesn't switch tracing on.
+        (("--negativa-level=launch",), {}, False),
+    ],
+)
+def test_enabled(flags: tuple[str, ...], environ: dict[str, str], enabled: bool) -> None:
+    assert is_enabled("enabled", parse(*flags), environ) is enabled
+    assert run(parse(*flags), environ, None).enabled is enabled
+
+
+def test_config_by_flag_environment_and_search(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name, top in (("flag", 1), ("variable", 2), ("negativa", 3)):
+        (tmp_path / f"{name}.yaml").write_text(f"reports: {{top: {top}}}")
+    root = tmp_path / "a"
+    root.mkdir()
+    environ = {"NEGATIVA_CONFIG": "variable.yaml"}
+
+    def load(flags: dict[str, Any], environ: dict[str, str], start: Path = root) -> Settings:
+        return load_settings(flags, environ, root=start, cwd=tmp_path)
+
+    by_flag = load(parse("--negativa-config=flag.yaml"), environ)
+    assert (by_flag.reports.top, by_flag.config) == (1, str(tmp_path / "flag.yaml"))
+    assert by_flag.sources["config"] == Source(kind=SourceKind.FLAG, where="--negativa-config")
+    # A named file may lie anywhere; results stay with the project.
+    assert by_flag.directory == str(root / ".negativa")
+    by_variable = load({}, environ)
+    assert (by_variable.reports.top, by_variable.config) == (2, str(tmp_path / "variable.yaml"))
+    by_search = load({}, {})
+    assert (by_search.reports.top, by_search.config) == (3, str(tmp_path / "negativa.yaml"))
+    assert by_search.directory == str(tmp_path / ".negativa")
+    (tmp_path / "negativa.yaml").unlink()
+    without = load({}, {})
+    assert (without.reports.top, without.config) == (20, None)
+    assert without.directory == str(root / ".negativa")
+
+
+def test_named_config_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"gone\.yaml: cannot be read: No such file"):
+        load_settings({"config": "gone.yaml"}, {}, root=tmp_path, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "text", "message"),
+    [
+        ("--negativa-level", "NEGATIVA_LEVEL", "lunch",
+         "found 'lunch', expected lookup or launch; did you mean launch?"),
+        ("--negativa-keep-ptx", "NEGATIVA_KEEP_PTX", "false",
+         "found 'false', expected off, newest or all"),
+        ("--negativa-keep-arch", "NEGATIVA_KEEP_ARCH", "sm_80,90",
+         "found '90', expected an SM arch like sm_90 or sm_90a"),
+        ("--negativa-top", "NEGATIVA_TOP", "-1",
+         "found '-1', expected a whole number, 0 or more"),
+        ("--negativa-top", "NEGATIVA_TOP", "1.0",
+         "found '1.0', expected a whole number, 0 or more"),
+        ("--negativa-max-unused-percent", "NEGATIVA_MAX_UNUSED_PERCENT", "100.1",
+         "found '100.1', expected a percentage from 0 to 100"),
+        ("--negativa-max-unused-percent", "NEGATIVA_MAX_UNUSED_PERCENT", "nan",
+         "found 'nan', expected a percentage from 0 to 100"),
+        ("--negativa-max-gpu-code", "NEGATIVA_MAX_GPU_CODE", "5 parsecs",
+         "found '5 parsecs', expected a size like 4096, 500 MB or 1.5 GiB"),
+        ("--negativa-report", "NEGATIVA_REPORT", "xml",
+         "found 'xml', expected terminal, json or markdown"),
+        ("--negativa-report", "NEGATIVA_REPORT", "jsn:a",
+         "found 'jsn:a', expected terminal, json or markdown; did you mean json?"),
+        ("--negativa-report", "NEGATIVA_REPORT", "json:",
+         "found 'json:', expected a path after json:"),
+        ("--negativa-report", "NEGATIVA_REPORT", "terminal:a.txt",
+         "found 'terminal:a.txt', expected terminal alone"),
+        ("--negativa-report", "NEGATIVA_REPORT", "json,json:b", "json is there twice"),
+        ("--negativa-include-library", "NEGATIVA_INCLUDE_LIBRARY", "lib[ab].so",
+         "found 'lib[ab].so', expected a glob on a path, a file name or a soname, or dist:NAME; "
+         "only * and ? are special"),
+        ("--negativa-include-library", "NEGATIVA_INCLUDE_LIBRARY", "dist:",
+         "found 'dist:', expected a glob on a path, a file name or a soname, or dist:NAME"),
+        ("--negativa-keep-kernel", "NEGATIVA_KEEP_KERNEL", "a\x07",
+         "found 'a\\x07', expected a glob with * and ?"),
+    ],
+)  # fmt: skip
+def test_bad_values_name_flag_or_variable(
+    flag: str, variable: str, text: str, message: str
+) -> None:
+    with pytest.raises(OptionError) as by_flag:
+        run(parse(f"{flag}={text}"), {}, None)
+    assert str(by_flag.value) == f"{flag}: {message}"
+    with pytest.raises(OptionError) as by_variable:
+        run({}, {variable: text}, None)
+    assert str(by_variable.value) == f"{variable}: {message}"
+
+
+@pytest.mark.parametrize("flag", ["--negativa-dir", "--negativa-test-markers"])
+def test_a_text_must_not_be_empty(flag: str) -> None:
+    with pytest.raises(OptionError, match=f"{flag}: found '', expected"):
+        run(parse(f"{flag}="), {}, None)
+
+
+def test_a_bad_switch_in_the_environment() -> None:
+    with pytest.raises(OptionError, match=r"^NEGATIVA: found 'maybe', expected true or false$"):
+        is_enabled("enabled", {}, {"NEGATIVA": "maybe"})
+
+
+def test_an_empty_flag_empties_a_list(file_of: Any) -> None:
+    case = next(c for c in CASES if c.name == "keep.kernels")
+    found = run(parse("--negativa-keep-kernel="), environ_for(case), file_of(case))
+    assert found.keep.kernels == ()
+    assert found.sources["keep.kernels"].kind is SourceKind.FLAG
+
+
+@given(size=st.integers(0, 2**63 - 1))
+def test_a_size_in_bytes_is_exact(size: int) -> None:
+    text = str(size)
+    if len(text) <= 18:
+        assert run({"cache.limit": text}, {}, None).cache.limit == size
+
+
+@given(
+    whole=st.integers(0, 9999),
+    thousandths=st.integers(0, 999),
+    unit=st.sampled_from(["k", "M", "G", "Ki", "mi", "G", "Gi", "ti"]),
+    space=st.sampled_from(["", " "]),
+)
+def test_a_size_with_a_unit_is_exact_or_refused(
+    whole: int, thousandths: int, unit: str, space: str
+) -> None:
+    text = f"{whole}.{thousandths:03d}{space}{unit}B"
+    factor = (1024 if unit[1:] else 1000) ** ("kmgt".index(unit[0].lower()) + 1)
+    product = (1000 * whole + thousandths) * factor
+    if product % 1000:
+        with pytest.raises(OptionError):
+            run({"cache.limit": text}, {}, None)
+    else:
+        assert run({"cache.limit": text}, {}, None).cache.limit == product // 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["9.3e3", "1iB", "9999999999 GB", "- 1", "1 k", "0.5 B", "∞", "\u0661"]
+)
+def test_no_size(text: str) -> None:
+    with pytest.raises(OptionError, match="expected a size"):
+        run({"cache.limit": text}, {}, None)
+
+
+def test_defaults_of_the_records_are_those_of_the_table() -> None:
+    plain = msgspec.to_builtins(Config())
+    for option in OPTIONS:
+        if option.in_file:
+            value: Any = plain
+            for key in option.name.split("."):
+                value = value[key]
+            assert value == option.default, option.name
+
+
+def test_table_and_records_have_the_same_options() -> None:
+    def leaves(value: dict[str, Any], prefix: str = "") -> list[str]:
+        names = []
+        for key, inner in value.items():
+            if isinstance(inner, dict):
+                names += leaves(inner, f"{prefix}{key}.")
+            else:
+                names.append(prefix + key)
+        return names
+
+    assert sorted(leaves(msgspec.to_builtins(Config()))) == sorted(
+        option.name for option in OPTIONS if option.in_file
+    )
+
+
+def test_names_are_unique_and_follow_from_the_stem() -> None:
+    assert len({o.flag for o in OPTIONS}) == len({o.variable for o in OPTIONS}) == len(OPTIONS)
+    option = BY_NAME["keep.ptx"]
+    assert (option.flag, option.cli_flag) == ("--negativa-keep-ptx", "--keep-ptx")
+    assert (option.variable, option.dest) == ("NEGATIVA_KEEP_PTX", "negativa_keep_ptx")
+    assert (BY_NAME["enabled"].flag, BY_NAME["enabled"].variable) == ("--negativa", "NEGATIVA")
+
+
+def test_settings_travel_to_workers() -> None:
+    environ = {key: value for case in CASES for key, value in environ_for(case).items()}
+    sent = run(parse("--negativa", "--negativa-level=launch"), environ, None)
+    execnet = pytest.importorskip("execnet", reason="comes with pytest-xdist")
+    received = execnet.loads(execnet.dumps(sent.to_plain()))
+    assert Settings.from_plain(received) == sent
+    assert Settings.from_plain(msgspec.json.decode(msgspec.json.encode(sent.to_plain()))) == sent
+
+
+def test_settings_are_frozen() -> None:
+    found = run({}, {}, None)
+    with pytest.raises(AttributeError):
+        found.reports = Reports()  # type: ignore[misc]
+
+
+def test_explain(file_of: Any) -> None:
+    case = next(c for c in CASES if c.name == "keep.archs")
+    found = run(parse("--negativa-top=3"), {"NEGATIVA_REPORT": "json:/a.json"}, file_of(case))
+    rows = {name: (value, source) for name, value, source in explain(found)}
+    assert list(rows) == [option.name for option in OPTIONS]
+    assert rows["reports.top"] == ("3", "--negativa-top")
+    assert rows["reports.formats"] == ("json:/a.json", "NEGATIVA_REPORT")
+    assert rows["keep.archs"][0] == "sm_100"
+    assert rows["keep.archs"][1].endswith("n.yaml:2:10")
+    assert rows["trace.children"] == ("true", "default")
+    assert rows["thresholds.max_gpu_code"] == ("", "default")
+
+
+PROBE = """
+    from pytest_negativa.settings.options import add_pytest_options
+
+    def pytest_addoption(parser):
+        group = parser.getgroup("negativa-under-test")
+
+        class Group:
+            def addoption(self, *opts, **attrs):
+                # The installed plugin may have the options already.
+                opts = [opt.replace("negativa", "probe") for opt in opts]
+                attrs["dest"] = attrs["dest"].replace("negativa", "probe")
+                group.addoption(*opts, **attrs)
+
+        add_pytest_options(Group())
+"""
+
+
+def test_pytest_shows_every_option(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PROBE)
+    result = pytester.runpytest_subprocess("--help")
+    assert result.ret == 0
+    shown = result.stdout.str()
+    for option in OPTIONS:
+        assert f" {option.flag.replace('negativa', 'probe')}" in shown
+
+
+def test_pytest_parses_the_options(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PROBE)
+    pytester.makepyfile(
+        """
+        def test_it(request):
+            found = {k: v for k, v in vars(request.config.option).items() if "probe" in k}
+            assert len(found) > 20
+            assert {k: v for k, v in found.items() if v is not None} == {
+                "probe_keep_kernel": ["a", "b"], "probe_children": False, "probe_top": "3"
+            }
+        """
+    )
+    arguments = ("--probe-keep-kernel=a", "--probe-keep-kernel", "b", "--no-probe-children")
+    result = pytester.runpytest_subprocess("--probe-top=3", *arguments)
+    result.assert_outcomes(passed=1)
+
+
+def test_import_is_cheap() -> None:
+    """Every pytest session imports the table, with --negativa or without."""
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "from pytest_negativa.settings.options import add_pytest_options, is_enabled\n"
+        "import argparse\n"
+        "class G:\n"
+        "    def addoption(self, *a, **k): pass\n"
+        "add_pytest_options(G())\n"
+        "assert not is_enabled('enabled', {}, {'NEGATIVA': '0'})\n"
+        "heavy = {'msgspec', 'yaml', 'click', 'pytest', '_pytest', 'cupti', 'elftools',"
+        " 'zstandard', 'lz4', 'rich', 'tabulate', 'difflib', 'decimal'}\n"
+        "print(sorted(heavy & (set(sys.modules) - before)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

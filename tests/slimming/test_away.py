@@ -1,0 +1,168 @@
+"""Libraries that are away for a while, or damaged, keep the way to their originals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.undo import undo
+from tests.support.compacting import needs_compiler
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests
+
+pytestmark = needs_compiler
+
+FAST = SlimOptions(load_check=False)
+
+
+@pytest.fixture
+def before(site: Made) -> dict[str, str]:
+    return digests(site.folder)
+
+
+@pytest.fixture
+def slimmed(site: Made, before: dict[str, str], tmp_path: Path) -> Made:
+    options = replace(FAST, keep_originals=tmp_path / "originals")
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    return site
+
+
+def run(site: Made, **request: object) -> SlimReport:
+    request.setdefault("lock", site.lock)
+    return slim(SlimRequest(paths=(site.folder,), options=FAST, **request))  # type: ignore[arg-type]
+
+
+def undo_all(site: Made) -> dict[str, SlimRow]:
+    [tree] = scan((site.folder,))
+    return {row.path: row for row in undo(tree)}
+
+
+def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let a folder be one that can't be listed, also for root."""
+    scandir = os.scandir
+
+    def refuse(path: str | Path) -> Iterator[os.DirEntry[str]]:
+        if Path(path) == folder:
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    return monkeypatch
+
+
+def test_a_folder_that_was_away(slimmed: Made, before: dict[str, str], tmp_path: Path) -> None:
+    (slimmed.folder / "gpu").rename(tmp_path / "gpu")
+    assert not run(slimmed).failed
+    assert set(load_manifest(slimmed.folder).slimmed) == {ONE, TWO}
+    (tmp_path / "gpu").rename(slimmed.folder / "gpu")
+    assert undo_all(slimmed)[ONE].status is SlimStatus.UNDONE
+    assert digests(slimmed.folder) == before
+
+
+def test_originals_that_were_away_as_well(slimmed: Made, tmp_path: Path) -> None:
+    (slimmed.folder / "gpu").rename(tmp_path / "gpu")
+    (tmp_path / "originals").rename(tmp_path / "elsewhere")
+    run(slimmed)
+    assert set(load_manifest(slimmed.folder).slimmed) == {ONE, TWO}
+
+
+def test_forgotten_where_no_original_is_left(slimmed: Made, tmp_path: Path) -> None:
+    for path in (tmp_path / "originals").iterdir():
+        path.unlink()
+    slimmed.one.unlink()
+    run(slimmed)
+    assert set(load_manifest(slimmed.folder).slimmed) == {TWO}
+
+
+def test_a_folder_that_cannot_be_listed(
+    slimmed: Made, before: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        close(slimmed.one.parent, context)
+        report = run(slimmed)
+        assert report.failed
+        [told] = [row for row in report.rows if row.status is SlimStatus.FAILED]
+        assert told.path == "gpu/lib/"
+        assert "cannot be listed: Permission denied" in (told.why or "")
+        assert run(slimmed, require=True).stopped
+        [tree] = scan((slimmed.folder,))
+        assert {row.path: row.status for row in check(tree)} == dict.fromkeys(
+            ("gpu/lib/", ONE, TWO), SlimStatus.FAILED
+        )
+        assert undo_all(slimmed)[ONE].status is SlimStatus.FAILED
+    assert set(load_manifest(slimmed.folder).slimmed) == {ONE, TWO}
+    undo_all(slimmed)
+    assert digests(slimmed.folder) == before
+
+
+def test_nothing_kept_and_a_folder_that_cannot_be_listed(
+    site: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(site)
+    close(site.one.parent, monkeypatch)
+    run(site)
+    assert set(load_manifest(site.folder).slimmed) == {ONE, TWO}
+
+
+def test_a_damaged_library(slimmed: Made, before: dict[str, str]) -> None:
+    os.truncate(slimmed.one, slimmed.one.stat().st_size // 2)
+    report = run(slimmed)
+    assert report.failed
+    rows = {row.path: row for row in report.rows}
+    assert rows[ONE].status is SlimStatus.CHANGED
+    assert "negativa slim --undo" in (rows[ONE].why or "")
+    assert rows[TWO].status is SlimStatus.ALREADY
+    assert undo_all(slimmed)[ONE].status is SlimStatus.UNDONE
+    assert digests(slimmed.folder) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "patched"])
+def test_damage_is_told_with_archs_too(slimmed: Made, damage: str) -> None:
+    if damage == "cut":
+        os.truncate(slimmed.one, slimmed.one.stat().st_size // 2)
+    else:
+        with slimmed.one.open("r+b") as file:
+            file.seek(slimmed.one.stat().st_size // 2)
+            file.write(bytes(8192))
+    now = slimmed.one.read_bytes()
+    done = CliRunner().invoke(main, ["slim", "--archs", "sm_90", str(slimmed.folder)])
+    assert done.exit_code == 1
+    assert f"{ONE}: changed: was slimmed, and differs" in done.stderr
+    assert slimmed.one.read_bytes() == now
+    assert ONE in load_manifest(slimmed.folder).slimmed
+
+
+def test_a_file_that_disappears_while_folders_are_listed(
+    site: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    class Entries:
+        def __init__(self, path: str | Path) -> None:
+            self._entries = scandir(path)
+
+        def __enter__(self) -> Entries:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._entries.close()
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            for entry in list(self._entries):
+                Path(entry.path).unlink(missing_ok=True) if entry.name == "libtwo.so" else None
+                yield entry
+
+    monkeypatch.setattr(os, "scandir", Entries)
+    names = {name for group in scan((site.folder,))[0].groups for name in group.names}
+    assert ONE in names and TWO not in names

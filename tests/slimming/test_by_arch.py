@@ -1,0 +1,195 @@
+"""Slimming without trace or lock: what devices of some archs can load stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, Section
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.planning.by_arch import plan_for_devices
+from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from tests.support.compacting import SHAPES, needs_compiler, read
+from tests.support.libraries import BIN, MULTIARCH
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import digests, snapshot, wrong_files
+
+H200, A100, RTX = ComputeCapability(9, 0), ComputeCapability(8, 0), ComputeCapability(8, 9)
+FAST = SlimOptions(load_check=False)
+
+
+def headers(path: Path) -> LibraryMap:
+    return read_library(path, Scope(headers_only=True))
+
+
+def kept(plan: LibraryPlan, region: Region) -> list[Element]:
+    starts = {d.start for d in plan.decisions if d.kept}
+    return [element for element in region.elements if element.payload.start in starts]
+
+
+def plan(library_map: LibraryMap, *devices: ComputeCapability, ptx: bool = False) -> LibraryPlan:
+    return plan_for_devices(library_map, devices, keep_ptx=ptx)
+
+
+def archs(elements: list[Element]) -> list[str]:
+    return [f"{e.kind.value} {e.arch}" for e in elements]
+
+
+def test_the_drivers_choice_of_every_region_stays() -> None:
+    library_map = headers(MULTIARCH)
+    for devices in ((H200,), (A100,), (H200, A100), (RTX,)):
+        made = plan(library_map, *devices)
+        for region in library_map.iter_regions():
+            chosen = {i for d in devices for i in choose_elements(region.elements, d)}
+            assert kept(made, region) == [region.elements[i] for i in sorted(chosen)]
+
+
+def test_each_element_has_a_decision() -> None:
+    for path in BIN.glob("*.so"):
+        library_map = headers(path)
+        spans = [(e.payload.start, e.payload.end) for e in library_map.iter_elements()]
+        spans += [(f.span.start, f.span.end) for f in library_map.iter_frames()]
+        made = plan(library_map, H200)
+        assert [(d.start, d.end) for d in made.decisions] == sorted(spans)
+
+
+def test_ptx_stays_if_asked_for() -> None:
+    library_map = headers(MULTIARCH)
+    ptx = [e for e in library_map.iter_elements() if e.kind is ElementKind.PTX]
+    assert ptx
+    without, with_ptx = plan(library_map, H200), plan(library_map, H200, ptx=True)
+    starts = {d.start for d in with_ptx.decisions if d.kept}
+    assert {e.payload.start for e in ptx} <= starts
+    assert {d.start for d in without.decisions if d.kept} < starts
+
+
+def test_ptx_that_a_device_must_compile_stays() -> None:
+    library_map = headers(BIN / "libptx_only.so")
+    assert any(d.kept for d in plan(library_map, ComputeCapability(12, 0)).decisions)
+
+
+def test_frames_of_other_archs_go() -> None:
+    library_map = headers(BIN / "libframes.so")
+    frames = list(library_map.iter_frames())
+    assert frames
+    by_start = {d.start: d.kept for d in plan(library_map, A100).decisions}
+    expected = [f.arch.major == 8 for f in frames]
+    assert [by_start[f.span.start] for f in frames] == expected
+
+
+def test_what_cannot_be_read_stays() -> None:
+    library_map = headers(MULTIARCH)
+    [section] = library_map.sections
+    region = section.regions[0]
+    broken = msgspec.structs.replace(region.elements[0], unreadable="damaged")
+    unknown = msgspec.structs.replace(region.elements[1], kind=ElementKind.UNKNOWN)
+    elements = (broken, unknown, *region.elements[2:])
+    changed = msgspec.structs.replace(region, elements=elements)
+    library_map = msgspec.structs.replace(
+        library_map, sections=(msgspec.structs.replace(section, regions=(changed,)),)
+    )
+    starts = {d.start for d in plan(library_map, H200).decisions if d.kept}
+    assert {broken.payload.start, unknown.payload.start} <= starts
+
+
+def in_section(library_map: LibraryMap, name: str) -> LibraryMap:
+    sections: tuple[Section, ...] = tuple(
+        msgspec.structs.replace(section, name=name) for section in library_map.sections
+    )
+    return msgspec.structs.replace(library_map, sections=sections)
+
+
+@pytest.mark.parametrize("name", ["__nv_relfatbin", ".ldata", ".cask_resource"])
+def test_where_the_library_may_choose_itself_more_stays(name: str) -> None:
+    library_map = headers(BIN / "libsuffix.so")
+    elsewhere = in_section(library_map, name)
+    for region in library_map.iter_regions():
+        by_driver = set(archs(kept(plan(library_map, H200), region)))
+        by_library = set(archs(kept(plan(elsewhere, H200), region)))
+        assert by_driver < by_library
+        assert {"cubin sm_90", "cubin sm_90a"} <= by_library
+        assert not any("sm_8" in one or "sm_10" in one for one in by_library if "cubin" in one)
+
+
+def test_relocatable_code_for_the_device_stays() -> None:
+    library_map = headers(BIN / "librdc_unlinked.so")
+    names = {section.name for section in library_map.sections}
+    assert "__nv_relfatbin" in names
+    made = plan(library_map, H200)
+    for region in library_map.iter_regions():
+        fitting = [e for e in region.elements if e.arch.major == 9]
+        assert all(element in kept(made, region) for element in fitting)
+
+
+@needs_compiler
+class TestSlimming:
+    """Elements of the libraries are for sm_90, sm_91 and so on, by their place in the region."""
+
+    def test_a_site(self, site: Made) -> None:
+        before = digests(site.folder)
+        request = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        rows = {row.path: row for row in slim(request).rows}
+        assert set(rows) == {ONE, TWO}
+        assert {row.status for row in rows.values()} == {SlimStatus.SLIMMED}
+        assert rows[ONE].after < rows[ONE].before
+        assert wrong_files(site.folder) == []
+        changed = {n for n, d in digests(site.folder).items() if before.get(n) != d}
+        assert HOST not in changed
+
+    def test_what_is_left_is_what_the_device_loads(self, site: Made) -> None:
+        elements = sum(map(len, SHAPES)) * 2
+        assert len(list(read(site.one).iter_elements())) == elements
+        slim(SlimRequest(paths=(site.one,), devices=(H200,), options=FAST))
+        left = [e for e in read(site.one).iter_elements() if e.kind is not ElementKind.UNKNOWN]
+        assert {str(e.arch) for e in left} == {"sm_90"}
+        assert len(left) == 2 * len(SHAPES)
+
+    def test_second_run_does_nothing(self, site: Made) -> None:
+        request = SlimRequest(
+            paths=(site.folder,), devices=(H200,), strip_others=True, options=FAST
+        )
+        assert not slim(request).failed
+        before = snapshot(site.folder)
+        rows = slim(request).rows
+        assert {row.status for row in rows} == {SlimStatus.ALREADY, SlimStatus.LEFT}
+        assert snapshot(site.folder) == before
+
+    def test_stripping_the_others_later(self, site: Made) -> None:
+        plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        assert not slim(plain).failed
+        report = slim(replace(plain, strip_others=True))
+        rows = {row.path: row.status for row in report.rows}
+        assert rows[ONE] is SlimStatus.ALREADY
+        assert rows[HOST] is SlimStatus.SLIMMED
+        assert not report.failed
+
+    def test_other_archs_later(self, site: Made) -> None:
+        plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        assert not slim(plain).failed
+        before = site.one.read_bytes()
+        rows = {row.path: row for row in slim(replace(plain, devices=(H200, A100))).rows}
+        assert rows[ONE].status is SlimStatus.FAILED
+        assert site.one.read_bytes() == before
+
+    def test_stripping_the_others_is_all_others(self, site: Made) -> None:
+        request = SlimRequest(
+            paths=(site.folder,), devices=(H200,), strip_others=True, options=FAST
+        )
+        rows = {row.path: row.status for row in slim(request).rows}
+        assert rows[HOST] is rows["other/libother.so"] is SlimStatus.SLIMMED
+        assert wrong_files(site.folder) == []
+
+    def test_damaged_library_is_left(self, site: Made) -> None:
+        site.one.write_bytes(site.one.read_bytes()[:5000])
+        request = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
+        rows = {row.path: row for row in slim(request).rows}
+        assert rows[ONE].status in (SlimStatus.LEFT, SlimStatus.FAILED)
+        assert rows[TWO].status is SlimStatus.SLIMMED
+        assert site.one.stat().st_size == 5000

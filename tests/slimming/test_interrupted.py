@@ -1,0 +1,265 @@
+"""Slimming that is killed, or runs out of disk: every library is the old or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from tests.support.compacting import needs_compiler
+from tests.support.libraries import NEGATIVA
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests, wrong_files
+
+pytestmark = needs_compiler
+
+KILLS = int(os.environ.get("NEGATIVA_TEST_KILLS", "15"))
+FAST = SlimOptions(load_check=False)
+
+
+def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[str]:
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.Popen(
+        [NEGATIVA, "slim", "--lock", site.lock_file, "--no-load-check", *more, site.folder],
+        env={**os.environ, "XDG_STATE_HOME": str(site.folder.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=restrict,
+    )
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob(".*"))
+
+
+def finish(site: Made, expected: dict[str, str]) -> None:
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert not report.failed
+    assert digests(site.folder) == expected
+    assert hidden(site.folder) == []
+
+
+@pytest.fixture(scope="module")
+def slimmed(installed: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of all files after a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "site"
+    subprocess.run(["cp", "-a", installed.folder, folder], check=True)
+    os.link(folder / TWO, folder / "gpu/linked.so")
+    slim(SlimRequest(paths=(folder,), lock=installed.lock, options=FAST))
+    return digests(folder)
+
+
+def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, str]) -> None:
+    os.link(site.two, site.folder / "gpu/linked.so")
+    before = digests(site.folder)
+    started = time.monotonic()
+    process = start(site)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    duration = time.monotonic() - started
+    rng = random.Random(4711)
+    seen = set()
+    for _ in range(KILLS):
+        subprocess.run(["rm", "-rf", site.folder], check=True)
+        subprocess.run(["cp", "-a", installed.folder, site.folder], check=True)
+        os.link(site.two, site.folder / "gpu/linked.so")
+        process = start(site)
+        # The first third it only imports; under load the next start may be quicker.
+        time.sleep(duration * rng.uniform(0.3, 1.02))
+        process.kill()
+        process.communicate()
+        found = digests(site.folder)
+        for name in (ONE, TWO, "gpu/linked.so"):
+            assert found[name] in (before[name], slimmed[name])
+            seen.add((name, found[name] == slimmed[name]))
+        record = f"{site.info.name}/RECORD"
+        assert found[record] in (before[record], slimmed[record])
+        if MANIFEST_NAME in found:
+            json.loads((site.folder / MANIFEST_NAME).read_bytes())
+        # No new file that the manifest doesn't know.
+        new = {found[name] for name in (ONE, TWO) if found[name] == slimmed[name]}
+        if new:
+            manifest = (site.folder / MANIFEST_NAME).read_text()
+            assert all(digest in manifest for digest in new)
+        finish(site, slimmed)
+    # Kills that hit nothing would prove nothing.
+    assert {(ONE, False)} <= seen or {(TWO, False)} <= seen
+
+
+@pytest.mark.parametrize("step", ["put_aside", "save_manifest", "take_place", "update_record"])
+def test_killed_between_the_steps(
+    site: Made, slimmed: dict[str, str], tmp_path: Path, step: str
+) -> None:
+    """SIGKILL right before each thing that is done, and right after, the first time it is."""
+    os.link(site.two, site.folder / "gpu/linked.so")
+    before = digests(site.folder)
+    for when in ("before", "after"):
+        code = f"""
+import os, signal, sys
+from pathlib import Path
+from pytest_negativa.slimming import slimmer as engine
+from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.storage.lockfile import load_lock
+real = engine.{step}
+def step(*arguments):
+    if {when == "after"}:
+        real(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+engine.{step} = step
+options = SlimOptions(load_check=False, keep_originals=Path({str(tmp_path / "aside")!r}))
+slim(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.lock_file)!r})),
+     options=options))
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        found = digests(site.folder)
+        for name in (ONE, TWO, "gpu/linked.so"):
+            assert found[name] in (before[name], slimmed[name])
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert not report.failed
+    after = digests(site.folder)
+    del after[MANIFEST_NAME]
+    assert after == {name: d for name, d in slimmed.items() if name != MANIFEST_NAME}
+    assert hidden(site.folder) == []
+    assert wrong_files(site.folder) == []
+
+
+def test_killed_between_two_names_of_a_file(site: Made, slimmed: dict[str, str]) -> None:
+    linked = site.folder / "gpu/linked.so"
+    original = site.two.read_bytes()
+    os.link(site.two, linked)
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    linked.unlink()
+    linked.write_bytes(original)
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert {row.status for row in report.rows} == {SlimStatus.ALREADY}
+    assert linked.samefile(site.two)
+    assert digests(site.folder) == slimmed
+
+
+def test_ctrl_c(site: Made, installed: Made) -> None:
+    process = start(site)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert not report.failed
+    assert wrong_files(site.folder) == []
+
+
+def test_ctrl_c_waits_for_no_library(site: Made) -> None:
+    """The first one is done when the second, which takes minutes, is interrupted."""
+    code = f"""
+import os, signal, sys, threading, time
+from pytest_negativa.slimming import slimmer as engine
+real, finish = engine.apply, engine.Slimmer._finish
+def apply(prepared, path, staged, **options):
+    if path.name == "libtwo.so":
+        staged.with_name(staged.name + ".x.tmp").touch()
+        time.sleep(300)
+    return real(prepared, path, staged, **options)
+def finish_one(self, work, *more):
+    finish(self, work, *more)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+engine.apply, engine.Slimmer._finish = apply, finish_one
+sys.argv = ["negativa", "slim", "--jobs", "2", "--no-load-check",
+            "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
+from pytest_negativa.cli.main import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_STATE_HOME": str(site.folder.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith(
+        "interrupted: what is done stays done, and the same command goes on from there\n"
+    )
+    assert hidden(site.folder) == []
+    assert wrong_files(site.folder) == []
+    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    assert {row.path: row.status for row in report.rows} == {
+        ONE: SlimStatus.ALREADY,
+        TWO: SlimStatus.SLIMMED,
+    }
+
+
+@pytest.mark.parametrize("limit", [500, 5_000, 60_000])
+def test_file_that_may_not_get_so_large(site: Made, limit: int) -> None:
+    """As on a full disk: the libraries, the manifest or nothing can be written."""
+    before = digests(site.folder)
+    process = start(site, limit=limit)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "File too large" in errors
+    assert "Traceback" not in errors
+    after = digests(site.folder)
+    assert {name: after[name] for name in before} == before
+    assert hidden(site.folder) == []
+
+
+def test_full_disk(site: Made, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = 2 * sum(path.stat().st_size for path in site.folder.rglob("*"))
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("no right to mount")
+    try:
+        folder = disk / "site-packages"
+        subprocess.run(["cp", "-a", site.folder, folder], check=True)
+        with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        before = digests(folder)
+        full = slim(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
+        assert full.failed
+        assert all("No space left" in (row.why or "") for row in full.rows)
+        assert digests(folder) == before
+        assert hidden(folder) == []
+        (disk / "ballast").unlink()
+        assert not slim(SlimRequest(paths=(folder,), lock=site.lock, options=FAST)).failed
+        assert wrong_files(folder) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_two_at_a_time(site: Made) -> None:
+    processes = [start(site) for _ in range(3)]
+    results = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], results
+    assert wrong_files(site.folder) == []
+    assert hidden(site.folder) == []
+    assert sum("slimmed before" not in out for out, _ in results) == 1
+
+
+def test_digest_in_the_manifest_is_the_files(site: Made) -> None:
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    manifest = json.loads((site.folder / MANIFEST_NAME).read_bytes())
+    for name, entry in manifest["slimmed"].items():
+        data = (site.folder / name).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(data).hexdigest()

@@ -1,0 +1,218 @@
+"""Runs in the same folder, in one in another, and to the same target, at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.slimming import slim as slim_module
+from pytest_negativa.slimming.copy_folder import copy_folder
+from pytest_negativa.slimming.folder_locks import hold, hold_metadata
+from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from tests.support.compacting import needs_compiler
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests, wrong_files
+
+pytestmark = needs_compiler
+
+FAST = SlimOptions(load_check=False)
+
+
+@contextmanager
+def held_by_another(folder: Path) -> Iterator[None]:
+    """A process holds a folder until the end."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from pytest_negativa.slimming.folder_locks import hold\n"
+        "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"held\n"
+        yield
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def waits(*roots: Path, shared: Path | None = None) -> bool:
+    """Whether a process can't have folders at once."""
+    held = threading.Event()
+
+    def take() -> None:
+        with hold(*roots, shared=shared):
+            held.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return not held.wait(0.5)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """One in another, and one beside it."""
+    inner, beside = tmp_path / "a/b/c", tmp_path / "a/d"
+    inner.mkdir(parents=True)
+    beside.mkdir()
+    return tmp_path / "a", inner, beside
+
+
+def test_folders_in_each_other_wait(folders: tuple[Path, Path, Path]) -> None:
+    outer, inner, beside = folders
+    with held_by_another(outer):
+        assert waits(outer) and waits(inner) and waits(shared=inner)
+    with held_by_another(inner):
+        assert waits(outer) and waits(inner)
+        assert not waits(beside)
+        assert waits(beside, inner)
+    assert not waits(outer)
+    assert not waits(inner, beside)
+
+
+def test_who_waits_says_so(
+    folders: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer, inner, _ = folders
+    with held_by_another(outer):
+        assert waits(inner)
+        assert capsys.readouterr().err == (
+            f"negativa: waiting for a process that has locked {outer}\n"
+        )
+
+
+def test_several_at_once(folders: tuple[Path, Path, Path]) -> None:
+    outer, inner, beside = folders
+    with hold(inner, beside):
+        for folder, free in ((inner, False), (beside, False), (outer, True)):
+            handle = os.open(folder, os.O_RDONLY)
+            kind = fcntl.LOCK_SH if free else fcntl.LOCK_EX
+            try:
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                assert free
+            except BlockingIOError:
+                assert not free
+            finally:
+                os.close(handle)
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(ReconstructError, match="cannot be opened"), hold(tmp_path / "gone"):
+        pass
+
+
+def test_metadata_beside_the_folder_that_is_held(tmp_path: Path) -> None:
+    info, inside = tmp_path / "a.dist-info", tmp_path / "in"
+    info.mkdir()
+    inside.mkdir()
+    # Who holds the folder around it has it already.
+    with hold(tmp_path), hold_metadata(info, tmp_path):
+        pass
+    with hold(inside), hold_metadata(info, inside):
+        assert waits(info)
+
+
+def test_metadata_that_are_given_as_well(site: Made) -> None:
+    """As ``site-packages/*`` does: nobody waits for himself."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from pytest_negativa.storage.lockfile import load_lock\n"
+        "from pytest_negativa.slimming.slimmer import SlimOptions\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, slim\n"
+        "lock, *paths = map(Path, sys.argv[1:])\n"
+        "options = SlimOptions(load_check=False)\n"
+        "slim(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
+    )
+    folders = (path for path in site.folder.iterdir() if path.is_dir())
+    subprocess.run([sys.executable, "-c", code, site.lock_file, *folders], check=True, timeout=60)
+    assert site.one.stat().st_size < (site.lock_file.parent / "one" / site.one.name).stat().st_size
+    assert wrong_files(site.folder) == []
+
+
+def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: Path) -> None:
+    """Neither takes the other's unfinished files for remains, nor loses lines of RECORD."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from pytest_negativa.storage.lockfile import load_lock\n"
+        "from pytest_negativa.slimming.slimmer import SlimOptions\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, slim\n"
+        "lock = load_lock(Path(sys.argv[1]))\n"
+        "slim(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions(load_check=False)))"
+    )
+    folders = (site.folder, site.folder / "gpu", site.one.parent, site.folder / "gpu")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, site.lock_file, folder],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for folder in folders
+    ]
+    results = [(process.communicate()[1], process.returncode) for process in processes]
+    assert not any("Traceback" in errors for errors, _ in results), results
+    assert wrong_files(site.folder) == []
+    original = digests(installed.folder)
+    now = digests(site.folder)
+    assert now[ONE] != original[ONE] and now[TWO] != original[TWO]
+
+
+class TestTarget:
+    def copy(self, site: Made, target: Path) -> None:
+        request = SlimRequest(paths=(site.folder,), lock=site.lock, target=target, options=FAST)
+        assert not slim(request).failed
+
+    def test_remains_are_not_copied(self, site: Made, tmp_path: Path) -> None:
+        left = site.one.with_name(".libone.so.1.0123abcd.negativa-slim")
+        left.write_bytes(b"half")
+        unfinished = site.folder / ".copy.negativa-slim" / ONE
+        unfinished.parent.mkdir(parents=True)
+        unfinished.write_bytes(site.one.read_bytes())
+        self.copy(site, tmp_path / "target")
+        assert not list((tmp_path / "target").rglob("*.negativa-slim"))
+        # Nor are they anybody's to remove, where nothing else is changed.
+        assert left.exists() and unfinished.exists()
+
+    def test_an_unfinished_copy_is_not_slimmed(self, site: Made) -> None:
+        unfinished = site.folder / ".copy.negativa-slim" / ONE
+        unfinished.parent.mkdir(parents=True)
+        unfinished.write_bytes(site.one.read_bytes())
+        before = unfinished.read_bytes()
+        slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+        assert unfinished.read_bytes() == before
+
+    def test_two_that_make_one(self, site: Made, tmp_path: Path) -> None:
+        growing = tmp_path / ".target.negativa-slim"
+        growing.mkdir()
+        (growing / "of the other").touch()
+        with held_by_another(growing), pytest.raises(ReconstructError, match="another process"):
+            self.copy(site, tmp_path / "target")
+        assert (growing / "of the other").exists()
+        self.copy(site, tmp_path / "target")
+        assert not growing.exists()
+        assert not (tmp_path / "target" / "of the other").exists()
+
+    def test_source_is_held(
+        self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = []
+
+        def copy(source: Path, *arguments: object) -> None:
+            seen.append(waits(site.one.parent) and waits(tmp_path))
+            copy_folder(source, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(slim_module, "copy_folder", copy)
+        self.copy(site, tmp_path / "deeper" / "target")
+        assert seen == [True, True]

@@ -1,0 +1,159 @@
+"""Originals that were kept come back bit for bit."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo
+from tests.support.compacting import needs_compiler
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import digests, snapshot, wrong_files
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture
+def slimmed(site: Made, tmp_path: Path) -> tuple[Made, dict[str, str]]:
+    """A site that was slimmed with its originals kept, and its digests before."""
+    os.link(site.two, site.folder / "gpu/linked.so")
+    site.one.chmod(0o751)
+    before = digests(site.folder)
+    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, strip_others=True, options=options))
+    assert digests(site.folder) != before
+    return site, before
+
+
+def undo_all(site: Made, *, dry_run: bool = False) -> dict[str, SlimRow]:
+    [tree] = scan((site.folder,))
+    return {row.path: row for row in undo(tree, dry_run=dry_run)}
+
+
+def test_all_is_as_before(slimmed: tuple[Made, dict[str, str]]) -> None:
+    site, before = slimmed
+    rows = undo_all(site)
+    assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
+        (ONE, TWO, HOST), SlimStatus.UNDONE
+    )
+    assert digests(site.folder) == before
+    assert stat.S_IMODE(site.one.stat().st_mode) == 0o751
+    assert site.two.samefile(site.folder / "gpu/linked.so")
+    assert wrong_files(site.folder) == []
+    assert not (site.folder / MANIFEST_NAME).exists()
+
+
+def test_what_is_kept_stays_a_file_of_its_own(
+    slimmed: tuple[Made, dict[str, str]], tmp_path: Path
+) -> None:
+    site, _ = slimmed
+    undo_all(site)
+    assert site.two.stat().st_nlink == 2
+    assert site.one.stat().st_nlink == 1
+    kept = {path.stat().st_ino for path in (tmp_path / "originals").iterdir()}
+    assert not kept & {path.stat().st_ino for path in (site.one, site.two, site.host)}
+
+
+def test_damaged_libraries_get_their_originals(slimmed: tuple[Made, dict[str, str]]) -> None:
+    site, before = slimmed
+    os.truncate(site.one, site.one.stat().st_size // 2)
+    with site.two.open("r+b") as file:
+        file.seek(site.two.stat().st_size // 2)
+        file.write(bytes(8192))
+    site.host.unlink()
+    dry = undo_all(site, dry_run=True)
+    assert {row.status for row in dry.values()} == {SlimStatus.WOULD_UNDO}
+    assert {row.status for row in undo_all(site).values()} == {SlimStatus.UNDONE}
+    assert digests(site.folder) == before
+    assert site.two.samefile(site.folder / "gpu/linked.so")
+
+
+def test_dry_run_writes_nothing(slimmed: tuple[Made, dict[str, str]]) -> None:
+    site, _ = slimmed
+    before = snapshot(site.folder)
+    rows = undo_all(site, dry_run=True)
+    assert rows[ONE].status is SlimStatus.WOULD_UNDO
+    assert snapshot(site.folder) == before
+
+
+def test_slim_and_undo_again(slimmed: tuple[Made, dict[str, str]], tmp_path: Path) -> None:
+    site, before = slimmed
+    undo_all(site)
+    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
+    assert not slim(request).failed
+    undo_all(site)
+    assert digests(site.folder) == before
+
+
+def test_original_that_is_damaged_is_refused(
+    slimmed: tuple[Made, dict[str, str]], tmp_path: Path
+) -> None:
+    site, _ = slimmed
+    [library] = [row for row in site.lock.libraries if row.path == ONE]
+    aside = tmp_path / "originals" / library.sha256
+    aside.write_bytes(aside.read_bytes()[:-1])
+    before = digests(site.folder)[ONE]
+    rows = undo_all(site)
+    assert rows[ONE].status is SlimStatus.FAILED
+    assert "is gone, or no longer" in (rows[ONE].why or "")
+    assert rows[HOST].status is SlimStatus.UNDONE
+    assert digests(site.folder)[ONE] == before
+    assert wrong_files(site.folder) == []
+    # It is still known, should the original turn up.
+    assert set(undo_all(site)) == {ONE}
+
+
+def test_other_version_is_left_alone(slimmed: tuple[Made, dict[str, str]]) -> None:
+    site, _ = slimmed
+    site.one.unlink()
+    site.one.write_bytes(b"a newer version")
+    rows = undo_all(site)
+    assert rows[ONE].status is SlimStatus.LEFT
+    assert site.one.read_bytes() == b"a newer version"
+
+
+def test_without_originals(site: Made) -> None:
+    options = SlimOptions(load_check=False)
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    before = digests(site.folder)
+    rows = undo_all(site)
+    assert {row.status for row in rows.values()} == {SlimStatus.FAILED}
+    assert "was not kept" in (rows[ONE].why or "")
+    assert digests(site.folder) == before
+
+
+def test_killed_half_way(slimmed: tuple[Made, dict[str, str]]) -> None:
+    """The library is back, and the manifest doesn't say so yet."""
+    site, before = slimmed
+    manifest = (site.folder / MANIFEST_NAME).read_bytes()
+    record = (site.info / "RECORD").read_bytes()
+    undo_all(site)
+    (site.folder / MANIFEST_NAME).write_bytes(manifest)
+    (site.info / "RECORD").write_bytes(record)
+    rows = undo_all(site)
+    assert {row.status for row in rows.values()} == {SlimStatus.UNDONE}
+    assert digests(site.folder) == before
+
+
+def test_target_that_was_not_slimmed(site: Made) -> None:
+    before = snapshot(site.folder)
+    assert undo_all(site) == {}
+    assert snapshot(site.folder) == before
+
+
+def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
+    """What was slimmed without, has no original to keep."""
+    plain = SlimOptions(load_check=False)
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=plain)
+    slim(request)
+    slim(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
+    assert undo_all(site)[ONE].status is SlimStatus.FAILED

@@ -1,0 +1,123 @@
+"""Undoing where the distribution was upgraded, removed, or is another one's, too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.undo import undo
+from tests.support.compacting import build, gpu_code, needs_compiler
+from tests.support.made_site import DEBUG, ONE, TWO, Made
+from tests.support.sites import digest_field, lock_of, make_wheel, pip_install, wrong_files
+
+pytestmark = needs_compiler
+
+FAST = SlimOptions(load_check=False)
+
+
+@pytest.fixture
+def slimmed(site: Made, tmp_path: Path) -> Made:
+    """Slimmed, with its originals kept."""
+    options = replace(FAST, keep_originals=tmp_path / "originals")
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    return site
+
+
+@pytest.fixture
+def upgraded(slimmed: Made, tmp_path: Path) -> Made:
+    """The same with a newer version of the distribution in its place."""
+    new = tmp_path / "new"
+    one = build(new / "one", name="libone.so.1", fatbin=gpu_code(7), extra=DEBUG)
+    two = build(new / "two", name="libtwo.so", fatbin=gpu_code(8))
+    wheel = make_wheel(new, "gpu-code", "2.0", {ONE: one, TWO: two}, "host-code")
+    shutil.rmtree(slimmed.info)
+    pip_install(new / "site", wheel)
+    for path in (new / "site").iterdir():
+        if path.is_dir():
+            shutil.copytree(path, slimmed.folder / path.name, dirs_exist_ok=True)
+    return slimmed
+
+
+def undo_all(site: Made) -> dict[str, SlimRow]:
+    [tree] = scan((site.folder,))
+    return {row.path: row for row in undo(tree)}
+
+
+def test_a_newer_version_stays(upgraded: Made) -> None:
+    before = upgraded.one.read_bytes()
+    row = undo_all(upgraded)[ONE]
+    assert row.status is SlimStatus.LEFT
+    assert "another one was installed since: RECORD has its digest" in (row.why or "")
+    assert upgraded.one.read_bytes() == before
+    # Should the old version come back, its original is still known.
+    assert ONE in load_manifest(upgraded.folder).slimmed
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_a_newer_version_that_is_slim_stays(upgraded: Made, record: bool) -> None:
+    """Slimmed by the path of its folder, so that the first manifest knows nothing of it."""
+    lock = lock_of(upgraded.one)
+    slim(SlimRequest(paths=(upgraded.one.parent,), lock=lock, options=FAST))
+    if not record:
+        shutil.rmtree(upgraded.folder / "gpu_code-2.0.dist-info")
+    before = upgraded.one.read_bytes()
+    row = undo_all(upgraded)[ONE]
+    assert row.status is SlimStatus.LEFT
+    assert ("RECORD" if record else "build id") in (row.why or "")
+    assert upgraded.one.read_bytes() == before
+    assert wrong_files(upgraded.folder) == []
+
+
+def test_a_damaged_newer_version_stays(upgraded: Made) -> None:
+    slim(SlimRequest(paths=(upgraded.one.parent,), lock=lock_of(upgraded.one), options=FAST))
+    with upgraded.one.open("r+b") as file:
+        file.seek(upgraded.one.stat().st_size // 2)
+        file.write(bytes(8192))
+    before = upgraded.one.read_bytes()
+    row = undo_all(upgraded)[ONE]
+    assert row.status is SlimStatus.LEFT
+    assert "RECORD has neither digest" in (row.why or "")
+    assert upgraded.one.read_bytes() == before
+
+
+def test_nothing_comes_back_of_a_removed_distribution(slimmed: Made) -> None:
+    slimmed.one.unlink()
+    shutil.rmtree(slimmed.info)
+    assert check(scan((slimmed.folder,))[0])[0].status is SlimStatus.DIFFERENT
+    row = undo_all(slimmed)[ONE]
+    assert row.status is SlimStatus.LEFT
+    assert "no longer installed" in (row.why or "")
+    assert not slimmed.one.exists()
+
+
+def test_same_size_and_time_are_not_the_same_file(slimmed: Made) -> None:
+    """Where all files get the same time, as from a reproducible build."""
+    status = slimmed.one.stat()
+    newer = bytes(status.st_size)
+    slimmed.one.write_bytes(newer)
+    os.utime(slimmed.one, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert undo_all(slimmed)[ONE].status is SlimStatus.LEFT
+    assert slimmed.one.read_bytes() == newer
+
+
+def test_two_distributions_that_have_one_file(site: Made, tmp_path: Path) -> None:
+    """Each RECORD gets its own line back, whatever it said."""
+    other = site.folder / "host_code-2.0.dist-info" / "RECORD"
+    other.write_text(other.read_text() + f"{ONE},sha256=of-another-build,17\n")
+    first = site.info / "RECORD"
+    before = {path: path.read_bytes() for path in (first, other)}
+    options = replace(FAST, keep_originals=tmp_path / "originals")
+    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    field = digest_field(site.one.read_bytes())
+    assert all(field in path.read_text() for path in before)
+    assert undo_all(site)[ONE].status is SlimStatus.UNDONE
+    assert {path: path.read_bytes() for path in before} == before

@@ -1,0 +1,213 @@
+"""Lines of ``tests.jsonl`` to outcomes: every way in which a test or a session can end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.outcomes import (
+    CollectionFailed,
+    Outcome,
+    OutcomeRecord,
+    PhaseReported,
+    SessionFinished,
+    SessionResult,
+    SessionStarted,
+    TestStarted,
+)
+from pytest_negativa.storage.outcomes import by_nodeid, fold, iter_differences, read_outcomes
+
+SECOND = 10**9
+BEGIN = SessionStarted(format_version=1, command=("pytest", "-q"), time_ns=0)
+
+
+def start(nodeid: str, at: int = 1) -> TestStarted:
+    return TestStarted(nodeid=nodeid, time_ns=at * SECOND)
+
+
+def phase(
+    nodeid: str,
+    when: str,
+    outcome: str = "passed",
+    *,
+    at: int = 1,
+    xfail: bool = False,
+    worker: str | None = None,
+    error: str | None = None,
+) -> PhaseReported:
+    return PhaseReported(
+        nodeid=nodeid,
+        when=when,
+        outcome=outcome,
+        duration=0.5,
+        time_ns=at * SECOND,
+        expected_failure=xfail,
+        worker=worker,
+        text=None if outcome == "passed" else f"{when} {outcome}",
+        gpu_error=error,
+    )
+
+
+def whole(nodeid: str, worker: str | None = None, error: str | None = None) -> list[OutcomeRecord]:
+    """A test that passes, or fails with a CUDA error."""
+    outcome = "passed" if error is None else "failed"
+    return [
+        start(nodeid),
+        phase(nodeid, "setup", worker=worker),
+        phase(nodeid, "call", outcome, worker=worker, error=error),
+        phase(nodeid, "teardown", worker=worker),
+    ]
+
+
+def end(status: int = 0, *, lost: bool = False) -> SessionFinished:
+    return SessionFinished(exit_status=status, time_ns=9 * SECOND, context_lost=lost)
+
+
+def session(*records: OutcomeRecord, cut_short: Outcome = Outcome.CRASHED) -> SessionResult:
+    return fold([BEGIN, *records], cut_short)
+
+
+def outcomes(result: SessionResult) -> dict[str, Outcome]:
+    return {test.nodeid: test.outcome for test in result.tests}
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        ([("setup", "passed", False), ("call", "passed", False)], Outcome.PASSED),
+        ([("setup", "passed", False), ("call", "failed", False)], Outcome.FAILED),
+        ([("setup", "skipped", False)], Outcome.SKIPPED),
+        ([("setup", "passed", False), ("call", "skipped", False)], Outcome.SKIPPED),
+        ([("setup", "passed", False), ("call", "skipped", True)], Outcome.XFAILED),
+        ([("setup", "passed", False), ("call", "passed", True)], Outcome.XPASSED),
+        ([("setup", "failed", False)], Outcome.ERROR),
+        # A failure in the test tells more than one after it.
+        (
+            [("setup", "passed", False), ("call", "failed", False), ("teardown", "failed", False)],
+            Outcome.FAILED,
+        ),
+        ([("call", "passed", False), ("teardown", "failed", False)], Outcome.ERROR),
+        # pytest-rerunfailures: the last attempt counts.
+        ([("call", "rerun", False), ("call", "passed", False)], Outcome.PASSED),
+        # A subtest reports as a part of the call.
+        ([("call", "failed", False), ("call", "passed", False)], Outcome.FAILED),
+        # pytest-xdist's word for a worker that crashed.
+        ([("???", "failed", False)], Outcome.CRASHED),
+    ],
+)
+def test_how_a_test_ends(phases: list[tuple[str, str, bool]], expected: Outcome) -> None:
+    records: list[OutcomeRecord] = [start("a")]
+    records += [phase("a", when, outcome, xfail=xfail) for when, outcome, xfail in phases]
+    if phases[-1][0] not in ("???", "teardown"):
+        records.append(phase("a", "teardown"))
+    assert outcomes(session(*records, end())) == {"a": expected}
+
+
+@pytest.mark.parametrize("cut_short", [Outcome.CRASHED, Outcome.TIMED_OUT])
+@pytest.mark.parametrize("seen", range(3))
+def test_a_session_that_dies_in_a_test(cut_short: Outcome, seen: int) -> None:
+    begun = [start("b"), phase("b", "setup"), phase("b", "call")][: seen + 1]
+    result = session(*whole("a"), *begun, cut_short=cut_short)
+    assert outcomes(result) == {"a": Outcome.PASSED, "b": cut_short}
+    assert not result.complete and result.exit_status is None
+    assert not any(test.doubtful for test in result.tests)
+
+
+def test_a_failure_before_the_crash_does_not_hide_it() -> None:
+    result = session(start("a"), phase("a", "setup"), phase("a", "call", "failed"))
+    assert outcomes(result) == {"a": Outcome.CRASHED}
+    assert result.tests[0].text == "call failed"
+
+
+def test_a_session_that_stops_itself_in_a_test_says_nothing_of_it() -> None:
+    """As after Ctrl-C."""
+    [test] = session(start("a"), phase("a", "setup"), end(2)).tests
+    assert test.doubtful
+
+
+def test_after_a_lost_context_a_worker_says_nothing_more() -> None:
+    result = session(
+        *whole("a", "gw0"),
+        *whole("b", "gw0", error="CUDA_ERROR_ILLEGAL_ADDRESS"),
+        *whole("c", "gw0"),
+        *whole("d", "gw1"),
+        end(1, lost=True),
+    )
+    assert {test.nodeid: test.doubtful for test in result.tests} == {
+        "a": False,
+        "b": False,
+        "c": True,
+        "d": False,
+    }
+    assert by_nodeid(result.tests)["b"].gpu_error == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert result.context_lost
+
+
+def test_times_and_collection_errors() -> None:
+    result = session(
+        CollectionFailed(nodeid="b.py", text="ImportError: no"),
+        start("a", 2),
+        phase("a", "setup", at=3),
+        phase("a", "call", at=7),
+        phase("a", "teardown", at=7),
+        end(),
+    )
+    assert result.collection_errors == ("b.py: ImportError: no",)
+    assert (result.longest_silence, result.duration) == (4.0, 9.0)
+    assert result.tests[0].duration == 1.5
+    assert result.command == ("pytest", "-q")
+
+
+def write(path: Path, lines: Iterable[bytes], torn: bytes = b"") -> Path:
+    path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
+    return path
+
+
+def lines(*records: OutcomeRecord) -> list[bytes]:
+    return [msgspec.json.encode(record) for record in records]
+
+
+def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", lines(BEGIN, *whole("a"), start("b")), b'{"record":"pha')
+    assert outcomes(read_outcomes(path)) == {"a": Outcome.PASSED, "b": Outcome.CRASHED}
+    assert outcomes(read_outcomes(path, cut_short=Outcome.TIMED_OUT))["b"] is Outcome.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"x\n" + b"".join(line + b"\n" for line in lines(BEGIN)), "t:1: not a record"),
+        (b"\xff\xfe\n\n", "t:1: not a record"),
+        (b'{"record":"other"}\n\n', "t:1: not a record"),
+        (
+            msgspec.json.encode(msgspec.structs.replace(BEGIN, format_version=9)) + b"\n",
+            "format_version 9, this release reads 1",
+        ),
+    ],
+)
+def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
+    (tmp_path / "t").write_bytes(data)
+    with pytest.raises(StoreError, match=why):
+        read_outcomes(tmp_path / "t")
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be read: No such file"):
+        read_outcomes(tmp_path / "t")
+
+
+def test_differences() -> None:
+    before = by_nodeid(session(*whole("a"), *whole("b"), *whole("c"), end()).tests)
+    failing = whole("b", error="CUDA_ERROR_LAUNCH_FAILED")
+    after = by_nodeid(session(*whole("new"), *failing, *whole("a"), end()).tests)
+    found = [(d.nodeid, d.before, d.after, d.gpu_error) for d in iter_differences(before, after)]
+    assert found == [
+        ("new", None, Outcome.PASSED, None),
+        ("b", Outcome.PASSED, Outcome.FAILED, "CUDA_ERROR_LAUNCH_FAILED"),
+        ("c", Outcome.PASSED, None, None),
+    ]
+    assert list(iter_differences(before, before)) == []

@@ -1,0 +1,136 @@
+"""Files and models: round trips, versions, atomic writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Scope
+from pytest_negativa.storage.records import (
+    decode_map,
+    encode_map,
+    load_map,
+    save_map,
+    write_atomically,
+)
+from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
+
+
+@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+def test_map_survives_the_file(library: Path, tmp_path: Path) -> None:
+    library_map = read_library(library, Scope())
+    file = tmp_path / "map.json"
+    save_map(library_map, file)
+    assert load_map(file) == library_map
+    assert decode_map(encode_map(library_map), "here") == library_map
+
+
+def test_version_comes_first(tmp_path: Path) -> None:
+    save_map(read_library(MULTIARCH, Scope()), tmp_path / "map.json")
+    assert (tmp_path / "map.json").read_text().startswith('{"format_version":1,')
+
+
+def test_other_version_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "map.json"
+    save_map(replace(read_library(MULTIARCH, Scope()), format_version=2), file)
+    with pytest.raises(StoreError) as caught:
+        load_map(file)
+    assert str(caught.value) == (
+        f"{file}: format_version 2, this release reads 1; make the map again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "not a library map"),
+        (b"\xff\xfe", "not a library map"),
+        (b"[]", "not a library map"),
+        (b'{"format_version": "1"}', "not a library map"),
+        (b'{"format_version": 1}', "not a library map"),
+        (b'{"format_version": 1} trailing', "not a library map"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:
+    file = tmp_path / "map.json"
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match=problem) as caught:
+        load_map(file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"cubin"', '"steel"'),
+        ('"zstd"', '"zip"'),
+        ('"regions":', '"region":'),
+    ],
+)
+def test_bad_values_are_refused(old: str, new: str) -> None:
+    data = encode_map(read_library(MULTIARCH, Scope())).decode()
+    assert old in data
+    with pytest.raises(StoreError, match="not a library map"):
+        decode_map(data.replace(old, new).encode(), "here")
+
+
+def test_reversed_span_is_refused() -> None:
+    document = json.loads(encode_map(read_library(MULTIARCH, Scope())))
+    document["sections"][0]["span"].reverse()
+    with pytest.raises(StoreError, match="bad span"):
+        decode_map(json.dumps(document).encode(), "here")
+
+
+def test_absent_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"map\.json: cannot be read: No such file"):
+        load_map(tmp_path / "map.json")
+
+
+def test_write_makes_folders_and_honours_the_umask(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b" / "file"
+    before = os.umask(0o027)
+    try:
+        write_atomically(target, b"x")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert target.read_bytes() == b"x"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failed_write_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+
+    def fail(self: Path, target: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "replace", fail)
+    expected = StoreError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_atomically(target, b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old"
+
+
+def test_write_over_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError, match="folder: cannot be written: Is a directory"):
+        write_atomically(tmp_path / "folder", b"x")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_write_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_atomically(tmp_path / "file" / "x", b"x")

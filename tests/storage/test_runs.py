@@ -1,0 +1,235 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.analysis.analyze import Analysis, analyze
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.storage.runs import (
+    failure_of,
+    find_run,
+    is_failed,
+    load_healed,
+    load_planned,
+    load_unhealed,
+    mark_failed,
+    point_latest,
+    save_healed,
+    why_unplanned,
+    write_run,
+)
+from tests.analysis.test_analyze import settings, used
+from tests.support.libraries import BIN
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / ".negativa" / "run-1"
+    (folder / "trace").mkdir(parents=True)
+    return folder
+
+
+def analysis(tmp_path: Path, *names: str) -> Analysis:
+    paths = []
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(BIN / "libmultiarch.so", path)
+        paths.append(path)
+    return analyze(used(*paths), settings(tmp_path))
+
+
+def files(folder: Path) -> dict[str, list[str]]:
+    return {
+        name: sorted(p.name for p in (folder / name).iterdir())
+        for name in ("map", "plan", "spans")
+        if (folder / name).is_dir()
+    }
+
+
+def test_libraries_of_one_base_name(tmp_path: Path, run: Path) -> None:
+    found = analysis(tmp_path, "a/libx.so", "b/libx.so", "c/libx.so")
+
+    written = write_run(run, found, with_plans=True)
+
+    assert written == ("trace/", "trace.json", "usage.json", "map/", "plan/", "spans/")
+    names = files(run)
+    assert names["map"] == names["plan"] == names["spans"]
+    assert len(names["map"]) == 3 and "libx.so.json" in names["map"]
+    paths = {json.loads((run / "spans" / n).read_text())["so_path"] for n in names["spans"]}
+    assert paths == {str(tmp_path / folder / "libx.so") for folder in "abc"}
+    for name in names["plan"]:
+        plan = json.loads((run / "plan" / name).read_text())
+        spans = json.loads((run / "spans" / name).read_text())
+        assert plan["library"]["path"] == spans["so_path"]
+    # By path, so the same in each run.
+    write_run(run, found, with_plans=True)
+    assert files(run) == names
+
+
+def test_what_is_no_longer_found_goes(tmp_path: Path, run: Path) -> None:
+    both = analysis(tmp_path, "liba.so", "libb.so")
+    write_run(run, both, with_plans=True)
+    one = analysis(tmp_path, "libb.so")
+
+    write_run(run, one, with_plans=True)
+    assert files(run) == {name: ["libb.so.json"] for name in ("map", "plan", "spans")}
+
+    assert write_run(run, one, with_plans=False) == ("trace/", "trace.json", "usage.json", "map/")
+    assert files(run) == {"map": ["libb.so.json"], "plan": [], "spans": []}
+
+
+def test_latest_is_replaced(tmp_path: Path, run: Path) -> None:
+    link = tmp_path / ".negativa" / "latest"
+    write_run(run, analysis(tmp_path), with_plans=True)
+    assert link.is_symlink() and link.readlink() == Path("run-1")
+    other = tmp_path / ".negativa" / "run-2"
+    other.mkdir()
+    # What a killed process may have left.
+    link.with_name(f".latest.{os.getpid()}").symlink_to("nowhere")
+    point_latest(other)
+    assert link.resolve() == other
+    assert [p.name for p in link.parent.glob(".*")] == []
+
+
+def test_latest_is_never_absent(run: Path) -> None:
+    """Whoever looks while it changes sees the old one or the new one."""
+    link = run.parent / "latest"
+    point_latest(run)
+    absent = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            if not link.is_symlink():
+                absent.append(1)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(500):
+        point_latest(run)
+    done.set()
+    watcher.join()
+    assert not absent
+
+
+def test_latest_that_is_a_folder(run: Path) -> None:
+    (run.parent / "latest").mkdir()
+    with pytest.raises(StoreError, match="latest: cannot be written"):
+        point_latest(run)
+
+
+def test_a_folder_of_traces_gets_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    write_run(folder, analysis(tmp_path), with_plans=True)
+    assert (folder / "usage.json").exists()
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Path) -> None:
+    write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
+    trace = json.loads((run / "trace.json").read_text())
+    assert trace["loaded_sos"] == [str(tmp_path / "liba.so")]
+    assert trace["detected_kernels"] == []
+    assert trace["devices"] == ["9.0"]
+
+
+def test_failed(run: Path) -> None:
+    assert not is_failed(run) and failure_of(run) is None
+    mark_failed(run, "2 tests\nfailed")
+    assert is_failed(run) and failure_of(run) == "2 tests failed"
+    (run / "failed").write_text("")
+    assert failure_of(run) == "it is marked as failed"
+
+
+def test_what_cannot_be_written(tmp_path: Path, run: Path) -> None:
+    (run / "plan").write_text("a file")
+    with pytest.raises(StoreError, match=r"plan/liba.so.json: cannot be written"):
+        write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
+
+
+def test_what_was_written_is_loaded(tmp_path: Path, run: Path) -> None:
+    found = analysis(tmp_path, "a/libx.so", "b/libx.so", "liby.so")
+    write_run(run, found, with_plans=True)
+    loaded = load_planned(run)
+    assert sorted(loaded, key=lambda one: one.plan.library.path) == list(found.libraries)
+    digest = hashlib.sha256((BIN / "libmultiarch.so").read_bytes()).hexdigest()
+    for one in loaded:
+        assert one.plan.library.sha256 == one.library_map.library.sha256 == digest
+    for path in (run / "spans").iterdir():
+        assert json.loads(path.read_text())["sha256"] == digest
+
+
+def test_what_cannot_be_loaded(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(StoreError, match="no plans here"):
+        load_planned(run)
+    write_run(run, analysis(tmp_path, "liba.so", "libb.so"), with_plans=True)
+    map_path, plan_path = (run / folder / "liba.so.json" for folder in ("map", "plan"))
+    sound = {path: path.read_bytes() for path in (map_path, plan_path)}
+    other = (run / "map" / "libb.so.json").read_bytes()
+    old = sound[plan_path].replace(b'"format_version":1', b'"format_version":99', 1)
+    for path, data, why in (
+        (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
+        (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 1"),
+        (map_path, b"{", "map/liba.so.json: not a library map"),
+        (map_path, other, "plan/liba.so.json: of .*/liba.so, and the map of that name is of"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(StoreError, match=why):
+            load_planned(run)
+        path.write_bytes(sound[path])
+    map_path.unlink()
+    with pytest.raises(StoreError, match=r"map/liba.so.json: cannot be read: No such file"):
+        load_planned(run)
+
+
+def test_a_run_is_found_by_its_own_name(run: Path) -> None:
+    base = run.parent
+    with pytest.raises(StoreError, match="latest: no traced run here; make one with"):
+        find_run(base)
+    point_latest(run)
+    assert find_run(base) == find_run(base, base / "latest") == find_run(base, run) == run
+    with pytest.raises(OptionError, match="nowhere: no such folder"):
+        find_run(base, base / "nowhere")
+
+
+def test_why_nothing_is_planned(tmp_path: Path, run: Path) -> None:
+    assert f"no plans here; make them with negativa locate --run {run}" in why_unplanned(run)
+    write_run(run, analysis(tmp_path), with_plans=True)
+    assert why_unplanned(run).endswith("no plans here: no GPU code was loaded that is looked at")
+    assert why_unplanned(tmp_path).endswith("expected the folder of a run")
+    # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
+    mark_failed(run, "1 test failed")
+    good, failed, bare = (run.parent / name for name in ("run-2", "run-3", "run-4"))
+    for folder in (good, failed):
+        write_run(folder, analysis(tmp_path, "liba.so"), with_plans=True)
+    mark_failed(failed, "1 test failed")
+    bare.mkdir()
+    assert f"trace again, or take the last good run: --run {good} (with" in why_unplanned(failed)
+    shutil.rmtree(good)
+    assert "take the last good run" not in why_unplanned(failed)
+
+
+def test_what_healing_has_left(tmp_path: Path, run: Path) -> None:
+    assert load_healed(run) == () and load_unhealed(run) == ()
+    spans = (NeededSpan(library="/l.so", start=1, end=2, test="t", region=0),)
+    plans = tuple(one.plan for one in analysis(tmp_path, "liba.so").libraries)
+    save_healed(run, (*spans, *spans), plans)
+    assert load_healed(run) == spans and load_unhealed(run) == plans
+    save_healed(run, spans, ())
+    assert load_unhealed(run) == ()
+    (run / "unhealed.json").write_text("[1]")
+    (run / "healed.json").write_text("{")
+    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans: .*; remove it"):
+        load_unhealed(run)
+    with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans: .*; remove"):
+        load_healed(run)

@@ -1,0 +1,57 @@
+"""Real plans of the fixtures, and edits applied in the plainest way, for tests of rewriting."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.arch import ComputeCapability, choose_elements
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
+from pytest_negativa.rewriting.edits import Edits
+from tests.support.usages import library_usage, usage_of
+
+H200 = ComputeCapability(9, 0)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """As pipeline has them."""
+
+    library_map: LibraryMap
+    plan: LibraryPlan
+
+
+def plan_of(library_map: LibraryMap, used_regions: Collection[int] = (0,)) -> LibraryPlan:
+    """The plan of a run on an H200 that loaded the regions of these numbers, where it could."""
+    regions = list(library_map.iter_regions())
+    images = {
+        regions[number].span.start: ()
+        for number in used_regions
+        if number < len(regions) and choose_elements(regions[number].elements, H200)
+    }
+    usage = usage_of(library_usage(library_map, images))
+    located = locate_library(library_map, usage.libraries[0], usage)
+    return plan_library(located, (H200,), KeepPolicy())
+
+
+def planned_of(path: Path, used_regions: Collection[int] = (0,)) -> Planned:
+    request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
+    [mapped] = map_libraries([path], request)
+    assert mapped.library_map is not None, mapped.error
+    return Planned(mapped.library_map, plan_of(mapped.library_map, used_regions))
+
+
+def apply(data: bytes, edits: Edits) -> bytes:
+    changed = bytearray(data)
+    for fill in edits.fills:
+        for offset in range(fill.start, fill.end):
+            changed[offset] = fill.value
+    for patch in edits.patches:
+        for number, byte in enumerate(patch.data):
+            changed[patch.offset + number] = byte
+    return bytes(changed)

@@ -1,0 +1,152 @@
+"""Sessions of pytest and runs of the command in a folder of their own, as a user starts them.
+
+There is no GPU in any of them, not even where the machine has one: they replay what
+``examples/quickstart`` recorded on an H200.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.libraries import NEGATIVA
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+QUICKSTART = EXAMPLES / "quickstart"
+RECORDING = QUICKSTART / "recorded" / "h200.jsonl"
+
+NO_GPU_LINE = (
+    "No GPU: replaying the trace recorded on NVIDIA H200 (compute capability 9.0), 2026-11-21; "
+    "nothing is proved here."
+)
+HEADLINE = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused on NVIDIA H200 (9.0)."
+
+# libquickstart.so has four regions of seven elements; an H200 loads the fourth of each.
+LOADED = ((18288, 20008), (32936, 35336), (54288, 57152))
+NOT_LOADED = (72856, 75224)
+KERNELS = (
+    "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii",
+    "statistics_weighted_sum",
+    "vector_add",
+    "vector_scale",
+)
+
+_ENVIRON = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("NEGATIVA", "PYTEST_", "CUDA_", "COV_"))
+}
+
+Done = subprocess.CompletedProcess[str]
+
+
+def import_path(folder: Path) -> str:
+    """``PYTHONPATH`` for sessions that load modules of ``folder`` with ``-p``."""
+    already = os.environ.get("PYTHONPATH")
+    return f"{folder}{os.pathsep}{already}" if already else str(folder)
+
+
+class Project:
+    """A project's folder and what is run in it."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            **_ENVIRON,
+            "CUDA_VISIBLE_DEVICES": "",
+            "NEGATIVA_CACHE_DIR": str(cache),
+            # Not needed by any test here, and a fifth of each session's time.
+            "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest",
+        }
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def start(self, *command: str | os.PathLike[str], **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [os.fspath(word) for word in command],
+            cwd=self.folder,
+            env={**self.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self,
+        *command: str | os.PathLike[str],
+        status: int = 0,
+        **environ: str,
+    ) -> Done:
+        started = self.start(*command, **environ)
+        out, err = started.communicate(timeout=120)
+        assert started.returncode == status, out + err
+        return Done(command, started.returncode, out, err)
+
+    def pytest(self, *arguments: str, status: int = 0, **environ: str) -> Done:
+        """A session; ``status`` is the exit code that it must have."""
+        return self.run(sys.executable, "-m", "pytest", *arguments, status=status, **environ)
+
+    def negativa(self, *arguments: str | os.PathLike[str], status: int = 0, **environ: str) -> Done:
+        """The command ``negativa``."""
+        return self.run(NEGATIVA, *arguments, status=status, **environ)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / ".negativa"
+
+    def runs(self) -> list[Path]:
+        """The folders of all runs."""
+        if not self.results.is_dir():
+            return []
+        return sorted(p for p in self.results.iterdir() if p.is_dir() and not p.is_symlink())
+
+    def latest(self, name: str) -> Any:
+        """A file of the latest run."""
+        return json.loads((self.results / "latest" / name).read_text())
+
+    def plan(self, library: str = "libquickstart.so") -> list[Any]:
+        """The decisions for a library: [start, end, kept, reason, why]."""
+        found: list[Any] = self.latest(f"plan/{library}.json")["decisions"]
+        return found
+
+    def planned(self) -> bool:
+        """Whether the latest run has any plan or span."""
+        return any((self.results / "latest" / name).exists() for name in ("plan", "spans"))
+
+
+def copy_quickstart(target: Path) -> Path:
+    """The example as a clone of the repository has it."""
+    ignored = shutil.ignore_patterns(".negativa", ".pytest_cache", "__pycache__")
+    shutil.copytree(QUICKSTART, target, ignore=ignored)
+    return target
+
+
+def copy_library(target: Path) -> Path:
+    """Only the library and the recording, for suites of the tests' own."""
+    (target / "quickstart").mkdir(parents=True)
+    shutil.copy(QUICKSTART / "quickstart" / "libquickstart.so", target / "quickstart")
+    (target / "recorded").mkdir()
+    shutil.copy(RECORDING, target / "recorded")
+    (target / "pytest.ini").write_text("[pytest]\n")
+    (target / "negativa.yaml").write_text("trace: {replay: recorded}\n")
+    return target
+
+
+def used_kernels(usage: Any) -> set[str]:
+    """Names of the kernels in a ``usage.json``."""
+    return {
+        kernel["name"]
+        for library in usage["libraries"]
+        for image in library["images"]
+        for kernel in image["use"]["kernels"]
+    }

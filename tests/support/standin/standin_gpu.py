@@ -1,0 +1,131 @@
+"""Stands in for a GPU in sessions that are verified: loaded with ``-p standin_gpu``.
+
+Libraries are loaded and looked up in memory for real, and the records go through the real
+recorder; only the driver is missing. "Using" a region is what a driver would do with it: note
+it, and fail if the bytes it needs were overwritten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.trace import Context, Device, DeviceRecord, Header, Phase, Role
+from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.tracing.files import TraceWriter, trace_file_name
+from pytest_negativa.tracing.images import ImageResolver
+from pytest_negativa.tracing.mappings import Mappings, parse_maps
+from pytest_negativa.tracing.recorder import Recorder
+from pytest_negativa.tracing.start import Run, make_header
+
+DEVICE = Device(
+    name="Stand-in",
+    compute_capability=os.environ.get("STANDIN_DEVICE", "9.0"),
+    uuid="GPU-0",
+    cuda_version=13000,
+)
+ROUND = re.sub(r".*-", "", Path(os.environ.get("NEGATIVA_ROUND", "-none")).parent.name)
+"""``verify``, ``original``, ``probe``; the empty word where nothing is verified."""
+
+# libquickstart.so: file offsets of its four regions, and of the element of each that sm_90 loads.
+REGIONS = (13304, 25976, 46088, 65960)
+USED = (18288, 32936, 54288, 72856)
+KERNELS = (
+    b"vector_add",
+    b"_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii",
+    b"statistics_weighted_sum",
+    b"image_blur",
+)
+
+_current: StandInDetector | None = None
+
+
+class StandInDetector:
+    """Notes what tests say they use. See ``Detector``."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.mappings = Mappings()
+        self._writer = TraceWriter(path, replace(header, detector="stand-in"))
+        self.recorder = Recorder(self._writer, self.mappings)
+        self._stopped = False
+
+    def start(self) -> None:
+        global _current
+        _current = self
+        self._writer.write(DeviceRecord(device=DEVICE))
+
+    def set_context(self, context: Context) -> None:
+        self.recorder.set_context(context)
+
+    def drain(self) -> None:
+        self.recorder.libraries(self.mappings.new_libraries())
+
+    def pause(self, why: str) -> None:
+        self.recorder.gap_begins(why)
+
+    def resume(self) -> None:
+        self.recorder.gap_ends()
+
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        self.recorder.warn(code, text, incomplete=incomplete)
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self.drain()
+            self.recorder.end()
+
+
+def pytest_negativa_register_detector(path: Path, header: Header) -> StandInDetector:
+    return StandInDetector(path, header)
+
+
+def trace_program() -> StandInDetector:
+    """Trace this process into the folder that ``negativa verify`` and the like name."""
+    folder = Path(os.environ["NEGATIVA_TRACE_DIR"])
+    run = Run(base=folder.parents[1], run_id=os.environ["NEGATIVA_RUN_ID"], root=Path.cwd())
+    header = make_header(run, Role.CHILD, detector="stand-in")
+    detector = StandInDetector(folder / trace_file_name(run.run_id, os.getpid()), header)
+    detector.start()
+    detector.set_context(Context(phase=Phase.PROCESS))
+    return detector
+
+
+def load(library: str | os.PathLike[str]) -> None:
+    """Load a library into this process, as any program does."""
+    ctypes.CDLL(os.path.realpath(library))
+
+
+def need(library: str | os.PathLike[str], start: int) -> None:
+    """Fail if what lies at a file offset of the loaded library was overwritten."""
+    load(library)
+    found = ProcessMemory().read(_address(library, start), 16)
+    if len(set(found)) == 1:
+        raise RuntimeError(f"no kernel image is available at {start}")
+
+
+def use(library: str | os.PathLike[str], *regions: int) -> None:
+    """Have the driver load regions of a copy of libquickstart.so, and look up their kernels."""
+    load(library)
+    resolver = ImageResolver(ProcessMemory(), Mappings())
+    for number in regions or range(3):
+        need(library, USED[number])
+        if _current is not None:
+            image = resolver.resolve(_address(library, REGIONS[number]))
+            handle = hash((os.fspath(library), number))
+            _current.recorder.loaded("cuLibraryLoadData", handle, image)
+            _current.recorder.kernel("cuLibraryGetKernel", handle, KERNELS[number])
+
+
+def _address(library: str | os.PathLike[str], offset: int) -> int:
+    name = os.path.realpath(library)
+    for mapping in parse_maps(Path("/proc/self/maps").read_bytes()):
+        # A copy's path ends with its original's.
+        within = mapping.offset <= offset < mapping.offset + mapping.end - mapping.start
+        if within and mapping.path.endswith(name):
+            return mapping.start + offset - mapping.offset
+    raise RuntimeError(f"{name} is not loaded at {offset}")

@@ -1,0 +1,110 @@
+"""``traced.py FOLDER DETECTOR SCENE``: trace this process while a scene plays."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.tracing.detector import TracerBusy
+from pytest_negativa.tracing.start import Run, Tracing, start_tracing
+
+
+def load(module: str) -> Any:
+    """Import late, after tracing has started; type checkers need not have it."""
+    return importlib.import_module(module)
+
+
+def sine(queue: Any = None) -> None:
+    torch = load("torch")
+
+    value = torch.ones(8, device="cuda").sin().sum().item()
+    if queue is not None:
+        queue.put(value)
+
+
+def operations(tracing: Tracing) -> None:
+    torch = load("torch")
+
+    a = torch.randn(64, 64, device="cuda")
+    scenes: dict[str, Callable[[], Any]] = {
+        "sin": a.sin,
+        "matmul": lambda: a @ a,
+        "fft": lambda: torch.fft.fft(a),
+        "sort": a.flatten().sort,
+        "svd": lambda: torch.linalg.svd(a),
+    }
+    for name, scene in scenes.items():
+        tracing.set_context(Context(phase=Phase.CALL, nodeid=name))
+        scene()
+        torch.cuda.synchronize()
+        tracing.drain()
+
+
+def fork(tracing: Tracing) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=sine, args=(queue,))
+    process.start()
+    queue.get(timeout=100)
+    process.join()
+
+
+def profiler_in_pause(tracing: Tracing) -> None:
+    torch, profiler = load("torch"), load("torch.profiler")
+
+    sine()
+    for _ in range(2):
+        tracing.pause("a test that profiles")
+        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
+            torch.ones(8, device="cuda").cos()
+            torch.cuda.synchronize()
+        sys.stdout.write(f"events {len(found.events())}\n")
+        tracing.resume()
+        torch.ones(8, device="cuda").cosh()
+
+
+def killed(tracing: Tracing) -> None:
+    sine()
+    os.kill(os.getpid(), 9)
+
+
+def main() -> None:
+    folder, detector, scene = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    run = Run(base=folder, run_id="run-1", root=folder)
+    start = partial(
+        start_tracing,
+        run,
+        Role.SOLO,
+        native=detector == "native",
+        launches=detector == "launches",
+    )
+    if scene == "busy":
+        from cupti import cupti
+
+        cupti.subscribe(lambda *_: None, None)
+        try:
+            start()
+        except TracerBusy as e:
+            sys.stdout.write(f"busy {e}\n")
+        return
+    tracing = start()
+    SCENES[scene](tracing)
+    tracing.stop()
+
+
+SCENES = {
+    "operations": operations,
+    "fork": fork,
+    "profiler-in-pause": profiler_in_pause,
+    "killed": killed,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Paths, names and the environment of children."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.tracing.files import read_trace
+from pytest_negativa.tracing.start import Run, child_environment, new_run_id, start_tracing
+
+INJECTION = Path("/lib/_injection.so")
+RECORDED = Path(__file__).parent.parent / "data/traces/h200-ops"
+
+
+def a_run(base: Path) -> Run:
+    return Run(base=base, run_id="run-1", root=Path("/project"))
+
+
+def environment(environ: dict[str, str], injection: Path | None = INJECTION) -> dict[str, str]:
+    return child_environment(
+        environ, run=a_run(Path("/b")), injection=injection, cupti="/c.so", traced_pid=7
+    )
+
+
+def test_environment_of_children() -> None:
+    assert environment({}) == {
+        "CUDA_INJECTION64_PATH": "/lib/_injection.so",
+        "NEGATIVA_TRACE_DIR": "/b/run-1/trace",
+        "NEGATIVA_RUN_ID": "run-1",
+        "NEGATIVA_ROOT": "/project",
+        "NEGATIVA_TRACED_PID": "7",
+        "NEGATIVA_CUPTI": "/c.so",
+    }
+
+
+def test_a_user_s_own_injection_is_chained() -> None:
+    changes = environment({"CUDA_INJECTION64_PATH": "/nsys.so"})
+    assert changes["NEGATIVA_CHAINED_INJECTION"] == "/nsys.so"
+    assert changes["CUDA_INJECTION64_PATH"] == str(INJECTION)
+
+
+def test_a_worker_does_not_chain_the_controller_s_injection() -> None:
+    inherited = environment({"CUDA_INJECTION64_PATH": "/nsys.so"})
+    changes = environment(inherited)
+    assert "NEGATIVA_CHAINED_INJECTION" not in changes
+    assert {**inherited, **changes}["NEGATIVA_CHAINED_INJECTION"] == "/nsys.so"
+
+
+def test_without_the_native_library_nothing_is_set() -> None:
+    assert environment({"CUDA_INJECTION64_PATH": "/nsys.so"}, injection=None) == {}
+
+
+def test_run_ids_differ_and_sort_by_time() -> None:
+    ids = [new_run_id() for _ in range(20)]
+    assert len(set(ids)) == 20
+    assert len({i.split("-")[0] for i in ids}) <= 2
+
+
+@pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a b", "a\n"])
+def test_bad_run_ids_are_refused(run_id: str) -> None:
+    with pytest.raises(ValueError, match="bad run id"):
+        Run(base=Path(), run_id=run_id, root=Path())
+
+
+def test_a_run_sees_its_own_files_only(tmp_path: Path) -> None:
+    runs = [Run(base=tmp_path, run_id=f"run-{i}", root=tmp_path) for i in (1, 2)]
+    for run in runs:
+        run.trace_dir.mkdir(parents=True)
+        (run.trace_dir / f"{run.run_id}.1.00000000.jsonl").touch()
+    assert [p.name for p in runs[0].trace_files()] == ["run-1.1.00000000.jsonl"]
+
+
+def test_replay_leaves_the_environment_alone(tmp_path: Path) -> None:
+    environ = {"A": "b"}
+    tracing = start_tracing(
+        a_run(tmp_path), Role.WORKER, worker="gw1", replay=RECORDED, environ=environ
+    )
+    tracing.set_context(Context(phase=Phase.CALL, nodeid="t.py::t"))
+    tracing.drain()
+    tracing.pause("x")
+    tracing.resume()
+    tracing.warn("a-code", "a text")
+    tracing.stop()
+    tracing.stop()
+    assert environ == {"A": "b"}
+    header = read_trace(tracing.path).header
+    assert header is not None and header.role is Role.WORKER and header.worker == "gw1"
+
+
+def test_a_process_without_cupti_says_so_and_leaves_a_trace(tmp_path: Path) -> None:
+    """In a process of its own: what is imported there must not stay here."""
+    code = """
+import json, os, sys
+from pathlib import Path
+sys.modules["cupti"] = None
+from pytest_negativa.models.trace import Role
+from pytest_negativa.tracing.detector import TracerUnavailable
+from pytest_negativa.tracing.start import Run, start_tracing
+run = Run(base=Path(sys.argv[1]), run_id="run-1", root=Path("/project"))
+before = dict(os.environ)
+try:
+    start_tracing(run, Role.SOLO)
+except TracerUnavailable as e:
+    print(json.dumps([str(e), before == dict(os.environ)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+    )
+    message, untouched = json.loads(done.stdout)
+    assert "pytest-negativa[cu13]" in message and untouched
+    (path,) = a_run(tmp_path).trace_files()
+    trace = read_trace(path)
+    assert trace.header is not None and trace.header.python is not None
+    assert any(getattr(r, "code", "") == "cupti-unavailable" for r in trace.records)

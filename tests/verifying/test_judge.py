@@ -1,0 +1,186 @@
+"""Evidence to verdicts: one thing at a time speaks against a proof, and ends it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as replace_fields
+
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
+from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary
+from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.verifying.judge import (
+    Evidence,
+    TestEvidence,
+    judge_libraries,
+    judge_tests,
+    reasons_of_libraries,
+    reasons_of_tests,
+)
+from tests.analysis.test_analyze import settings, used
+from tests.support.libraries import MULTIARCH
+
+
+def results(**outcomes: Outcome) -> dict[str, TestResult]:
+    return {
+        nodeid: TestResult(nodeid=nodeid, outcome=outcome, duration=0, text=f"{nodeid} ended")
+        for nodeid, outcome in outcomes.items()
+    }
+
+
+SOUND = TestEvidence(
+    before=results(a=Outcome.PASSED, b=Outcome.FAILED, c=Outcome.SKIPPED),
+    after=results(c=Outcome.SKIPPED, b=Outcome.FAILED, a=Outcome.PASSED),
+    flaky=(),
+    used={"a": ["/lib/b.so", "/lib/a.so"]},
+    gpu_tests=1,
+    traced_on=["9.0"],
+    verified_on=["9.0"],
+)
+
+
+def reasons(evidence: TestEvidence) -> list[str]:
+    return list(reasons_of_tests(evidence, judge_tests(evidence)))
+
+
+def test_equal_outcomes_say_nothing_against() -> None:
+    assert reasons(SOUND) == []
+    verdicts = {v.nodeid: v for v in judge_tests(SOUND)}
+    assert not any(v.differs for v in verdicts.values())
+    assert verdicts["a"].libraries == ("/lib/a.so", "/lib/b.so")
+    assert verdicts["b"].text is None, "it failed before, too"
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.PASSED])
+def test_every_other_outcome_speaks_against(outcome: Outcome) -> None:
+    changed = replace(SOUND, after={**SOUND.after, **results(a=outcome)})
+    assert reasons(changed) == ["1 test ended otherwise than in the traced run"]
+    first = judge_tests(changed)[0]
+    assert (first.nodeid, first.after, first.text) == ("a", outcome, "a ended")
+    assert reasons(replace(changed, flaky={"a"})) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            replace(SOUND, after=results(a=Outcome.PASSED)),
+            "2 tests of the traced run did not run",
+        ),
+        (
+            replace(SOUND, after={**SOUND.after, **results(d=Outcome.PASSED)}),
+            "1 test ran that the traced run doesn't have",
+        ),
+        (replace(SOUND, gpu_tests=0), "no test was seen to use the GPU"),
+        (
+            replace(SOUND, verified_on=["8.0", "9.0"]),
+            "it ran on compute capability 8.0, 9.0, the plan is for 9.0",
+        ),
+        (
+            replace(SOUND, verified_on=[]),
+            "it ran on compute capability unknown, the plan is for 9.0",
+        ),
+        (replace(SOUND, problems=("not collected: b.py",)), "not collected: b.py"),
+    ],
+)
+def test_what_else_speaks_against(changed: TestEvidence, reason: str) -> None:
+    assert reasons(changed) == [reason]
+
+
+# ---- Libraries ----
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryPlan, Reconstruction]:
+    """A plan of a library of which one region is used, and its copy."""
+    folder = tmp_path_factory.mktemp("judge")
+    library = Path(shutil.copy(MULTIARCH, folder))
+    analysis = analyze(used(library, regions=(1,)), settings(folder))
+    [planned] = analysis.libraries
+    return planned.plan, reconstruct([planned], folder / "reconstructed")
+
+
+def judge(
+    made: tuple[LibraryPlan, Reconstruction],
+    evidence: Evidence,
+    *,
+    loaded: bool = True,
+    tests_agree: bool = True,
+) -> tuple[ProvedLibrary, list[str]]:
+    plan, reconstruction = made
+    traced: Collection[str] = {plan.library.path} if loaded else ()
+    rows = list(judge_libraries([plan], reconstruction, evidence, traced, tests_agree=tests_agree))
+    [row] = rows
+    return row, list(reasons_of_libraries(rows, traced))
+
+
+def mapped(made: tuple[LibraryPlan, Reconstruction]) -> Evidence:
+    return Evidence(copies={made[0].library.path: {41, 42}})
+
+
+def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
+    row, against = judge(made, mapped(made))
+    plan, reconstruction = made
+    assert (row.status, row.why, against) == (LibraryStatus.PROVED, None, [])
+    assert row.processes == 2
+    assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
+    assert row.left_bytes == plan.code_bytes - plan.unused_bytes
+    assert row.copy_sha256 == reconstruction.libraries[0].copy_sha256 != row.sha256
+
+
+COULD_NOT = "1 library could not be proved: see there"
+NO_COPY = "no copy was loaded by any process"
+
+
+def test_each_lack_of_evidence_ends_the_proof(made: tuple[LibraryPlan, Reconstruction]) -> None:
+    path = made[0].library.path
+    sound = mapped(made)
+    status = LibraryStatus
+
+    row, against = judge(made, replace(sound, originals={path: "process 7 opened it"}))
+    assert (row.status, row.why) == (status.NOT_PROVED, "process 7 opened it")
+    assert against == [COULD_NOT]
+
+    row, against = judge(made, replace(sound, incomplete="process 7: torn"))
+    assert (row.status, row.why, against) == (status.NOT_PROVED, "process 7: torn", [COULD_NOT])
+
+    row, against = judge(made, Evidence(unsubstituted={path: "no LD_AUDIT"}))
+    assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no LD_AUDIT")
+    assert against == [COULD_NOT, NO_COPY]
+
+    row, against = judge(made, Evidence())
+    assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no process loaded its copy")
+    assert against == [COULD_NOT, NO_COPY]
+
+    # Neither run loads it: it takes nothing away, and proves nothing.
+    row, against = judge(made, Evidence(), loaded=False)
+    assert (row.status, against) == (status.NOT_SUBSTITUTED, [NO_COPY])
+
+    # Said once, with the tests.
+    row, against = judge(made, sound, tests_agree=False)
+    assert (row.status, row.why, against) == (status.NOT_PROVED, TESTS_DIFFER, [])
+
+
+def test_a_refused_library(made: tuple[LibraryPlan, Reconstruction]) -> None:
+    plan, reconstruction = made
+    refused = RefusedLibrary(path=plan.library.path, why="it changed")
+    without = replace_fields(reconstruction, libraries=(), refused=(refused,))
+    row, against = judge((plan, without), Evidence())
+    assert (row.status, row.why) == (LibraryStatus.NOT_PROVED, "it changed")
+    assert row.copy_sha256 is None and against == [COULD_NOT, NO_COPY]
+
+
+def test_nothing_unused_is_nothing_to_prove(made: tuple[LibraryPlan, Reconstruction]) -> None:
+    plan, reconstruction = made
+    kept = tuple(replace_fields(d, kept=True) for d in plan.decisions)
+    nothing = replace_fields(plan, decisions=kept)
+    row, against = judge((nothing, replace_fields(reconstruction, libraries=())), Evidence())
+    assert row.status is LibraryStatus.NOTHING_UNUSED
+    assert against == [NO_COPY]
