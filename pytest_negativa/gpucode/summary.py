@@ -6,13 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pytest_negativa.arch import (
-    ComputeCapability,
-    ElementKind,
-    SmArch,
-    choose_elements,
-    cubin_runs_on,
-)
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.models.library import Content, Cubin, LibraryMap, Ptx, Section
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, SectionRow
 
@@ -20,22 +14,9 @@ FRAME = "frame"
 """The ``kind`` of a ``CodeRow`` for bare frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """An element or frame, as far as the sums go."""
-
-    arch: SmArch
-    kind: str
-    stored: int
-    unpacked: int
-    content: Content | None
-    unreadable: bool
-    loaded: bool
-
-
 @dataclass(slots=True)
 class _Sums:
-    items: int = 0
+    blocks: int = 0
     stored: int = 0
     unpacked: int = 0
     unreadable: int = 0
@@ -48,19 +29,20 @@ class _Sums:
 def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) -> LibrarySummary:
     """Add up a map; with ``device``, also what a device of that capability would load."""
     sums: dict[tuple[SmArch, str], _Sums] = defaultdict(_Sums)
-    for section in library_map.sections:
-        for item in _iter_items(section, device):
-            row = sums[item.arch, item.kind]
-            row.items += 1
-            row.stored += item.stored
-            row.unpacked += item.unpacked
-            row.unreadable += item.unreadable
-            if item.loaded:
-                row.loaded += 1
-                row.loaded_bytes += item.stored
-            if isinstance(item.content, Cubin | Ptx):
-                row.read = True
-                row.kernels.update(_kernel_names(item.content))
+    loaded = library_map.loaded_starts(() if device is None else (device,))
+    for block in library_map.iter_code():
+        row = sums[block.arch, FRAME if block.region is None else block.kind.value]
+        row.blocks += 1
+        row.stored += block.size
+        row.unpacked += block.unpacked_size
+        row.unreadable += block.unreadable is not None
+        # Nobody knows what an unknown kind is, so a device may load it.
+        if block.start in loaded or block.kind is ElementKind.UNKNOWN:
+            row.loaded += 1
+            row.loaded_bytes += block.size
+        if isinstance(block.content, Cubin | Ptx):
+            row.read = True
+            row.kernels.update(_kernel_names(block.content))
     all_kernels: set[int] = set().union(*(row.kernels for row in sums.values()))
     library = library_map.library
     return LibrarySummary(
@@ -74,7 +56,7 @@ def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) 
             CodeRow(
                 arch=str(arch),
                 kind=kind,
-                elements=row.items,
+                elements=row.blocks,
                 stored_bytes=row.stored,
                 unpacked_bytes=row.unpacked,
                 kernels=len(row.kernels) if row.read else None,
@@ -89,32 +71,6 @@ def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) 
     )
 
 
-def _iter_items(section: Section, device: ComputeCapability | None) -> Iterator[_Item]:
-    for region in section.regions:
-        loaded = set() if device is None else set(choose_elements(region.elements, device))
-        for index, element in enumerate(region.elements):
-            yield _Item(
-                arch=element.arch,
-                kind=element.kind.value,
-                stored=element.payload.size,
-                unpacked=element.unpacked_size,
-                content=element.content,
-                unreadable=element.unreadable is not None,
-                # What the element is isn't known, so neither is that nobody loads it.
-                loaded=index in loaded or element.kind is ElementKind.UNKNOWN,
-            )
-    for frame in section.frames:
-        yield _Item(
-            arch=frame.arch,
-            kind=FRAME,
-            stored=frame.span.size,
-            unpacked=frame.unpacked_size,
-            content=frame.content,
-            unreadable=frame.unreadable is not None,
-            loaded=device is not None and cubin_runs_on(frame.arch, device),
-        )
-
-
 def _kernel_names(content: Content) -> Iterator[int]:
     if isinstance(content, Cubin):
         for kernel in content.kernels:
@@ -124,23 +80,20 @@ def _kernel_names(content: Content) -> Iterator[int]:
 
 
 def _section_row(section: Section) -> SectionRow:
-    elements = [e for region in section.regions for e in region.elements]
     return SectionRow(
         name=section.name,
         size=section.span.size,
         regions=len(section.regions),
         frames=len(section.frames),
-        elements=len(elements),
-        code_bytes=sum(e.payload.size for e in elements) + sum(f.span.size for f in section.frames),
+        elements=sum(len(region.elements) for region in section.regions),
+        code_bytes=sum(block.size for block in section.iter_code()),
     )
 
 
 def _iter_problems(library_map: LibraryMap) -> Iterator[str]:
     for problem in library_map.problems:
         yield f"at offset {problem.offset:#x}: {problem.text}; kept"
-    for element in library_map.iter_elements():
-        if element.unreadable is not None:
-            yield f"element at offset {element.header_offset:#x}: {element.unreadable}; kept"
-    for frame in library_map.iter_frames():
-        if frame.unreadable is not None:
-            yield f"frame at offset {frame.span.start:#x}: {frame.unreadable}; kept"
+    for block in library_map.iter_code():
+        if block.unreadable is not None:
+            what = "frame" if block.region is None else "element"
+            yield f"{what} at offset {block.header_offset:#x}: {block.unreadable}; kept"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.images.suite import KnownLibrary, Suite
@@ -151,7 +151,11 @@ class _Judge:
             size=library.size,
             build_id=library.build_id,
             package=package,
-            code_bytes=_code_bytes(library_map) if removed is None else removed.stored_bytes,
+            code_bytes=(
+                sum(block.size for block in library_map.iter_code())
+                if removed is None
+                else removed.stored_bytes
+            ),
             suite=suite,
             matched_by=matched_by,
             slimmable_bytes=slimmable,
@@ -184,31 +188,19 @@ class _Judge:
         return None if library.sha256 is None else self._by_digest.get(library.sha256)
 
 
-def _code_bytes(library_map: LibraryMap) -> int:
-    elements = sum(e.payload.size for e in library_map.iter_elements())
-    return elements + sum(f.span.size for f in library_map.iter_frames())
-
-
 def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
     return SuiteUse.USED if any(one.used for one in libraries) else SuiteUse.LOADED
 
 
 def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
     """GPU code that none of the devices would load; what isn't understood doesn't count."""
-    total = 0
-    for region in library_map.iter_regions():
-        loaded = {i for device in devices for i in choose_elements(region.elements, device)}
-        total += sum(
-            element.payload.size
-            for index, element in enumerate(region.elements)
-            if index not in loaded
-            and element.kind is not ElementKind.UNKNOWN
-            and element.unreadable is None
-        )
-    return total + sum(
-        frame.span.size
-        for frame in library_map.iter_frames()
-        if frame.unreadable is None and not any(cubin_runs_on(frame.arch, d) for d in devices)
+    loaded = library_map.loaded_starts(devices)
+    return sum(
+        block.size
+        for block in library_map.iter_code()
+        if block.start not in loaded
+        and block.kind is not ElementKind.UNKNOWN
+        and block.unreadable is None
     )
 
 

@@ -8,10 +8,16 @@ once, in ``names``, and the rows refer to it by index (``NameIndex``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import (
+    ComputeCapability,
+    ElementKind,
+    SmArch,
+    choose_elements,
+    cubin_runs_on,
+)
 from pytest_negativa.models.base import Offset, Record, Row, Span
 
 FORMAT_VERSION = 1
@@ -173,6 +179,40 @@ class Frame(Record, frozen=True, kw_only=True):
     unreadable: str | None = None
 
 
+class CodeBlock(NamedTuple):
+    """An element or a bare frame: the unit that a plan keeps or calls unused.
+
+    Attributes:
+        start, end: file offsets of an element's payload, padding included, or of a frame.
+        header_offset: file offset at which it begins: that of an element's header, or ``start``.
+        kind: what it holds; a frame holds a cubin.
+        arch, compression: see ``Element``; a frame is compressed with zstd.
+        stored_size: bytes of ``[start, end)`` in use.
+        unpacked_size: bytes of the content after decompression.
+        content: what was read of it; None if it was not asked for, or is unreadable.
+        unreadable: why it could not be read.
+        region: the region that has it; None for a frame.
+        record: the element or frame itself.
+    """
+
+    start: int
+    end: int
+    header_offset: int
+    kind: ElementKind
+    arch: SmArch
+    compression: Compression
+    stored_size: int
+    unpacked_size: int
+    content: Content | None
+    unreadable: str | None
+    region: Region | None
+    record: Element | Frame
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
 class Section(Record, frozen=True, kw_only=True):
     """An ELF section that holds GPU code, with what was found in it, by offset."""
 
@@ -181,6 +221,41 @@ class Section(Record, frozen=True, kw_only=True):
     vaddr: Offset
     regions: tuple[Region, ...] = ()
     frames: tuple[Frame, ...] = ()
+
+    def iter_code(self) -> Iterator[CodeBlock]:
+        """The elements of all regions, then the frames."""
+        for region in self.regions:
+            for e in region.elements:
+                yield CodeBlock(
+                    e.payload.start,
+                    e.payload.end,
+                    e.header_offset,
+                    e.kind,
+                    e.arch,
+                    e.compression,
+                    e.stored_size,
+                    e.unpacked_size,
+                    e.content,
+                    e.unreadable,
+                    region,
+                    e,
+                )
+        for f in self.frames:
+            start, end = f.span.start, f.span.end
+            yield CodeBlock(
+                start,
+                end,
+                start,
+                ElementKind.CUBIN,
+                f.arch,
+                Compression.ZSTD,
+                end - start,
+                f.unpacked_size,
+                f.content,
+                f.unreadable,
+                None,
+                f,
+            )
 
 
 class Problem(Record, frozen=True, kw_only=True):
@@ -250,6 +325,29 @@ class LibraryMap(Record, frozen=True, kw_only=True):
     sections: tuple[Section, ...]
     problems: tuple[Problem, ...]
     names: tuple[str, ...]
+
+    def iter_code(self) -> Iterator[CodeBlock]:
+        """All GPU code, section by section; see ``Section.iter_code`` for the order."""
+        for section in self.sections:
+            yield from section.iter_code()
+
+    def loaded_starts(self, devices: Iterable[ComputeCapability]) -> frozenset[int]:
+        """``CodeBlock.start`` of the code that at least one of the devices loads.
+
+        Of a region that is the driver's choice, see ``arch.choose_elements``; of the frames all
+        that run there, see ``arch.cubin_runs_on``.
+        """
+        devices = tuple(devices)
+        return frozenset(
+            region.elements[index].payload.start
+            for region in self.iter_regions()
+            for device in devices
+            for index in choose_elements(region.elements, device)
+        ).union(
+            frame.span.start
+            for frame in self.iter_frames()
+            if any(cubin_runs_on(frame.arch, device) for device in devices)
+        )
 
     def iter_regions(self) -> Iterator[Region]:
         for section in self.sections:
