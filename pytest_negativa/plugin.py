@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.settings.options import (
-    ROUND_VARIABLE,
     add_pytest_options,
     idle_flag,
     is_enabled,

@@ -12,6 +12,7 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.libraries import DistributionIndex
+from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
@@ -28,35 +29,6 @@ from pytest_negativa.settings.globs import (
 from pytest_negativa.tracing.mappings import identify_library
 
 _LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
-
-
-@dataclass(frozen=True, slots=True)
-class AnalyzedLibrary:
-    """A library with GPU code and what was decided about it."""
-
-    library_map: LibraryMap
-    plan: LibraryPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """Everything that is known at the end of a run.
-
-    Attributes:
-        usage: what was traced.
-        libraries: those with GPU code that the settings select.
-        without_code: how many other libraries were loaded.
-        runtime_kernels: kernels of images that are in no file: compiled at run time.
-        unreadable: libraries that could not be mapped, and why.
-        warnings: globs that matched nothing, and the like.
-    """
-
-    usage: Usage
-    libraries: tuple[AnalyzedLibrary, ...]
-    without_code: int
-    runtime_kernels: tuple[str, ...]
-    unreadable: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.analysis.analyze import Analysis, Hooks, analyze, with_warning
+from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
+from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.storage.records import write_atomically
+from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.runs import load_healed, mark_failed, write_record, write_run
 
 _NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed plans all the same)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.analysis.analyze import Analysis
+from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Thresholds
 from pytest_negativa.models.trace import Usage

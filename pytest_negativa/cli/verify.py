@@ -47,8 +47,8 @@ def reconstruct(**flags: Any) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
-    from pytest_negativa.storage.runs import load_planned
-    from pytest_negativa.verifying.verification import RECONSTRUCTED, compact_options
+    from pytest_negativa.storage.runs import RECONSTRUCTED, load_planned
+    from pytest_negativa.verifying.verification import compact_options
 
     settings = settings_of(flags)
     planned = load_planned(run_of(settings))
@@ -103,9 +103,9 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
 
     from pytest_negativa.models.outcomes import SessionKind
     from pytest_negativa.storage.outcomes import outcomes_file, read_outcomes
-    from pytest_negativa.storage.rounds import Program
     from pytest_negativa.tracing.command import traced_environment
     from pytest_negativa.tracing.start import Run
+    from pytest_negativa.verifying.rounds import Program
     from pytest_negativa.verifying.supervisor import Request, supervise
     from pytest_negativa.verifying.verification import refuse_failed
 

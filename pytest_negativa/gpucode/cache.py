@@ -29,12 +29,8 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.settings.kinds import Problem, Size
-from pytest_negativa.storage.records import (
-    TEMPORARY_SUFFIX,
-    decode_map,
-    encode_map,
-    write_atomically,
-)
+from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
+from pytest_negativa.storage.records import decode_map, encode_map
 
 DEFAULT_LIMIT = 1 << 30
 """Bytes that the folder may hold before the entries used longest ago go."""

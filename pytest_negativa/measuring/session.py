@@ -12,7 +12,7 @@ from pytest_negativa.models.measurement import Loading, Measurement
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.measurement import render_measurement
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.storage.runs import write_record
+from pytest_negativa.storage.runs import RECONSTRUCTED, write_record
 from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import new_run_id
 
@@ -27,9 +27,6 @@ def copies_of(settings: Settings, given: Path | None) -> Path:
         OptionError: it isn't there.
     """
     if given is None:
-        # Brings the stages of a proof with it.
-        from pytest_negativa.verifying.verification import RECONSTRUCTED
-
         given = Path(settings.directory) / RECONSTRUCTED
     root = given
     if not root.is_dir():

@@ -124,6 +124,22 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     def unused_bytes(self) -> int:
         return sum(d.size for d in self.decisions if not d.kept)
 
+    def spans(self) -> LibrarySpans:
+        """The unused spans, neighbours apart: each has its own reason."""
+        return LibrarySpans(
+            format_version=SPANS_VERSION,
+            so_path=self.library.path,
+            size=self.library.size,
+            mtime_ns=self.library.mtime_ns,
+            build_id=self.library.build_id,
+            sha256=self.library.sha256,
+            spans=tuple(
+                UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
+                for d in self.decisions
+                if not d.kept and d.size
+            ),
+        )
+
 
 class UnusedSpan(Record, frozen=True, kw_only=True):
     """A span of the spans file."""

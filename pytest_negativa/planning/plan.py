@@ -24,14 +24,11 @@ from pytest_negativa.models.located import (
 )
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
-    SPANS_VERSION,
     Decision,
     KeepReason,
     LibraryPlan,
-    LibrarySpans,
     TrimmedCubin,
     UnusedReason,
-    UnusedSpan,
 )
 from pytest_negativa.planning.reachable import Reach, reach
 from pytest_negativa.settings.globs import GlobSet
@@ -99,23 +96,6 @@ def plan_library(
         notes=tuple(planner.notes()),
         trimmed=tuple(sorted(trimmed, key=lambda t: t.start)),
         granularity=policy.granularity,
-    )
-
-
-def spans_of(plan: LibraryPlan) -> LibrarySpans:
-    """The unused spans of a plan, neighbours apart: each has its own reason."""
-    return LibrarySpans(
-        format_version=SPANS_VERSION,
-        so_path=plan.library.path,
-        size=plan.library.size,
-        mtime_ns=plan.library.mtime_ns,
-        build_id=plan.library.build_id,
-        sha256=plan.library.sha256,
-        spans=tuple(
-            UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
-            for d in plan.decisions
-            if not d.kept and d.size
-        ),
     )
 
 

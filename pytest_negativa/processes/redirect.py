@@ -38,7 +38,7 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.storage.records import write_atomically
+from pytest_negativa.storage.atomic import write_atomically
 
 # The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
 # 2.31, dlmopen crashes in a process with any auditor).

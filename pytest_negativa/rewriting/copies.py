@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
-from pytest_negativa.storage.records import TEMPORARY_SUFFIX
+from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 
 # linux/fs.h: _IOW(0x94, 9, int), the same on all architectures with 64-bit little-endian hosts.
 _FICLONE = 0x40049409

@@ -54,7 +54,7 @@ from pytest_negativa.rewriting.copies_lock import writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import KernelEdits, trim_kernels
-from pytest_negativa.storage.records import write_atomically
+from pytest_negativa.storage.atomic import write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Raised when copies are written in another way: those of before are then written anew.

@@ -20,9 +20,9 @@ from pytest_negativa.models.outcomes import (
     SessionStarted,
     TestStarted,
 )
+from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.outcomes import outcomes_file
-from pytest_negativa.storage.system import Host
-from pytest_negativa.tracing.files import LineWriter
+from pytest_negativa.storage.system import System
 
 CONTEXT_LOST = "negativa: the CUDA context is lost"
 """How the reason begins for which a session stops itself; see ``gpu_health``."""
@@ -46,7 +46,7 @@ class OutcomeRecorder:
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(printable_id(word) for word in sys.orig_argv),
-                time_ns=Host.time_ns(),
+                time_ns=System.time_ns(),
                 kind=SessionKind.PYTEST,
             )
         )
@@ -57,7 +57,7 @@ class OutcomeRecorder:
         return self._writer.failure
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._writer.write(TestStarted(nodeid=printable_id(nodeid), time_ns=Host.time_ns()))
+        self._writer.write(TestStarted(nodeid=printable_id(nodeid), time_ns=System.time_ns()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._writer.write(
@@ -66,7 +66,7 @@ class OutcomeRecorder:
                 when=str(report.when),
                 outcome=report.outcome,
                 duration=float(getattr(report, "duration", 0.0)),
-                time_ns=Host.time_ns(),
+                time_ns=System.time_ns(),
                 expected_failure=hasattr(report, "wasxfail"),
                 worker=getattr(report, "worker_id", None),
                 text=None if report.passed else _text(report),
@@ -86,7 +86,7 @@ class OutcomeRecorder:
             SessionFinished(
                 # Other plugins may have changed it by now.
                 exit_status=int(session.exitstatus),
-                time_ns=Host.time_ns(),
+                time_ns=System.time_ns(),
                 context_lost=_is_context_lost(session),
             )
         )

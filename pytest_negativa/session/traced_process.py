@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Phase, Role
@@ -28,7 +29,6 @@ from pytest_negativa.session.reporter import Reporter, describe_fault
 from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.settings.file import load_settings
 from pytest_negativa.settings.globs import matches
-from pytest_negativa.settings.options import ROUND_VARIABLE
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name

@@ -426,9 +426,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-ROUND_VARIABLE = "NEGATIVA_ROUND"
-"""Names, to a program that is under proof, the file that says what it is to do. No option."""
-
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 FILE_OPTIONS: Mapping[str, Option] = {o.name: o for o in OPTIONS if o.in_file}
 SECTIONS = frozenset(name.partition(".")[0] for name in FILE_OPTIONS if "." in name)

@@ -19,7 +19,8 @@ import yaml
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock
-from pytest_negativa.storage.records import decode_hook, encode_hook, write_atomically
+from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.records import decode_hook, encode_hook
 
 DEFAULT_NAME = "negativa.lock"
 

@@ -1,9 +1,11 @@
-"""``tests.jsonl`` back to how the tests of a session ended, and how two sessions differ."""
+"""``tests.jsonl``: how the tests of a session ended, and how two sessions differ."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from pytest_negativa.models.outcomes import (
     TestResult,
     TestStarted,
 )
+from pytest_negativa.storage.jsonl import LineWriter
 
 FILE_NAME = "tests.jsonl"
 
@@ -221,3 +224,51 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 def outcomes_file(folder: Path) -> Path:
     """Where a run's folder holds its outcomes."""
     return folder / FILE_NAME
+
+
+class CommandOutcome:
+    """Writes the outcomes file of a program that doesn't: a single test, the command itself.
+
+    Raises:
+        StoreError: the file can't be created.
+    """
+
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
+        self._label = shlex.join(command)
+        self._writer = LineWriter(path)
+        self._writer.write(
+            SessionStarted(
+                format_version=OUTCOMES_VERSION,
+                command=tuple(command),
+                time_ns=time.time_ns(),
+                kind=SessionKind.COMMAND,
+            )
+        )
+        self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))
+
+    def finish(
+        self, status: int, seconds: float, *, traced: int | None = None, silent: bool = False
+    ) -> None:
+        """Note the end: a negative ``status`` is the signal that killed the program.
+
+        Args:
+            traced: the status of the traced run, which is the right one, whatever it is; None:
+                this is the traced run.
+        """
+        if not silent and status >= 0:
+            wrong = traced is not None and status != traced
+            text = f"exit status {status}, {traced} when traced" if wrong else None
+            for when in ("call", "teardown"):
+                failed = wrong and when == "call"
+                self._writer.write(
+                    PhaseReported(
+                        nodeid=self._label,
+                        when=when,
+                        outcome="failed" if failed else "passed",
+                        duration=seconds if when == "call" else 0.0,
+                        time_ns=time.time_ns(),
+                        text=text if failed else None,
+                    )
+                )
+            self._writer.write(SessionFinished(exit_status=status, time_ns=time.time_ns()))
+        self._writer.close()

@@ -1,15 +1,12 @@
-"""Files to models and back: encoding, format versions, atomic writes.
+"""Models to JSON and back: encoding, format versions, schemas.
 
-A file of ours is JSON whose first key is ``format_version``. It is written under a temporary
-name and renamed, so a reader sees the old file or the new one, never half of one.
+The first key of each JSON file is ``format_version``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.summary import Inspection
+from pytest_negativa.storage.atomic import write_atomically
 
 _SCHEMA_SUFFIX = ".schema.json"
 
@@ -40,9 +38,6 @@ def decode_hook(wanted: type, value: Any) -> Any:
             raise ValueError(str(e)) from None
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
-
-TEMPORARY_SUFFIX = ".tmp"
-"""Ends the names of files that are being written."""
 
 _MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 _MAP_DECODER = msgspec.json.Decoder(LibraryMap, dec_hook=decode_hook)
@@ -97,39 +92,6 @@ def load_map(path: Path) -> LibraryMap:
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_map(data, os.fspath(path))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` by way of a temporary file beside it.
-
-    Raises:
-        StoreError: it can't be written; the temporary file is gone and ``path`` as it was.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY_SUFFIX)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        # mkstemp makes files for the owner alone; give what a plain open() would.
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-        temporary = None
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
-    finally:
-        # Also when interrupted.
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-
-
-def _umask() -> int:
-    # The only portable way to read it is to set it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def map_schema() -> dict[str, Any]:

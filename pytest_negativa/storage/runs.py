@@ -20,15 +20,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_negativa.analysis.analyze import Analysis, AnalyzedLibrary
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
-from pytest_negativa.planning.plan import spans_of
-from pytest_negativa.storage.records import encode_hook, load_map, save_map, write_atomically
+from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.records import encode_hook, load_map, save_map
 
 LATEST = "latest"
+RECONSTRUCTED = "reconstructed"
+"""The folder with the copies, beside those of the runs."""
+
 _FAILED = "failed"
 _HEALED = "healed.json"
 _UNHEALED = "unhealed.json"
@@ -89,7 +92,7 @@ def write_run(directory: Path, analysis: Analysis, *, with_plans: bool) -> tuple
         save_map(library.library_map, directory / "map" / name)
         if with_plans:
             write_record(directory / "plan" / name, library.plan)
-            write_record(directory / "spans" / name, spans_of(library.plan), indent=1)
+            write_record(directory / "spans" / name, library.plan.spans(), indent=1)
     _remove_others(directory / "map", names.values())
     for folder in ("plan", "spans"):
         _remove_others(directory / folder, names.values() if with_plans else ())
@@ -265,7 +268,7 @@ def save_plans(folder: Path, plans: Iterable[LibraryPlan]) -> None:
         plan = changed.get((before := _load_plan(path)).library.path)
         if plan is not None and plan != before:
             write_record(path, plan)
-            write_record(folder / "spans" / path.name, spans_of(plan), indent=1)
+            write_record(folder / "spans" / path.name, plan.spans(), indent=1)
 
 
 def load_healed(folder: Path) -> tuple[NeededSpan, ...]:

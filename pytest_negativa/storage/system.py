@@ -12,7 +12,7 @@ import os
 import time
 
 
-class Host:
+class System:
     """The original functions. A namespace, never instantiated."""
 
     open = staticmethod(os.open)
@@ -32,14 +32,14 @@ class Host:
         Raises:
             OSError: it can't be opened or read.
         """
-        fd = Host.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts = []
-            while part := Host.read(fd, 1 << 18):
+            while part := System.read(fd, 1 << 18):
                 parts.append(part)
             return b"".join(parts)
         finally:
-            Host.close(fd)
+            System.close(fd)
 
 
 class _IoVec(ctypes.Structure):
@@ -75,7 +75,7 @@ class ProcessMemory:
         if self._readv is not None:
             local = _IoVec(ctypes.addressof(buffer), length)
             remote = _IoVec(address, length)
-            got = self._readv(Host.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+            got = self._readv(System.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
             if got == length:
                 return buffer.raw
         return self._read_mem(address, length)
@@ -83,7 +83,7 @@ class ProcessMemory:
     @staticmethod
     def _read_mem(address: int, length: int) -> bytes:
         try:
-            fd = Host.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+            fd = System.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
@@ -92,14 +92,14 @@ class ProcessMemory:
             while len(data) < length:
                 start = address + len(data)
                 size = min(length - len(data), 4096 - start % 4096)
-                part = Host.pread(fd, size, start)
+                part = System.pread(fd, size, start)
                 data += part
                 if len(part) < size:
                     break
         except OSError:
             pass
         finally:
-            Host.close(fd)
+            System.close(fd)
         return data
 
     def read_exactly(self, address: int, length: int) -> bytes | None:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.storage.outcomes import outcomes_file
-from pytest_negativa.storage.rounds import CommandOutcome
+from pytest_negativa.storage.outcomes import CommandOutcome, outcomes_file
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import Run, child_environment
 

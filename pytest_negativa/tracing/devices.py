@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from pytest_negativa.models.trace import Device
-from pytest_negativa.storage.system import Host
+from pytest_negativa.storage.system import System
 
 # CUdevice_attribute in cuda.h
 _COMPUTE_CAPABILITY_MAJOR = 75
@@ -79,7 +79,7 @@ def driver_initialised() -> bool:
 
 def _driver_version() -> str | None:
     try:
-        text = Host.read_all("/proc/driver/nvidia/version").decode("ascii", "replace")
+        text = System.read_all("/proc/driver/nvidia/version").decode("ascii", "replace")
     except OSError:
         return None
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", text)

@@ -19,7 +19,7 @@ import struct
 from typing import NamedTuple
 
 from pytest_negativa.models.trace import ImageForm
-from pytest_negativa.storage.system import Host, ProcessMemory
+from pytest_negativa.storage.system import ProcessMemory, System
 from pytest_negativa.tracing.mappings import MappedPlace, Mappings
 
 _WRAPPER = struct.Struct("<IIQQ")
@@ -141,12 +141,12 @@ def _elf_size(header: bytes) -> int:
 def identify_file_image(path: str) -> FoundImage:
     """The image that a file is, which the driver was told to load by name."""
     try:
-        fd = Host.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            head = Host.pread(fd, 4, 0)
-            real_path = Host.readlink(f"/proc/self/fd/{fd}")
+            head = System.pread(fd, 4, 0)
+            real_path = System.readlink(f"/proc/self/fd/{fd}")
         finally:
-            Host.close(fd)
+            System.close(fd)
     except OSError:
         return UNKNOWN_IMAGE
     magics = {

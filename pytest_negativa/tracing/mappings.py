@@ -10,7 +10,7 @@ import struct
 from typing import NamedTuple
 
 from pytest_negativa.models.trace import TracedLibrary
-from pytest_negativa.storage.system import Host
+from pytest_negativa.storage.system import System
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
 _LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (..)(.)\S ([0-9a-f]+) \S+ \d+ +(/.*)$", re.MULTILINE)
@@ -128,7 +128,7 @@ class Mappings:
     def refresh(self) -> None:
         generation = self._generation.read()
         try:
-            data = Host.read_all("/proc/self/maps")
+            data = System.read_all("/proc/self/maps")
         except OSError:
             return
         self._mappings = parse_maps(data)
@@ -170,7 +170,7 @@ def identify_library(path: str) -> TracedLibrary:
     if gone:
         return TracedLibrary(path=path, package_path=package_path)
     try:
-        status = Host.stat(path)
+        status = System.stat(path)
         build_id = _read_build_id(path)
     except OSError:
         return TracedLibrary(path=path, package_path=package_path)
@@ -186,9 +186,9 @@ def identify_library(path: str) -> TracedLibrary:
 def _read_build_id(path: str) -> str | None:
     # Not gpucode's reader: importing pyelftools takes longer than tracing should to start, and
     # the notes are found here by program headers, which a running library has for certain.
-    fd = Host.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        header = Host.pread(fd, 64, 0)
+        header = System.pread(fd, 64, 0)
         if len(header) < 64 or not header.startswith(_ELF_MAGIC):
             return None
         table, size, count = (
@@ -198,16 +198,16 @@ def _read_build_id(path: str) -> str | None:
         )
         if size != _PROGRAM_HEADER.size or table >= 1 << 62:
             return None
-        data = Host.pread(fd, size * count, table)
+        data = System.pread(fd, size * count, table)
         for fields in _PROGRAM_HEADER.iter_unpack(data[: len(data) // size * size]):
             if fields[0] == _PT_NOTE and fields[2] < 1 << 62:
-                notes = Host.pread(fd, min(fields[5], _MAX_NOTES), fields[2])
+                notes = System.pread(fd, min(fields[5], _MAX_NOTES), fields[2])
                 build_id = _find_build_id(notes)
                 if build_id is not None:
                     return build_id
         return None
     finally:
-        Host.close(fd)
+        System.close(fd)
 
 
 def _find_build_id(notes: bytes) -> str | None:

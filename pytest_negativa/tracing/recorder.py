@@ -28,7 +28,7 @@ from pytest_negativa.models.trace import (
     Phase,
     WarningRecord,
 )
-from pytest_negativa.storage.system import Host
+from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
@@ -63,7 +63,7 @@ class Recorder:
         new = next(self._ids)
         # Written before it is known: else a record that another thread writes now could be the
         # last one before a SIGKILL, and lack its context.
-        self._writer.write(ContextRecord(id=new, context=context, time_ns=Host.time_ns()))
+        self._writer.write(ContextRecord(id=new, context=context, time_ns=System.time_ns()))
         return self._contexts.setdefault(context, new)
 
     def library(self, path: str) -> int:
@@ -175,12 +175,14 @@ class Recorder:
         if self._gap is None:
             self._gap = next(self._ids)
             self._writer.write(
-                GapRecord(id=self._gap, why=why, context=self._context_id(), time_ns=Host.time_ns())
+                GapRecord(
+                    id=self._gap, why=why, context=self._context_id(), time_ns=System.time_ns()
+                )
             )
 
     def gap_ends(self) -> None:
         if self._gap is not None:
-            self._writer.write(GapEndRecord(id=self._gap, time_ns=Host.time_ns()))
+            self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
             self._gap = None
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
@@ -190,7 +192,7 @@ class Recorder:
             self._writer.write(WarningRecord(code=code, text=text, incomplete=incomplete))
 
     def end(self) -> None:
-        self._writer.write(EndRecord(time_ns=Host.time_ns()))
+        self._writer.write(EndRecord(time_ns=System.time_ns()))
         self._writer.close()
 
     def _record_devices(self) -> None:

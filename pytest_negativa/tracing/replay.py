@@ -31,7 +31,7 @@ from pytest_negativa.models.trace import (
     TraceRecord,
     WarningRecord,
 )
-from pytest_negativa.storage.system import Host
+from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import SUFFIX, TraceWriter, read_trace
 from pytest_negativa.tracing.mappings import identify_library
@@ -161,7 +161,7 @@ class ReplayDetector:
             named = ", ".join(absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
             tests = "1 recorded test" if len(absent) == 1 else f"{len(absent)} recorded tests"
             self.warn("replay-partial", f"{tests} did not run here: {named}")
-        self._writer.write(EndRecord(time_ns=Host.time_ns()))
+        self._writer.write(EndRecord(time_ns=System.time_ns()))
         self._writer.close()
 
 

@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
-from pytest_negativa.storage.system import Host
+from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import SUFFIX, TraceWriter, trace_file_name
 from pytest_negativa.tracing.mappings import loaded_cupti
@@ -272,7 +272,7 @@ def make_header(run: Run, role: Role, *, detector: str, worker: str | None = Non
         detector=detector,
         executable=sys.executable,
         argv=tuple(_printable(argument) for argument in sys.argv),
-        start_ns=Host.time_ns(),
+        start_ns=System.time_ns(),
         root=str(run.root),
         worker=worker,
         python=sys.version.split()[0],

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
-from pytest_negativa.storage.rounds import MAX_ROUNDS, RoundResult
 from pytest_negativa.tracing.files import SUFFIX
 from pytest_negativa.verifying.judge import Evidence
+from pytest_negativa.verifying.rounds import MAX_ROUNDS, RoundResult
 
 REDIRECT_LOGS = "redirect"
 """The folder of a round for the redirect's logs."""

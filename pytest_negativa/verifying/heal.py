@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import AnalyzedLibrary
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import CodeRange, UnusedReason
 from pytest_negativa.models.round import RoundKind
@@ -28,11 +28,11 @@ from pytest_negativa.planning.restore import (
     iter_parts,
     part_of,
 )
+from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
-from pytest_negativa.storage.records import write_atomically
-from pytest_negativa.storage.rounds import settled_tests
 from pytest_negativa.storage.runs import load_healed, load_unhealed, save_healed, save_plans
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
+from pytest_negativa.verifying.rounds import settled_tests
 from pytest_negativa.verifying.verification import Attempt, Verification
 
 STATE_FILE = "healing.jsonl"

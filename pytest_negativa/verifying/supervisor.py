@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.verdict import Verdict
-    from pytest_negativa.storage.rounds import Program
+    from pytest_negativa.verifying.rounds import Program
     from pytest_negativa.verifying.verification import Prepare
 
 _REQUEST = "NEGATIVA_SUPERVISE"
@@ -68,7 +68,7 @@ class Request:
 
 def request_of(config: pytest.Config, settings: Settings) -> Request:
     """The request that a session's own command line makes."""
-    from pytest_negativa.storage.rounds import Program
+    from pytest_negativa.verifying.rounds import Program
 
     namespace = config.known_args_namespace
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
@@ -158,7 +158,7 @@ def replace_process(request: Request) -> NoReturn:
 def main() -> int:
     """The supervisor's program; what ``replace_process`` starts."""
     from pytest_negativa.models.settings import Settings
-    from pytest_negativa.storage.rounds import Program
+    from pytest_negativa.verifying.rounds import Program
 
     plain = json.loads(os.environ.pop(_REQUEST))
     program = Program(
@@ -249,9 +249,9 @@ class _Supervisor:
     def _trace(self) -> tuple[int, Path | None]:
         """Run the traced session; its status, and its folder where it can be verified."""
         from pytest_negativa.models.round import Round, RoundKind
-        from pytest_negativa.storage.rounds import run_round
         from pytest_negativa.storage.runs import is_failed
         from pytest_negativa.tracing.start import new_run_id
+        from pytest_negativa.verifying.rounds import run_round
 
         settled = Round(
             kind=RoundKind.TRACE,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.analysis.analyze import AnalyzedLibrary
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -49,14 +49,8 @@ from pytest_negativa.storage.outcomes import (
     outcomes_file,
     read_outcomes,
 )
-from pytest_negativa.storage.rounds import (
-    Program,
-    RoundResult,
-    run_all,
-    run_round,
-    settled_tests,
-)
 from pytest_negativa.storage.runs import (
+    RECONSTRUCTED,
     failure_of,
     load_planned,
     require_run,
@@ -80,9 +74,13 @@ from pytest_negativa.verifying.judge import (
     reasons_of_libraries,
     reasons_of_tests,
 )
-
-RECONSTRUCTED = "reconstructed"
-"""The folder with the copies, beside those of the runs."""
+from pytest_negativa.verifying.rounds import (
+    Program,
+    RoundResult,
+    run_all,
+    run_round,
+    settled_tests,
+)
 
 _VERIFY = "verify"
 _LEAST_SILENCE = 60.0

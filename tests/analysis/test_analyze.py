@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.analysis.analyze import Analysis, Hooks, analyze
+from pytest_negativa.analysis.analyze import Hooks, analyze
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
 from pytest_negativa.models.settings import Settings

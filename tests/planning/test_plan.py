@@ -14,7 +14,7 @@ from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library, spans_of
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
 from tests.support.usages import library_usage, usage_of
 
@@ -193,7 +193,7 @@ def test_missing_data_means_keep(
     assert reasons(found) == {reason.value: 21}
     assert found.unused_bytes == 0
     assert len(found.notes) == 1
-    assert spans_of(found).spans == ()
+    assert found.spans().spans == ()
 
 
 def test_used_kernel_that_no_chosen_element_has_keeps_its_region(multiarch: LibraryMap) -> None:
@@ -275,7 +275,7 @@ def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
     used = library_usage(multiarch, {region.span.start: kernels_for(multiarch, region)})
     found = plan(multiarch, usage_of(used))
 
-    spans = spans_of(found)
+    spans = found.spans()
 
     assert spans.so_path == multiarch.library.path
     assert [(s.start, s.end, s.reason.value) for s in spans.spans] == [

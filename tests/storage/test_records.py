@@ -13,13 +13,8 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
-from pytest_negativa.storage.records import (
-    decode_map,
-    encode_map,
-    load_map,
-    save_map,
-    write_atomically,
-)
+from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.records import decode_map, encode_map, load_map, save_map
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
 

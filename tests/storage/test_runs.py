@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.analysis.analyze import Analysis, analyze
+from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.storage.runs import (
     failure_of,

@@ -30,7 +30,6 @@ from pytest_negativa.models.verdict import (
     Versions,
 )
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.planning.plan import spans_of
 from tests.support.compacting import plan_of, read
 
 KEPT = {2, 6}
@@ -102,7 +101,7 @@ def _proved(one: Planned, status: LibraryStatus) -> ProvedLibrary:
         trimmed_code_bytes=sum(t.unused_size for t in plan.trimmed),
         left_bytes=plan.code_bytes - plan.unused_bytes,
         processes=1,
-        spans=tuple(Span(s.start, s.end) for s in spans_of(plan).spans),
+        spans=tuple(Span(s.start, s.end) for s in plan.spans().spans),
         trimmed=tuple(TrimmedCode(start=t.start, filled=t.unused) for t in plan.trimmed),
     )
 

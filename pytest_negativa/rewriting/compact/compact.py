@@ -41,7 +41,7 @@ from pytest_negativa.rewriting.compact.regions import Removal, plan_removal
 from pytest_negativa.rewriting.compact.tables import MARKER, Tail, build_tail, junk
 from pytest_negativa.rewriting.compact.write import Blueprint, merged, write_blueprint
 from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.storage.records import TEMPORARY_SUFFIX
+from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 
 _PAGE_SIZES = range(4096, (1 << 30) + 1)
 

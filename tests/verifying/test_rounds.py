@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.settings.options import ROUND_VARIABLE
-from pytest_negativa.storage.rounds import (
+from pytest_negativa.storage.rounds import current_round
+from pytest_negativa.verifying.rounds import (
     MAX_ROUNDS,
     Program,
     RoundResult,
-    current_round,
     run_all,
     run_round,
 )
@@ -116,7 +116,7 @@ def test_an_interrupted_program_is_over(tmp_path: Path) -> None:
         "import os, sys\n"
         "from pathlib import Path\n"
         "from pytest_negativa.processes.watch import Interrupted\n"
-        "from tests.storage.test_rounds import run\n"
+        "from tests.verifying.test_rounds import run\n"
         "try:\n"
         "    run(Path(sys.argv[1]), 'sh', '-c', 'trap \"\" TERM; echo > ready; sleep 94')\n"
         "except Interrupted as e:\n"

@@ -1,0 +1,38 @@
+"""What is known at the end of a run: the use, the map and the plan of each library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.trace import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzedLibrary:
+    """A library with GPU code and what was decided about it."""
+
+    library_map: LibraryMap
+    plan: LibraryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Everything that is known at the end of a run.
+
+    Attributes:
+        usage: what was traced.
+        libraries: those with GPU code that the settings select.
+        without_code: how many other libraries were loaded.
+        runtime_kernels: kernels of images that are in no file: compiled at run time.
+        unreadable: libraries that could not be mapped, and why.
+        warnings: globs that matched nothing, and the like.
+    """
+
+    usage: Usage
+    libraries: tuple[AnalyzedLibrary, ...]
+    without_code: int
+    runtime_kernels: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,49 @@
+"""Writes a file under a temporary name and renames it.
+
+A reader sees the old file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from pytest_negativa.errors import StoreError
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the names of files that are being written."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` by way of a temporary file beside it.
+
+    Raises:
+        StoreError: it can't be written; the temporary file is gone and ``path`` as it was.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY_SUFFIX)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # mkstemp makes files for the owner alone; give what a plain open() would.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        temporary = None
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+    finally:
+        # Also when interrupted.
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _umask() -> int:
+    # The only portable way to read it is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,68 @@
+"""Appends records to a file, one line of JSON each."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.storage.system import System
+
+
+class LineWriter:
+    """Appends records to a new file, each a line of JSON in a single ``write``.
+
+    ``O_APPEND`` and one write a line: threads don't mix lines, and what was written is in
+    the kernel's hands, so that SIGKILL takes nothing back. No lock: a callback may come while
+    another one of the same thread runs (garbage collection may unload a module).
+
+    Raises:
+        StoreError: the file can't be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failure: str | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = System.open(
+                str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be created: {e.strerror}") from e
+        self._write = partial(System.write, self._fd)
+        self._encode = msgspec.json.Encoder().encode
+        # A forked child inherits the handle; what it does is not this process's doing.
+        this = weakref.ref(self)
+
+        def forked() -> None:
+            writer = this()
+            if writer is not None:
+                writer.abandon()
+
+        os.register_at_fork(after_in_child=forked)
+
+    def write(self, record: msgspec.Struct) -> None:
+        """Append a record. Never raises, for callers are callbacks: see ``failure``."""
+        line = self._encode(record) + b"\n"
+        try:
+            written = self._write(line)
+        except OSError as e:
+            self.failure = self.failure or f"{self.path}: cannot be written: {e.strerror}"
+            return
+        if written != len(line):
+            self.failure = self.failure or f"{self.path}: cannot be written: disk full?"
+
+    def abandon(self) -> None:
+        """Close this process's handle; in a forked child, which must not write here."""
+        if self._fd >= 0:
+            System.close(self._fd)
+        # Whatever still comes fails with EBADF instead of landing in another file.
+        self._fd = -1
+        self._write = partial(System.write, -1)
+
+    close = abandon
