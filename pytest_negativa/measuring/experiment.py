@@ -18,7 +18,12 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.measuring.comparison import compare
 from pytest_negativa.measuring.nvml import Gpus
 from pytest_negativa.measuring.pagecache import cached_bytes, evict
-from pytest_negativa.measuring.sampler import MeasureError, Watched, first_result_library, watch
+from pytest_negativa.measuring.sampler import (
+    MeasureError,
+    SampledRun,
+    first_result_library,
+    run_sampled,
+)
 from pytest_negativa.measuring.sizes import measure_sizes
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
@@ -208,7 +213,7 @@ class _Experiment:
         logs = self._request.folder / f"{name}.redirect"
         logs.mkdir(parents=True)
         output = self._request.folder / f"{name}.log"
-        watched = watch(
+        sampled = run_sampled(
             self._request.command,
             self._environment(variant, loading, logs),
             output=output,
@@ -217,29 +222,29 @@ class _Experiment:
             gpus=self._gpus,
             interval=self._request.interval,
         )
-        copies = self._copies_loaded(variant, logs, name, watched.status, output)
+        copies = self._copies_loaded(variant, logs, name, sampled.status, output)
         figures = RunFigures(
             variant=variant,
             loading=loading,
             warm_up=warm_up,
             pair=pair,
-            status=watched.status,
-            wall_s=round(watched.wall_s, 6),
-            first_result_s=watched.first_result_s,
+            status=sampled.status,
+            wall_s=round(sampled.wall_s, 6),
+            first_result_s=sampled.first_result_s,
             # What the kernel counted for one process is no more than all had.
-            peak_rss_bytes=max(watched.memory.rss, watched.root_max_rss_bytes or 0) or None,
-            peak_pss_bytes=watched.memory.pss,
-            root_max_rss_bytes=watched.root_max_rss_bytes,
-            gpu_process_bytes=watched.gpu.of_processes,
-            gpu_device_bytes=watched.gpu.on_devices,
-            energy_mj=watched.energy_mj,
+            peak_rss_bytes=max(sampled.memory.rss, sampled.root_max_rss_bytes or 0) or None,
+            peak_pss_bytes=sampled.memory.pss,
+            root_max_rss_bytes=sampled.root_max_rss_bytes,
+            gpu_process_bytes=sampled.gpu.of_processes,
+            gpu_device_bytes=sampled.gpu.on_devices,
+            energy_mj=sampled.energy_mj,
             cached_bytes=cached_bytes(self._files[variant]) if evicting else None,
             left_cached_bytes=left,
             copies=copies,
-            processes=len(watched.memory.seen),
+            processes=len(sampled.memory.seen),
         )
         self._check(figures, output)
-        self._note_run(watched, figures)
+        self._note_run(sampled, figures)
         self._runs.append(figures)
         self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
 
@@ -303,8 +308,8 @@ class _Experiment:
                 "(install a C compiler and reinstall pytest-negativa)"
             )
 
-    def _note_run(self, watched: Watched, figures: RunFigures) -> None:
-        if watched.outlived:
+    def _note_run(self, sampled: SampledRun, figures: RunFigures) -> None:
+        if sampled.outlived:
             self._note("processes that outlived the command were ended")
         if figures.left_cached_bytes:
             self._note(
@@ -330,6 +335,11 @@ class _Experiment:
             and all(run.first_result_s is None for run in runs)
         ):
             self._note("no run waited for a result of a GPU")
+        if all(run.cached_bytes is None for run in runs):
+            self._note(
+                "the page cache is not measured: the kernel does not report it (Linux 6.5 and "
+                "later do), or the libraries belong to another user"
+            )
         if len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1:
             self._note("not every run on slim libraries loaded the same number of copies")
 

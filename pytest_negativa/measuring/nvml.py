@@ -14,8 +14,8 @@ class Gpus:
     """All GPUs that NVML shows.
 
     Attributes:
-        names: of the devices; empty where there are none, or nothing is known of them.
-        missing: why nothing is known of any GPU; None if something is.
+        names: the devices' names; empty if there is no device or NVML does not work.
+        missing: why NVML does not work; None if it does.
     """
 
     def __init__(self) -> None:
@@ -41,17 +41,17 @@ class Gpus:
             self.missing = f"GPU memory and energy are not measured: NVML: {e}"
 
     def used_bytes(self) -> int | None:
-        """Memory in use on all devices, by whomever."""
+        """Bytes in use on all devices, by any process."""
         return self._sum(lambda d: self._nvml.nvmlDeviceGetMemoryInfo(d).used)
 
     def energy_mj(self) -> int | None:
-        """Energy that all devices took since their driver was loaded, in millijoules."""
+        """Millijoules that all devices took since their driver was loaded."""
         return self._sum(lambda d: self._nvml.nvmlDeviceGetTotalEnergyConsumption(d))
 
     def used_by(self, pids: Collection[int]) -> int | None:
-        """Memory of these processes; None if NVML shows none of them.
+        """Bytes that these processes use; None if NVML shows none of them.
 
-        In a container with process ids of its own it shows those of the host, or nothing.
+        In a container with its own process ids, NVML shows those of the host, or nothing.
         """
         found: int | None = None
         for device in self._devices:
@@ -75,7 +75,7 @@ class Gpus:
 
 @dataclass(slots=True)
 class GpuPeaks:
-    """The highest GPU memory of a process tree, as far as it was looked at, and its energy."""
+    """The highest sampled GPU memory of a process tree in bytes, and its energy."""
 
     gpus: Gpus
     of_processes: int | None = None
@@ -84,12 +84,12 @@ class GpuPeaks:
     _energy_before: int | None = None
 
     def begin(self) -> None:
-        """Note the state before the start."""
+        """Store the state before the program starts."""
         if self.gpus.names:
             self._used_before = self.gpus.used_bytes()
             self._energy_before = self.gpus.energy_mj()
 
-    def look(self, pids: Collection[int]) -> None:
+    def sample(self, pids: Collection[int]) -> None:
         if not self.gpus.names:
             return
         if (used := self.gpus.used_by(pids)) is not None:
@@ -99,7 +99,7 @@ class GpuPeaks:
             self.on_devices = max(self.on_devices or 0, used - self._used_before, 0)
 
     def energy_mj(self) -> int | None:
-        """Energy since ``begin``."""
+        """Millijoules since ``begin``; None if NVML does not tell."""
         now = self.gpus.energy_mj()
         if now is None or self._energy_before is None:
             return None

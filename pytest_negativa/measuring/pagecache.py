@@ -1,10 +1,9 @@
-"""Which bytes of files are in the page cache, and getting them out. Without privileges."""
+"""The page cache of files: how much is cached, and eviction. It needs no privileges."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # asm-generic/unistd.h; the same number on all architectures. Since Linux 6.5.
 _SYS_CACHESTAT = 451
-_WINDOW = 1 << 30
 
 
 class _Range(ctypes.Structure):
@@ -31,7 +29,7 @@ class _Statistics(ctypes.Structure):
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Drop files from the page cache, as far as nobody has them mapped.
+    """Drop files from the page cache, except for pages that a process has mapped.
 
     posix_fadvise(2), POSIX_FADV_DONTNEED: pages that are written out, mapped by no process and
     not locked.
@@ -44,56 +42,26 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def cached_bytes(paths: Iterable[Path]) -> int | None:
-    """Bytes of files in the page cache, in whole pages; None if the system doesn't tell.
+    """Bytes of files in the page cache, in whole pages, by cachestat(2).
 
-    For files that the user neither owns nor may write, kernels since 5.2 don't.
+    None if the kernel is older than 6.5, or the user neither owns a file nor may write it.
     """
-    total = 0
-    for path in paths:
-        pages = _cached_pages(path)
-        if pages is None:
-            return None
-        total += pages * _PAGE
-    return total
+    pages = [_cached_pages(path) for path in paths]
+    return None if None in pages else sum(p for p in pages if p is not None) * _PAGE
 
 
 def _cached_pages(path: Path) -> int | None:
-    try:
-        with path.open("rb", buffering=0) as file:
-            if not (os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid()):
-                return None
-            size = os.fstat(file.fileno()).st_size
-            pages = _by_cachestat(file.fileno())
-            return pages if pages is not None else _by_mincore(file.fileno(), size)
-    except OSError:
-        return None
-
-
-def _by_cachestat(fd: int) -> int | None:
     found = _Statistics()
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.syscall(
-        ctypes.c_long(_SYS_CACHESTAT), fd, ctypes.byref(_Range(0, 0)), ctypes.byref(found), 0
-    )
-    return int(found.cached) if done == 0 else None
-
-
-def _by_mincore(fd: int, size: int) -> int | None:
-    """mincore(2) over a mapping of the file, which by itself reads nothing."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    pages = 0
-    for start in range(0, size, _WINDOW):
-        length = min(_WINDOW, size - start)
-        # Private and writable, so that ctypes may take its address; nothing is written.
-        with mmap.mmap(
-            fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
-        ) as mapping:
-            flags = (ctypes.c_ubyte * -(-length // _PAGE))()
-            first = ctypes.c_ubyte.from_buffer(mapping)
-            failed = libc.mincore(ctypes.byref(first), ctypes.c_size_t(length), flags)
-            del first
-            if failed:
-                return None
-            # The lowest bit tells; the others are reserved.
-            pages += sum(flag & 1 for flag in bytes(flags))
-    return pages
+    try:
+        with path.open("rb", buffering=0) as file:
+            failed = libc.syscall(
+                ctypes.c_long(_SYS_CACHESTAT),
+                file.fileno(),
+                ctypes.byref(_Range(0, 0)),
+                ctypes.byref(found),
+                0,
+            )
+    except OSError:
+        return None
+    return None if failed else int(found.cached)

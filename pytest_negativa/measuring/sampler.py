@@ -1,41 +1,40 @@
-"""One run of a program, watched from outside."""
+"""Runs a program once and samples its memory, GPU memory and energy."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
-from pytest_negativa.processes.tree import MemoryPeaks, descendants
+from pytest_negativa.processes.tree import MemoryPeaks, descendants, end_processes
 
-# Seconds between asking a process to end and making it.
-_GRACE = 5.0
-# With many processes, or a slow driver, looking takes a fifth of one processor's time at most.
+# Sampling takes at most a fifth of one processor's time, however many processes there are.
 _TIMES_REST = 4
 
 FIRST_RESULT_VARIABLE = "NEGATIVA_FIRST_RESULT"
 
 
 class MeasureError(NegativaError):
-    """What was run can't be measured, or compared."""
+    """The program can't be measured, or its runs can't be compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What was seen of a run; see ``RunFigures``.
+class SampledRun:
+    """The figures of one run; see ``RunFigures``.
 
     Attributes:
-        status: negative for the signal that ended the program.
-        outlived: processes of it that still ran when it had ended, and were ended.
+        status: exit status of the program, negative for the signal that ended it.
+        outlived: how many of its processes still ran after its end, and were ended.
     """
 
     status: int
@@ -54,7 +53,7 @@ def first_result_library() -> Path | None:
     return path if path.is_file() else None
 
 
-def watch(
+def run_sampled(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
@@ -63,23 +62,22 @@ def watch(
     cwd: Path | None = None,
     gpus: Gpus,
     interval: float,
-) -> Watched:
-    """Run ``command`` and watch it and all that it starts.
+) -> SampledRun:
+    """Run ``command`` and sample it and all processes that it starts.
 
-    This process must start nothing else meanwhile: whatever descends from it and is new counts
-    as the program's. It should have adopted orphans (``adopt_orphans``), or they are missed.
+    This process must start nothing else meanwhile: every new descendant counts as the program's.
+    It should have adopted orphans (``adopt_orphans``), or they are missed.
 
     Args:
-        output: where standard output and error go; its folder must exist.
+        output: the file for standard output and error; its folder must exist.
         first_result: the file that ``first_result.c`` creates.
-        interval: seconds between two looks, or more where looking takes long.
+        interval: seconds between two samples, or more if sampling takes long.
 
     Raises:
         MeasureError: the command can't be started.
     """
     floor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    others = frozenset(descendants(os.getpid()))
-    memory, gpu = MemoryPeaks(others), GpuPeaks(gpus)
+    memory, gpu = MemoryPeaks(frozenset(descendants())), GpuPeaks(gpus)
     environ = {**environ, FIRST_RESULT_VARIABLE: str(first_result)}
     gpu.begin()
     with output.open("wb") as log:
@@ -91,14 +89,14 @@ def watch(
         except OSError as e:
             raise MeasureError(f"{command[0]}: cannot be started: {e.strerror}") from e
         try:
-            with _Looking(memory, gpu, interval):
-                # wait4 and not Popen.wait: it hands over what the kernel counted.
+            with _Sampling(memory, gpu, interval):
+                # wait4 and not Popen.wait: it returns what the kernel counted.
                 _, state, usage = os.wait4(process.pid, 0)
                 end = time.monotonic_ns()
         finally:
-            outlived = _end_all(memory.seen, others)
+            outlived = _end_outlived(memory)
     process.returncode = os.waitstatus_to_exitcode(state)
-    return Watched(
+    return SampledRun(
         status=process.returncode,
         wall_s=(end - begin) / 1e9,
         first_result_s=_seconds_until(first_result, begin),
@@ -111,15 +109,15 @@ def watch(
     )
 
 
-class _Looking:
-    """Looks at memory again and again, in a thread, as long as the body runs."""
+class _Sampling:
+    """Samples memory in a thread while the body of the ``with`` statement runs."""
 
     def __init__(self, memory: MemoryPeaks, gpu: GpuPeaks, interval: float) -> None:
         self._memory = memory
         self._gpu = gpu
         self._interval = interval
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -128,11 +126,11 @@ class _Looking:
         self._stop.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while True:
             begin = time.monotonic()
-            self._memory.look()
-            self._gpu.look(self._memory.pids)
+            self._memory.sample()
+            self._gpu.sample({process.pid for process in self._memory.running})
             spent = time.monotonic() - begin
             if self._stop.wait(max(self._interval, _TIMES_REST * spent)):
                 return
@@ -147,22 +145,16 @@ def _seconds_until(path: Path, begin: int) -> float | None:
     return (int(text) - begin) / 1e9 if text.endswith("\n") else None
 
 
-def _end_all(seen: Collection[int], others: Collection[int]) -> int:
+def _end_outlived(memory: MemoryPeaks) -> int:
     """End what still runs of the program, which would disturb the next run; how many."""
 
-    def left() -> tuple[int, ...]:
-        return tuple(pid for pid in descendants(os.getpid()) if pid not in others)
+    def left() -> tuple[psutil.Process, ...]:
+        return tuple(process for process in descendants() if process not in memory.others)
 
     outlived = left()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + _GRACE
-        while left() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    end_processes(left)
     # Orphans that ended are this process's to collect.
-    for pid in {*seen, *outlived}:
+    for pid in {*memory.seen, *(process.pid for process in outlived)}:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return len(outlived)

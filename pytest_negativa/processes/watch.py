@@ -1,4 +1,4 @@
-"""Waits for a program: hears its silence, passes signals on, and leaves nothing of it behind."""
+"""Waits for a program, detects that it hangs, passes signals on, and ends what it started."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from pytest_negativa.processes.tree import end_processes, marked_processes
+
 _POLL = 0.2
-# Seconds between asking a process to end and making it.
-_GRACE = 5.0
-# Seconds in which a Ctrl-C that went to all processes of the terminal shows its effect.
+# Seconds that a program has to react to a Ctrl-C that went to all processes of the terminal.
 _CTRL_C = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Interrupted(KeyboardInterrupt):
-    """This process was asked to end; no error, so that nobody takes it for one of a library.
+    """A signal asked this process to end. It is no ``Exception``, so no handler swallows it.
 
     Attributes:
         number: the signal.
@@ -35,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Where a signal asks this process to end, raise ``Interrupted``."""
+    """Raise ``Interrupted`` if a signal asks this process to end."""
 
     def interrupt(number: int, _frame: object) -> None:
         raise Interrupted(number)
@@ -48,7 +50,7 @@ def interruptible() -> Iterator[None]:
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
     before: dict[int, Any] = {}
     try:
-        # Elsewhere than in the main thread the program's owner sees to signals.
+        # Python sets handlers in the main thread only.
         with contextlib.suppress(ValueError):
             for number in (signal.SIGINT, *_ENDING):
                 before[number] = signal.signal(number, handler)
@@ -58,11 +60,10 @@ def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
             signal.signal(ours, handled)
 
 
-class Watch:
-    """Waits for one program; a context in which signals wait until the program has ended.
+class ChildWatch:
+    """Waits for one program; within this context, signals take effect once the program ended.
 
-    Ctrl-C reaches the program by itself, as all processes of a terminal; sent to this process
-    alone, it is passed on.
+    Ctrl-C in a terminal reaches the program, too. A SIGINT for this process alone is passed on.
 
     Attributes:
         signal: the first signal that asked this process to end.
@@ -73,7 +74,7 @@ class Watch:
         self._since = 0.0
         self._handled = _handled_by(self._note)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ChildWatch:
         self._handled.__enter__()
         return self
 
@@ -81,18 +82,21 @@ class Watch:
         self._handled.__exit__(*exception)
 
     def _note(self, number: int, _frame: object) -> None:
-        # Whoever is impatient after Ctrl-C is heard, too.
+        # SIGTERM after Ctrl-C counts, too.
         if self.signal is None or number in _ENDING:
             self.signal, self._since = number, time.monotonic()
 
     def wait(
-        self, process: subprocess.Popen[bytes], heard_in: Path, silence_limit: float | None
+        self, process: subprocess.Popen[bytes], progress_file: Path, silence_limit: float | None
     ) -> bool:
-        """Wait for the end, or until there is no reason to; True if it was too long silent.
+        """Wait until the program ends, is silent for too long, or a signal asks to end it.
 
         Args:
-            heard_in: a file that grows as long as the program gets on.
-            silence_limit: seconds in which it must grow; None: any.
+            progress_file: a file that grows while the program gets on.
+            silence_limit: seconds within which the file must grow; None: no limit.
+
+        Returns:
+            Whether the program was silent for too long.
         """
         size, silent, last = -1, 0.0, time.monotonic()
         passed_on = False
@@ -104,7 +108,7 @@ class Watch:
             # While this process was stopped (Ctrl-Z), so was the program.
             silent += min(now - last, 5 * _POLL)
             last = now
-            if (found := _size(heard_in)) != size:
+            if (found := _size(progress_file)) != size:
                 size, silent = found, 0.0
             if silence_limit is not None and silent > silence_limit:
                 return True
@@ -132,32 +136,27 @@ def _is_in_foreground() -> bool:
         return False
 
 
-def end_all(process: subprocess.Popen[bytes], mark: str) -> int:
-    """End a program and all that it started and that still runs; its exit status.
+def end_program(process: subprocess.Popen[bytes], name: str, value: str) -> int:
+    """End a program and all that it started and that still runs.
 
     Args:
-        mark: ``NAME=value``, by which their environments tell them.
+        name: the environment variable that all of them have inherited.
+        value: its value.
+
+    Returns:
+        The program's exit status.
     """
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _running(process, mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + _GRACE
-        while any(_running(process, mark)) and time.monotonic() < deadline:
-            time.sleep(_POLL / 4)
+
+    def running() -> Iterator[psutil.Process]:
+        # The caller collects the program: a zombie has no environment.
+        if process.poll() is None:
+            yield psutil.Process(process.pid)
+        yield from (p for p in marked_processes(name, value) if p.pid != process.pid)
+
+    end_processes(running)
     # A process that hangs in the driver outlives even SIGKILL.
     status = process.poll()
     return -signal.SIGKILL if status is None else status
-
-
-def _running(process: subprocess.Popen[bytes], mark: str) -> Iterator[int]:
-    if process.poll() is None:
-        yield process.pid
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) not in (os.getpid(), process.pid):
-            with contextlib.suppress(OSError):
-                if os.fsencode(mark) in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
 
 
 def end_with(parent: int) -> None:

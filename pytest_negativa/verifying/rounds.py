@@ -17,7 +17,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.processes.watch import Interrupted, Watch, end_all
+from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
 from pytest_negativa.storage.outcomes import CommandOutcome, outcomes_file, read_outcomes
 from pytest_negativa.storage.rounds import save_round
 
@@ -98,10 +98,9 @@ def run_round(
     outcomes = outcomes_file(folder)
     command = program.command if settled.tests is None else program.again
     environ = {**environment(folder), ROUND_VARIABLE: str(round_file)}
-    mark = f"{ROUND_VARIABLE}={round_file}"
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
-    with Watch() as watch:
+    with ChildWatch() as watch:
         try:
             process = subprocess.Popen(command, cwd=program.cwd, env=environ)
         except OSError as e:
@@ -112,7 +111,7 @@ def run_round(
         # A session that came to its end was not interrupted: Ctrl-C went to its debugger.
         interrupted = watch.signal is not None and not (program.is_pytest and status in (0, 1))
         if silent or interrupted or status < 0:
-            status = end_all(process, mark)
+            status = end_program(process, ROUND_VARIABLE, str(round_file))
     if interrupted:
         assert watch.signal is not None
         raise Interrupted(watch.signal)

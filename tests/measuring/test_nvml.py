@@ -21,7 +21,7 @@ from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
 gpus = Gpus()
 peaks = GpuPeaks(gpus)
 peaks.begin()
-peaks.look({77, 78})
+peaks.sample({77, 78})
 print(json.dumps({
     "names": gpus.names, "missing": gpus.missing, "used": gpus.used_bytes(),
     "of_processes": peaks.of_processes, "on_devices": peaks.on_devices,

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_negativa.measuring.nvml import Gpus
-from pytest_negativa.measuring.sampler import MeasureError, Watched, watch
+from pytest_negativa.measuring.sampler import MeasureError, SampledRun, run_sampled
 from pytest_negativa.processes.tree import (
     MemoryPeaks,
     adopt_orphans,
@@ -56,11 +57,12 @@ os.wait()
 
 
 def test_what_is_shared_counts_once_in_pss_and_twice_in_rss() -> None:
-    others = frozenset(descendants(os.getpid()))
+    others = frozenset(descendants())
     with python(SHARED) as process:
         peaks = MemoryPeaks(others)
-        peaks.look()
-        assert len(peaks.pids) == 2 and process.pid in peaks.pids
+        peaks.sample()
+        assert len(peaks.running) == 2
+        assert process.pid in {p.pid for p in peaks.running}
     assert peaks.rss > 2 * ALLOCATED
     assert peaks.pss is not None
     assert ALLOCATED < peaks.pss < ALLOCATED + 2 * INTERPRETER
@@ -68,14 +70,14 @@ def test_what_is_shared_counts_once_in_pss_and_twice_in_rss() -> None:
 
 def test_processes_that_are_gone() -> None:
     with python("print(1, flush=True)") as process:
-        pass
-    assert resident_bytes(process.pid) == 0
-    assert proportional_bytes(process.pid) is None
-    assert process.pid not in descendants(os.getpid())
+        gone = psutil.Process(process.pid)
+    assert resident_bytes(gone) == 0
+    assert proportional_bytes(gone) is None
+    assert gone not in descendants()
 
 
-def run(tmp_path: Path, code: str, interval: float = 0.005) -> Watched:
-    return watch(
+def run(tmp_path: Path, code: str, interval: float = 0.005) -> SampledRun:
+    return run_sampled(
         [sys.executable, "-c", code],
         os.environ,
         output=tmp_path / "log",
@@ -92,24 +94,24 @@ code = "import time; x = bytearray(b'1') * {ALLOCATED}; time.sleep(.5)"
 subprocess.run([sys.executable, "-c", code])
 time.sleep(.2)
 """
-    watched = run(tmp_path, code)
-    assert watched.status == 0
-    assert watched.wall_s >= 0.7
-    assert ALLOCATED < watched.memory.rss < ALLOCATED + 3 * INTERPRETER
-    assert watched.memory.pss is not None
-    assert ALLOCATED < watched.memory.pss <= watched.memory.rss
-    assert len(watched.memory.seen) == 2
-    assert watched.first_result_s is None
-    assert watched.outlived == 0
+    sampled = run(tmp_path, code)
+    assert sampled.status == 0
+    assert sampled.wall_s >= 0.7
+    assert ALLOCATED < sampled.memory.rss < ALLOCATED + 3 * INTERPRETER
+    assert sampled.memory.pss is not None
+    assert ALLOCATED < sampled.memory.pss <= sampled.memory.rss
+    assert len(sampled.memory.seen) == 2
+    assert sampled.first_result_s is None
+    assert sampled.outlived == 0
 
 
 def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> None:
     size = 4 * ALLOCATED
-    watched = run(tmp_path, f"x = bytearray(b'1') * {size}; del x", interval=10)
+    sampled = run(tmp_path, f"x = bytearray(b'1') * {size}; del x", interval=10)
     # Only if it is more than this test's own process ever had.
-    assert watched.root_max_rss_bytes is not None
-    assert size < watched.root_max_rss_bytes < size + INTERPRETER
-    assert watched.memory.rss < size
+    assert sampled.root_max_rss_bytes is not None
+    assert size < sampled.root_max_rss_bytes < size + INTERPRETER
+    assert sampled.memory.rss < size
 
 
 def test_output_and_status(tmp_path: Path) -> None:
@@ -124,9 +126,9 @@ def test_the_time_of_the_first_result(tmp_path: Path) -> None:
     code = (
         f"import time; time.sleep(.3); open({str(mark)!r}, 'w').write(f'{{time.monotonic_ns()}}%s')"
     )
-    watched = run(tmp_path, code % "\\n")
-    assert watched.first_result_s is not None
-    assert 0.3 < watched.first_result_s < watched.wall_s
+    sampled = run(tmp_path, code % "\\n")
+    assert sampled.first_result_s is not None
+    assert 0.3 < sampled.first_result_s < sampled.wall_s
     # Half a number, as a process leaves it that is killed in its write.
     assert run(tmp_path, code % "").first_result_s is None
 
@@ -142,21 +144,21 @@ if os.fork() == 0:
 os.wait()
 time.sleep(.3)
 """
-    watched = run(tmp_path, code)
-    assert watched.outlived == 1
-    assert not set(watched.memory.seen) & set(descendants(os.getpid()))
+    sampled = run(tmp_path, code)
+    assert sampled.outlived == 1
+    assert not set(sampled.memory.seen) & {p.pid for p in descendants()}
 
 
 def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
     with python("import sys; print(1, flush=True); sys.stdin.read()") as other:
-        watched = run(tmp_path, "import time; time.sleep(.1)")
-        assert other.pid not in watched.memory.seen
+        sampled = run(tmp_path, "import time; time.sleep(.1)")
+        assert other.pid not in sampled.memory.seen
         assert other.poll() is None
 
 
 def test_no_such_command(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match=r"no-such: cannot be started: No such file"):
-        watch(
+        run_sampled(
             [str(tmp_path / "no-such")], os.environ, output=tmp_path / "log",
             first_result=tmp_path / "mark", gpus=Gpus(), interval=1,
         )  # fmt: skip
