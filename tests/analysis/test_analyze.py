@@ -9,46 +9,13 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.analysis.analyze import Hooks, analyze
-from pytest_negativa.arch import ElementKind
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
-from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import LibraryUsage, Usage, UsageWarning
-from pytest_negativa.settings.file import load_settings
-from tests.support.libraries import BIN, PLAIN
-from tests.support.usages import library_usage, usage_of
-
-MULTIARCH = BIN / "libmultiarch.so"
-
-
-def settings(folder: Path, text: str = "") -> Settings:
-    """The settings of a ``negativa.yaml``, as a session in ``folder`` would have them."""
-    (folder / "negativa.yaml").write_text(text)
-    return load_settings({}, {"NEGATIVA_CACHE_DIR": str(folder / "cache")}, root=folder, cwd=folder)
-
-
-def use(path: Path, used_regions: tuple[int, ...] = ()) -> LibraryUsage:
-    """A use of the library: by number of the region, a kernel of what an H200 loads of it."""
-    library_map = read_library(path, Scope(devices=("9.0",)))
-    regions = tuple(library_map.iter_regions())
-    images = {}
-    for number in used_regions:
-        element = next(
-            e
-            for e in regions[number].elements
-            if e.kind is ElementKind.CUBIN and str(e.arch) == "sm_90"
-        )
-        kernels = [k.name for k in library_map.kernels_of(element.content)]
-        images[regions[number].span.start] = kernels[:1]
-    return library_usage(library_map, images)
-
-
-def used(*paths: Path, regions: tuple[int, ...] = (), **more: object) -> Usage:
-    incomplete = more.get("incomplete", ())
-    assert isinstance(incomplete, tuple)
-    return usage_of(*(use(path, regions) for path in paths), incomplete=incomplete)
+from pytest_negativa.models.trace import UsageWarning
+from tests.support.analyses import settings, used
+from tests.support.libraries import BIN, MULTIARCH, PLAIN, QUICKSTART_LIBRARY
 
 
 def decisions(analysis: Analysis, name: str = "libmultiarch.so") -> tuple[Decision, ...]:
@@ -179,7 +146,7 @@ def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
 
 def test_a_kernel_glob_is_compared_with_what_people_write(tmp_path: Path) -> None:
     """The suggestion is in the words of the glob: a demangled name."""
-    path = Path(__file__).parents[2] / "examples/quickstart/quickstart/libquickstart.so"
+    path = QUICKSTART_LIBRARY
     text = "keep: {kernels: ['void matrices::transposed(*)', '*multiply<32>*']}\n"
     found = analyze(used(path), settings(tmp_path, text))
     assert reasons(found, path.name)["kernel-policy"] == 1

@@ -19,9 +19,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.records import shipped_schema
-from tests.gpucode.test_slimmed import compact, read
-from tests.installed.test_libraries import install
-from tests.rewriting.test_trim_kernels import plan_for
 from tests.support.builders import (
     CubinSpec,
     ElementSpec,
@@ -42,6 +39,8 @@ from tests.support.libraries import (
     golden_elements,
     make_large,
 )
+from tests.support.sites import install
+from tests.support.slimmed import compact, plan_for, read
 
 
 @pytest.fixture(autouse=True)

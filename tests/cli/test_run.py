@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.storage.runs import mark_failed, point_latest
-from tests.support.sessions import HEADLINE, KERNELS, LOADED, ROOT, Project, used_kernels
+from tests.support.libraries import ROOT
+from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
 
 TRACES = ROOT / "tests" / "data" / "traces"
 Lines = list[str]

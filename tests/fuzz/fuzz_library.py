@@ -37,8 +37,8 @@ with atheris.instrument_imports(include=["pytest_negativa", "elftools"]):
 
 from tests.support import builders
 from tests.support.invariants import check_map
+from tests.support.libraries import BIN
 
-_FIXTURES = Path(__file__).parent.parent / "fixtures" / "bin"
 _SCRATCH = Path(tempfile.mkdtemp(prefix="negativa-fuzz-")) / "input"
 
 
@@ -142,7 +142,7 @@ def _iter_seeds(target: str) -> Iterator[bytes]:
                     builders.HostSection(name=".ldata", data=frame),
                 ]
             ).data
-        for path in _FIXTURES.iterdir():
+        for path in BIN.iterdir():
             if path.stat().st_size < 11_000:
                 yield path.read_bytes()
     elif target == "region":
@@ -155,7 +155,7 @@ def _iter_seeds(target: str) -> Iterator[bytes]:
         yield builders.build_frame(blocks, len(cubin) + 1000)
     elif target == "cubin":
         yield _small_cubin()
-        for path in _FIXTURES.glob("*.cubin"):
+        for path in BIN.glob("*.cubin"):
             yield path.read_bytes()
     elif target == "ptx":
         yield builders.build_ptx(functions=["function"], global_data=["global"])

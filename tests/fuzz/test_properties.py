@@ -28,8 +28,7 @@ from pytest_negativa.models.library import Compression, Cubin, Element, Frame, L
 from tests.support import builders
 from tests.support.builders import CubinSpec, ElementSpec, HostSection
 from tests.support.invariants import check_map
-
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "bin"
+from tests.support.libraries import BIN
 
 # The same examples in every run, so that a pull request is not failed by another's bug; the
 # fuzzer is what searches. One folder for all examples of a test is what is wanted here.
@@ -304,7 +303,7 @@ def a_library() -> bytes:
 def test_changed_bytes_lead_to_a_map_or_to_our_error(
     tmp_path: Path, data: st.DataObject, name: str
 ) -> None:
-    sound = a_library() if name == "built" else (FIXTURES / name).read_bytes()
+    sound = a_library() if name == "built" else (BIN / name).read_bytes()
     library = tmp_path / "lib.so"
     library.write_bytes(mutated(sound, data.draw(mutations(len(sound)))))
     try:

@@ -13,10 +13,11 @@ import pytest
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.storage.records import load_map
+from tests.support.libraries import EXAMPLES
 
 pytest.importorskip("torch")
 
-PYTORCH_EXAMPLE = Path(__file__).parents[2] / "examples" / "pytorch"
+PYTORCH_EXAMPLE = EXAMPLES / "pytorch"
 
 OPERATIONS = """
 import os, signal, subprocess, sys

@@ -17,8 +17,8 @@ from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import Run, child_environment
+from tests.support.libraries import ROOT, SUPPORT
 
-ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
 DETECTORS = ("cupti", "native")
 
@@ -27,7 +27,7 @@ def play(
     folder: Path, detector: str, scene: str, *, returncode: int = 0, **env: str
 ) -> tuple[Usage, str]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "traced.py"), str(folder), detector, scene],
+        [sys.executable, "-W", "ignore", str(SUPPORT / "traced.py"), str(folder), detector, scene],
         check=False,
         capture_output=True,
         text=True,

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.storage.runs import load_planned, save_plans
+from tests.support.libraries import EXAMPLES
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 
 LIBRARIES = 5
 KERNELS = 5  # that tests call, of each library; every one in a region of its own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -25,8 +24,8 @@ from tests.support.builders import (
     build_ptx,
     patched,
 )
+from tests.support.libraries import BIN
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "bin"
 FULL = CubinSpec(
     kernels={"kernel": bytes(48)},
     device_functions={"function": bytes(16)},
@@ -147,7 +146,7 @@ def test_broken_cubin(data: bytes, problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["callgraph.sm_90.cubin", "kernels.sm_120.cubin"])
 def test_cubin_cut_anywhere(name: str) -> None:
-    data = (FIXTURES / name).read_bytes()
+    data = (BIN / name).read_bytes()
     # Behind the section headers come the program headers, which are not needed.
     (table,) = struct.unpack_from("<Q", data, 40)
     (count,) = struct.unpack_from("<H", data, 60)

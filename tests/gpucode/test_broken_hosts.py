@@ -33,8 +33,8 @@ from tests.support.builders import (
     patched,
 )
 from tests.support.invariants import check_map
+from tests.support.libraries import BIN
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "bin"
 IMAGE = build_cubin(CubinSpec(kernels={"kernel": bytes(64)})).data
 REGION = build_region([ElementSpec(content=IMAGE)])
 SOUND = build_host([fatbin_section(REGION)])
@@ -178,7 +178,7 @@ def test_sections_without_bytes_or_unloaded_ones_are_passed_over(tmp_path: Path)
 @pytest.mark.parametrize("name", ["libmultiarch.so", "libframes.so", "program_no_pie"])
 def test_library_cut_anywhere(tmp_path: Path, name: str) -> None:
     # The section headers come last, so no cut leaves a sound file.
-    data = (FIXTURES / name).read_bytes()
+    data = (BIN / name).read_bytes()
     library = tmp_path / "lib.so"
     for cut in (*range(0, len(data), 97), 4, 63, 64, len(data) - 1):
         library.write_bytes(data[:cut])
@@ -189,7 +189,7 @@ def test_library_cut_anywhere(tmp_path: Path, name: str) -> None:
 
 
 def test_elf_header_of_a_real_library_with_any_byte_changed(tmp_path: Path) -> None:
-    data = (FIXTURES / "libempty_region.so").read_bytes()
+    data = (BIN / "libempty_region.so").read_bytes()
     library = tmp_path / "lib.so"
     for offset in range(64):
         for value in (0, 0x7F, 0xFF, data[offset] ^ 1):
@@ -201,7 +201,7 @@ def test_elf_header_of_a_real_library_with_any_byte_changed(tmp_path: Path) -> N
 
 
 def test_section_header_of_a_real_library_with_any_field_changed(tmp_path: Path) -> None:
-    data = (FIXTURES / "libempty_region.so").read_bytes()
+    data = (BIN / "libempty_region.so").read_bytes()
     table = int.from_bytes(data[0x28:0x30], "little")
     count = int.from_bytes(data[0x3C:0x3E], "little")
     library = tmp_path / "lib.so"
@@ -387,7 +387,7 @@ def test_working_folder_that_is_gone(tmp_path: Path) -> None:
 
 def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
-    shutil.copy(FIXTURES / "libmultiarch.so", library)
+    shutil.copy(BIN / "libmultiarch.so", library)
     with ByteSource(library) as source:
         host = read_host_elf(source)
         (section,) = (s for s in host.sections if s.name == ".nv_fatbin")
@@ -401,7 +401,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 def test_file_that_shrinks_under_its_section_headers(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
-    shutil.copy(FIXTURES / "libmultiarch.so", library)
+    shutil.copy(BIN / "libmultiarch.so", library)
     with ByteSource(library) as source:
         os.truncate(library, 64)
         with pytest.raises(FormatError, match="it was truncated") as caught:

@@ -38,8 +38,8 @@ from tests.support.builders import (
     zstd_frame,
 )
 from tests.support.invariants import check_map
+from tests.support.libraries import BIN
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "bin"
 IMAGE = build_cubin(CubinSpec(kernels={"kernel": bytes(range(64))})).data
 SOUND = ElementSpec(content=IMAGE, flags=LINUX_64 | ZSTD)
 SOUND_REGION = build_region([SOUND])
@@ -403,7 +403,7 @@ def test_options_that_leave_their_header(read_sections: ReadSections, options_of
 @pytest.mark.parametrize("name", [".nv_fatbin", "__nv_relfatbin", ".rodata", ".cask_resource"])
 def test_section_cut_anywhere(tmp_path: Path, name: str) -> None:
     """Every region before the cut is found, nothing of the one that is cut."""
-    data = (FIXTURES / "libmultiarch.so").read_bytes()[8320:31840]
+    data = (BIN / "libmultiarch.so").read_bytes()[8320:31840]
     ends = [15624 - 8320, 23264 - 8320, 31840 - 8320]
     library = tmp_path / "lib.so"
     boundaries = {16, 15, 17, 16 + 63, 16 + 64, *ends, *(e + 1 for e in ends[:2]), ends[-1] - 1}
@@ -422,7 +422,7 @@ def test_section_cut_anywhere(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("flags", [LZ4, ZSTD])
 def test_payload_cut_anywhere(flags: int) -> None:
-    content = (FIXTURES / "callgraph.sm_90.cubin").read_bytes()
+    content = (BIN / "callgraph.sm_90.cubin").read_bytes()
     payload = pack(content, flags)
     compression = Compression.LZ4 if flags == LZ4 else Compression.ZSTD
     assert unpack(payload, compression, len(content)) == content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,8 @@ from tests.support.builders import (
     soname_sections,
 )
 from tests.support.invariants import check_map
+from tests.support.libraries import BIN, MANIFEST
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-MANIFEST: dict[str, Any] = json.loads((FIXTURES / "MANIFEST.json").read_text())
 FILES: dict[str, Any] = MANIFEST["files"]
 ALL = sorted(FILES)
 HOSTS = [name for name in ALL if not name.endswith((".cubin", ".fatbin"))]
@@ -56,7 +54,7 @@ Fact = dict[str, Any]
 
 
 def path_of(name: str) -> Path:
-    return FIXTURES / "bin" / name
+    return BIN / name
 
 
 def map_of(name: str, scope: Scope | None = None) -> LibraryMap:
@@ -125,7 +123,7 @@ def expected_facts(element: Fact) -> Fact:
 
 
 def test_manifest_is_of_these_binaries() -> None:
-    assert {path.name for path in (FIXTURES / "bin").iterdir()} == set(ALL)
+    assert {path.name for path in (BIN).iterdir()} == set(ALL)
     for name in ALL:
         data = path_of(name).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (

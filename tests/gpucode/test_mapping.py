@@ -14,9 +14,9 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
-from tests.gpucode.test_slimmed import compact, read, rows
 from tests.support.compacting import plan_of
 from tests.support.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS, make_large
+from tests.support.slimmed import compact, read, rows
 
 ALL = MapRequest(scope=Scope(), with_map=True)
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)

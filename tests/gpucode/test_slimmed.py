@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import struct
 from collections.abc import Iterator
@@ -24,89 +22,18 @@ from pytest_negativa.gpucode.library import read_library, read_slimmed
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
-from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.planning.reachable import reach
-from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.storage.records import decode_map, encode_map
-from tests.rewriting.test_trim_kernels import plan_for
 from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region
 from tests.support.compacting import build, content, gpu_code, needs_compiler, plan_of
 from tests.support.libraries import BIN, SHARED_OBJECTS
+from tests.support.slimmed import check_slimmed, compact, plan_for, read, rows, with_digest
 
 ALL = Scope()
-
-
-def with_digest(library_map: LibraryMap) -> LibraryMap:
-    digest = hashlib.sha256(Path(library_map.library.path).read_bytes()).hexdigest()
-    identity = msgspec.structs.replace(library_map.library, sha256=digest)
-    return msgspec.structs.replace(library_map, library=identity)
-
-
-def read(path: Path) -> LibraryMap:
-    return with_digest(read_library(path, ALL))
-
-
-def compact(
-    library_map: LibraryMap, plan: LibraryPlan, target: Path, edits: Edits | None = None
-) -> Compacted:
-    """Without what is never loaded, so that there is always something to gain."""
-    options = CompactOptions(min_gain=-(1 << 30), load_check=False)
-    done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
-    assert isinstance(done, Compacted), done
-    assert is_slimmed(target)
-    return done
-
-
-def rows(
-    library_map: LibraryMap, plan: LibraryPlan | None = None, spared: tuple[Span, ...] = ()
-) -> dict[int, tuple[Any, ...]]:
-    """All that is kept, or all, by address: the header's, or the frame's.
-
-    ``spared``: what the compaction left though it is unused.
-    """
-    unused = {(d.start, d.end) for d in plan.decisions if not d.kept} if plan else set()
-    unused -= {(span.start, span.end) for span in spared}
-    found: dict[int, tuple[Any, ...]] = {}
-    for section in library_map.sections:
-        shift = section.vaddr - section.span.start
-        for region in section.regions:
-            for element in region.elements:
-                span = element.payload
-                if (span.start, span.end) not in unused:
-                    found[element.header_offset + shift] = (
-                        *(section.name, region.span.start + shift, span.start + shift, span.size),
-                        *(element.kind, element.arch, element.compression, element.flags),
-                        *(element.stored_size, element.unpacked_size),
-                        *(element.identifier, element.options, element.unreadable),
-                        library_map.kernels_of(element.content),
-                    )
-        for frame in section.frames:
-            if (frame.span.start, frame.span.end) not in unused:
-                found[frame.span.start + shift] = (
-                    *(section.name, frame.span.size, frame.arch, frame.unpacked_size),
-                    *(frame.unreadable, library_map.kernels_of(frame.content)),
-                )
-    return found
-
-
-def check_slimmed(library_map: LibraryMap) -> None:
-    """What holds whatever the bytes were."""
-    used: list[Span] = []
-    for section in library_map.sections:
-        assert section.span.start == section.vaddr
-        spans = [region.span for region in section.regions] + [f.span for f in section.frames]
-        assert all(section.span.start <= s.start <= s.end <= section.span.end for s in spans)
-        used += spans
-    ordered = sorted(used)
-    assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
-    assert decode_map(encode_map(library_map), "memory") == library_map
 
 
 class TestFixtures:

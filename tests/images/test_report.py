@@ -47,10 +47,9 @@ from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
-from tests.gpucode.test_slimmed import compact, read
-from tests.rewriting.test_trim_kernels import plan_for
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, without_build_id
+from tests.support.slimmed import compact, plan_for, read
 from tests.support.usages import library_usage, usage_of
 
 SM_90 = ComputeCapability(9, 0)

@@ -12,27 +12,7 @@ import pytest
 from pytest_negativa.errors import OptionError
 from pytest_negativa.installed.libraries import find_libraries
 from tests.support.libraries import IS_ROOT, MULTIARCH, PLAIN
-
-
-def install(
-    site: Path,
-    name: str,
-    requires: tuple[str, ...] = (),
-    files: tuple[str, ...] = (),
-    extras: tuple[str, ...] = (),
-) -> None:
-    """A distribution as pip would leave it: its files, metadata and the record of both."""
-    folder = f"{name.replace('-', '_')}-1.0.dist-info"
-    for file in files:
-        (site / file).parent.mkdir(parents=True, exist_ok=True)
-        (site / file).write_bytes(MULTIARCH.read_bytes())
-    (site / folder).mkdir()
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
-    lines += [f"Provides-Extra: {extra}" for extra in extras]
-    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
-    (site / folder / "METADATA").write_text("\n".join([*lines, "", ""]))
-    recorded = [*files, f"{folder}/METADATA", f"{folder}/RECORD"]
-    (site / folder / "RECORD").write_text("".join(f"{file},,\n" for file in recorded))
+from tests.support.sites import install
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,8 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
+from tests.support.libraries import BIN
 from tests.support.usages import library_usage, usage_of
-
-BIN = Path(__file__).parents[1] / "fixtures" / "bin"
 
 H200 = ComputeCapability(9, 0)
 WRONG = UnusedReason.WRONG_ARCH.value

@@ -30,29 +30,20 @@ from pytest_negativa.processes.redirect import (
     without_redirect,
     write_table,
 )
+from tests.support.compiling import compile_c, needs_compiler
 
-SOURCES = Path(__file__).parent / "redirect"
-CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-
-pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
-
-
-def compile_c(source: str, target: Path, *flags: str) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    command = [CC or "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    subprocess.run([*command, "-o", str(target), str(SOURCES / source), *flags, "-ldl"], check=True)
-    return target
+pytestmark = needs_compiler
 
 
 def compile_value(target: Path, symbol: str, value: int) -> Path:
     flags = ("-shared", "-fPIC", f"-DSYMBOL={symbol}", f"-DVALUE={value}")
-    return compile_c("value.c", target, *flags, f"-Wl,-soname,{target.name}")
+    return compile_c("redirect/value.c", target, *flags, f"-Wl,-soname,{target.name}")
 
 
 def compile_library(target: Path, which: str, near: Path, far: Path) -> Path:
     # The folder that holds only libfar.so comes first: libnear.so is looked for there in vain.
     return compile_c(
-        "library.c",
+        "redirect/library.c",
         target,
         *("-shared", "-fPIC", f'-DWHICH="{which}"', "-Wl,-soname,liblib.so.1"),
         *(str(near), str(far), "-Wl,--enable-new-dtags,-rpath,$ORIGIN/../far:$ORIGIN"),
@@ -116,7 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_library(folder / "a/liblib.so.1", "original", near, far)
     compile_library(folder / "copy.so", "copy", near, far)
     compile_library(folder / "stale.so", "stale", near, far)
-    compile_c("loader.c", folder / "loader")
+    compile_c("redirect/loader.c", folder / "loader")
     return folder
 
 
@@ -175,7 +166,7 @@ def unshare() -> list[str]:
 
 def test_a_linked_program_gets_the_copy(stage: Stage) -> None:
     program = compile_c(
-        "linked.c", stage.folder / "bin/linked", str(stage.lib), "-Wl,-rpath,$ORIGIN/../a"
+        "redirect/linked.c", stage.folder / "bin/linked", str(stage.lib), "-Wl,-rpath,$ORIGIN/../a"
     )
     assert stage.run(program) == ["copy"]
     assert_copy(stage, program)
@@ -183,7 +174,7 @@ def test_a_linked_program_gets_the_copy(stage: Stage) -> None:
 
 def test_rpath_leads_to_the_copy(stage: Stage) -> None:
     program = compile_c(
-        "linked.c",
+        "redirect/linked.c",
         stage.folder / "bin/linked",
         *(str(stage.lib), "-Wl,--disable-new-dtags,-rpath,$ORIGIN/../a:$ORIGIN/../far"),
     )
@@ -784,7 +775,7 @@ def test_symbolic_links_of_one_original_are_one_row(stage: Stage) -> None:
 
 
 def test_the_users_own_auditor_stays(stage: Stage) -> None:
-    auditor = compile_c("auditor.c", stage.folder / "auditor.so", "-shared", "-fPIC")
+    auditor = compile_c("redirect/auditor.c", stage.folder / "auditor.so", "-shared", "-fPIC")
     mark = stage.folder / "mark"
     stage.redirect(environ={**os.environ, "LD_AUDIT": str(auditor), "AUDITOR_MARK": str(mark)})
     assert stage.load("open", stage.lib) == ["copy"]
@@ -813,7 +804,7 @@ def test_an_empty_list_of_auditors_is_no_error(stage: Stage) -> None:
 
 def test_a_library_with_thread_local_storage_of_the_fast_kind(stage: Stage) -> None:
     """With an auditor there is little room for it, unless it is asked for."""
-    storage = compile_c("storage.c", stage.folder / "storage.so", "-shared", "-fPIC")
+    storage = compile_c("redirect/storage.c", stage.folder / "storage.so", "-shared", "-fPIC")
     assert stage.load("open", stage.lib, LD_PRELOAD=str(storage)) == ["copy"]
     del stage.environment["GLIBC_TUNABLES"]
     done = subprocess.run([stage.loader], env={**stage.environment, "LD_PRELOAD": str(storage)})
@@ -821,7 +812,7 @@ def test_a_library_with_thread_local_storage_of_the_fast_kind(stage: Stage) -> N
 
 
 def test_a_users_own_tunable_stays(stage: Stage) -> None:
-    storage = compile_c("storage.c", stage.folder / "storage.so", "-shared", "-fPIC")
+    storage = compile_c("redirect/storage.c", stage.folder / "storage.so", "-shared", "-fPIC")
     own = "glibc.rtld.optional_static_tls=512:glibc.malloc.check=0"
     stage.redirect(environ={**os.environ, "GLIBC_TUNABLES": own, "LD_PRELOAD": str(storage)})
     done = subprocess.run([stage.loader], env=stage.environment)
@@ -836,7 +827,7 @@ def test_this_machine_is_supported() -> None:
 
 
 def test_a_static_executable(stage: Stage) -> None:
-    program = compile_c("nothing.c", stage.folder / "static", "-static")
+    program = compile_c("redirect/nothing.c", stage.folder / "static", "-static")
     assert stage.run(program) == []
     assert read_logs(stage.logs) == ()
     assert "static" in (why_not_redirected(program) or "")
@@ -857,7 +848,7 @@ def test_a_program_for_another_user(stage: Stage) -> None:
 
 def test_a_program_of_another_loader(stage: Stage) -> None:
     program = compile_c(
-        "nothing.c", stage.folder / "musl", "-Wl,--dynamic-linker,/lib/ld-musl-x86_64.so.1"
+        "redirect/nothing.c", stage.folder / "musl", "-Wl,--dynamic-linker,/lib/ld-musl-x86_64.so.1"
     )
     assert "musl" in (why_not_redirected(program) or "")
 

@@ -10,8 +10,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_slimmed
 from pytest_negativa.models.library import Scope
 from pytest_negativa.planning.by_arch import plan_for_devices
-from tests.gpucode.test_slimmed import check_slimmed, compact, read, rows
 from tests.support.compacting import plan_of
+from tests.support.slimmed import check_slimmed, compact, read, rows
 
 pytestmark = pytest.mark.real_libs
 

@@ -30,23 +30,9 @@ from pytest_negativa.rewriting.copies import (
 )
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
 from pytest_negativa.rewriting.overwrite import overwrite
+from tests.support.copying import MANY, SIZE, STEP, identity
 from tests.support.libraries import BIN, IS_ROOT, SHARED_OBJECTS
 from tests.support.reconstructing import apply, planned_of
-
-SIZE = (5 << 20) + 123
-
-
-def identity(path: Path) -> LibraryIdentity:
-    data = path.read_bytes()
-    return LibraryIdentity(
-        path=str(path),
-        size=len(data),
-        mtime_ns=path.stat().st_mtime_ns,
-        build_id=None,
-        soname=None,
-        machine="EM_X86_64",
-        sha256=hashlib.sha256(data).hexdigest(),
-    )
 
 
 @pytest.fixture
@@ -63,26 +49,6 @@ def target(tmp_path: Path) -> Path:
     path = tmp_path / "copies" / "lib.so"
     path.parent.mkdir()
     return path
-
-
-STEP = copies._STEP
-MANY = Edits.of(
-    SIZE,
-    [
-        Fill(0, 1, 7),
-        Patch(1, b"\xff\xfe"),
-        # To the end of a step, over one, from its beginning; more than two steps; one byte apart.
-        Fill(STEP - 10, STEP, 1),
-        Patch(STEP, b"abc"),
-        Fill(2 * STEP - 5, 2 * STEP + 5, 2),
-        Patch(3 * STEP - 2, b"over"),
-        Fill(4 * STEP, 7 * STEP + 1, 3),
-        Patch(7 * STEP + 1, b"x"),
-        Fill(7 * STEP + 2, 7 * STEP + 3, 4),
-        *(Fill(8 * STEP + 20 * i, 8 * STEP + 20 * i + 10, 5) for i in range(500)),
-        Fill(SIZE - 3, SIZE, 0),
-    ],
-)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +315,7 @@ def test_stopped(original: Path, target: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.rewriting import test_copies
+from tests.support.copying import MANY, identity
 from pytest_negativa.rewriting import copies
 
 original, target, number, at, flag = sys.argv[1:]
@@ -361,9 +327,7 @@ def stop():
         os.kill(os.getpid(), int(number))
     return False
 
-copies.write_copy(
-    test_copies.identity(Path(original)), Path(target), test_copies.MANY, stop
-)
+copies.write_copy(identity(Path(original)), Path(target), MANY, stop)
 """
 
 

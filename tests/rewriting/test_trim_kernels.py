@@ -10,7 +10,6 @@ import pytest
 import zstandard
 from msgspec.structs import replace
 
-from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
@@ -24,28 +23,12 @@ from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
 from pytest_negativa.rewriting.trim_kernels import KernelEdits, trim_kernels
 from tests.support.libraries import BIN
+from tests.support.slimmed import H200, plan_for
 from tests.support.usages import library_usage, usage_of
-
-H200 = ComputeCapability(9, 0)
 
 
 def read(path: Path) -> LibraryMap:
     return read_library(path, Scope(devices=("9.0",)))
-
-
-def plan_for(library_map: LibraryMap, kernel: str) -> LibraryPlan:
-    """Where ``kernel`` alone was used, of the first region that has it, linked."""
-    [region, *_] = [
-        region
-        for region in library_map.iter_regions()
-        for element in region.elements
-        if isinstance(element.content, Cubin)
-        and not element.content.relocatable
-        and kernel in {k.name for k in library_map.kernels_of(element.content)}
-    ]
-    usage = usage_of(library_usage(library_map, {region.span.start: [kernel]}))
-    located = locate_library(library_map, usage.libraries[0], usage)
-    return plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
 
 
 def applied(data: bytes, edits: Edits) -> bytes:

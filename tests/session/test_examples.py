@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from tests.support.sessions import EXAMPLES, LOADED, NOT_LOADED, Project, import_path
+from tests.support.libraries import EXAMPLES
+from tests.support.sessions import LOADED, NOT_LOADED, Project, import_path
 
 PLUGIN = EXAMPLES / "plugin"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.libraries import BIN
 from tests.support.sessions import (
     HEADLINE,
     KERNELS,
@@ -15,8 +16,6 @@ from tests.support.sessions import (
     import_path,
     used_kernels,
 )
-
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "bin"
 
 # Writes what the H200's driver was asked for, and notes what the session asks of it.
 DETECTOR = """
@@ -155,7 +154,7 @@ def test_added_libraries(project: Project) -> None:
         project,
         "def pytest_negativa_libraries(config, settings, usage):\n"
         "    assert len(usage.libraries) == 1\n"
-        f"    return [{str(FIXTURES)!r} + '/libmultiarch.so']\n",
+        f"    return [{str(BIN)!r} + '/libmultiarch.so']\n",
     )
 
     done = project.pytest("-q", "--negativa")
@@ -174,7 +173,7 @@ def test_veto(project: Project) -> None:
         project,
         f"""
 def pytest_negativa_libraries():
-    return [{str(FIXTURES)!r} + "/libframes.so"]
+    return [{str(BIN)!r} + "/libframes.so"]
 
 
 def pytest_negativa_keep_element(settings, library, element):

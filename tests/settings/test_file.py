@@ -40,12 +40,15 @@ from pytest_negativa.settings.globs import (
 )
 from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.settings.schema import config_schema, schema_text
+from tests.support.libraries import DOCS, ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+CONFIGURATION = DOCS / "configuration.md"
 
 
 def documented(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", CONFIGURATION.read_text(), re.DOTALL | re.MULTILINE
+    )
 
 
 def write(folder: Path, text: str) -> Path:
@@ -141,7 +144,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
 def test_the_schema_line_of_the_example_names_the_file_of_the_package() -> None:
     first = documented("yaml")[0].splitlines()[0]
     assert first.startswith("# yaml-language-server: $schema=")
-    assert (DOCS.parents[1] / first.partition("=")[2]).is_file()
+    assert (ROOT / first.partition("=")[2]).is_file()
 
 
 def test_every_value_remembers_its_place(tmp_path: Path) -> None:
@@ -709,7 +712,7 @@ def test_a_misspelt_argument_of_a_hook_is_refused() -> None:
 def test_every_option_is_documented_in_one_row() -> None:
     rows = [
         [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-        for line in DOCS.read_text().splitlines()
+        for line in CONFIGURATION.read_text().splitlines()
         if line.startswith("| ") and "NEGATIVA" in line
     ]
     assert sorted(row[1] for row in rows) == sorted(option.flag for option in OPTIONS)

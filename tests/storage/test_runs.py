@@ -28,7 +28,7 @@ from pytest_negativa.storage.runs import (
     why_unplanned,
     write_run,
 )
-from tests.analysis.test_analyze import settings, used
+from tests.support.analyses import settings, used
 from tests.support.libraries import BIN
 
 

@@ -16,8 +16,7 @@ from pytest_negativa.tracing.conflicts import busy_message, suspects
 from pytest_negativa.tracing.cupti import _raise_later, _slots
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS, Action
 from pytest_negativa.tracing.mappings import Mappings, identify_library, parse_maps
-
-FIXTURES = Path(__file__).parent.parent / "fixtures/bin"
+from tests.support.libraries import PLAIN
 
 
 @pytest.fixture(params=["process_vm_readv", "/proc/self/mem"])
@@ -83,12 +82,12 @@ def test_maps_are_parsed() -> None:
 
 def test_an_address_in_a_library_is_a_file_offset(memory: ProcessMemory) -> None:
     mappings = Mappings()
-    library = ctypes.CDLL(str(FIXTURES / "libplain.so"))
+    library = ctypes.CDLL(str(PLAIN))
     handle = library._handle
     link_map_address = memory.read_exactly(handle, 8)
     assert link_map_address is not None
     base = int.from_bytes(link_map_address, "little")
-    path = str((FIXTURES / "libplain.so").resolve())
+    path = str((PLAIN).resolve())
     for _ in range(2):
         assert mappings.find(base + 0x10) == (path, 0x10)
     assert path in mappings.new_libraries()

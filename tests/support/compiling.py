@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parent / "sources"
+from tests.support.libraries import SUPPORT
+
+SOURCES = SUPPORT / "sources"
 CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 
 needs_compiler = pytest.mark.skipif(CC is None, reason="needs a C compiler")
@@ -17,7 +19,7 @@ needs_compiler = pytest.mark.skipif(CC is None, reason="needs a C compiler")
 
 def compile_c(source: str, target: Path, *flags: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = [CC or "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+    command = [CC or "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
     subprocess.run([*command, "-o", str(target), str(SOURCES / source), *flags, "-ldl"], check=True)
     return target
 

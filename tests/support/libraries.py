@@ -1,4 +1,4 @@
-"""The compiled fixtures and what their manifest says, for tests of the stages above gpucode."""
+"""Where things lie in the source tree; the compiled fixtures and what their manifest says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+ROOT = Path(__file__).parents[2]
+"""The source tree."""
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+QUICKSTART = EXAMPLES / "quickstart"
+QUICKSTART_LIBRARY = QUICKSTART / "quickstart" / "libquickstart.so"
+
+TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
+TRACES = TESTS / "data" / "traces"
+FIXTURES = TESTS / "fixtures"
 BIN = FIXTURES / "bin"
 MANIFEST: dict[str, Any] = json.loads((FIXTURES / "MANIFEST.json").read_text("utf-8"))
 

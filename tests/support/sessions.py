@@ -14,11 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.libraries import NEGATIVA
+from tests.support.libraries import NEGATIVA, QUICKSTART, QUICKSTART_LIBRARY
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
-QUICKSTART = EXAMPLES / "quickstart"
 RECORDING = QUICKSTART / "recorded" / "h200.jsonl"
 
 NO_GPU_LINE = (
@@ -134,7 +131,7 @@ def copy_quickstart(target: Path) -> Path:
 def copy_library(target: Path) -> Path:
     """Only the library and the recording, for suites of the tests' own."""
     (target / "quickstart").mkdir(parents=True)
-    shutil.copy(QUICKSTART / "quickstart" / "libquickstart.so", target / "quickstart")
+    shutil.copy(QUICKSTART_LIBRARY, target / "quickstart")
     (target / "recorded").mkdir()
     shutil.copy(RECORDING, target / "recorded")
     (target / "pytest.ini").write_text("[pytest]\n")

@@ -31,9 +31,10 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.planning.lock import make_lock
 from tests.support.compacting import plan_of, read
+from tests.support.libraries import MULTIARCH
 
 KEPT = {2, 6}
-"""Numbers of the elements that stay, in either section; see tests/unit/test_compact.py."""
+"""Numbers of the elements that stay, in either section; see ``test_compact.py``."""
 
 GPU = Device(
     name="a GPU",
@@ -136,6 +137,27 @@ def make_wheel(
         for path, data in contents.items():
             archive.writestr(path, data)
     return wheel
+
+
+def install(
+    site: Path,
+    name: str,
+    requires: tuple[str, ...] = (),
+    files: tuple[str, ...] = (),
+    extras: tuple[str, ...] = (),
+) -> None:
+    """A distribution as pip would leave it: its files, metadata and the record of both."""
+    folder = f"{name.replace('-', '_')}-1.0.dist-info"
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_bytes(MULTIARCH.read_bytes())
+    (site / folder).mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+    lines += [f"Provides-Extra: {extra}" for extra in extras]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (site / folder / "METADATA").write_text("\n".join([*lines, "", ""]))
+    recorded = [*files, f"{folder}/METADATA", f"{folder}/RECORD"]
+    (site / folder / "RECORD").write_text("".join(f"{file},,\n" for file in recorded))
 
 
 def digest_field(data: bytes) -> str:

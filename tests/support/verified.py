@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.sessions import QUICKSTART, Project, import_path
+from tests.support.libraries import QUICKSTART_LIBRARY, SUPPORT
+from tests.support.sessions import Project, import_path
 
-STANDIN = Path(__file__).parent / "standin"
-LIBRARY = QUICKSTART / "quickstart" / "libquickstart.so"
+STANDIN = SUPPORT / "standin"
 
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -36,7 +36,7 @@ class VerifiedProject(Project):
         self.write("pytest.ini", "[pytest]\n")
         self.write("test_a.py", HEAD + suite)
         for name in libraries or ("lib.so",):
-            shutil.copy(LIBRARY, folder / name)
+            shutil.copy(QUICKSTART_LIBRARY, folder / name)
         self.environ["PYTHONPATH"] = import_path(STANDIN)
         self.environ["PYTEST_ADDOPTS"] += " -p standin_gpu"
 

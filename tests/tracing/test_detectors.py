@@ -30,11 +30,10 @@ from pytest_negativa.tracing import injection_source
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
+from tests.support.libraries import BIN, ROOT, SUPPORT
 
-ROOT = Path(__file__).parent.parent.parent
-FIXTURES = ROOT / "tests/fixtures/bin"
-FATBIN = FIXTURES / "identifier.fatbin"
-SCENARIO = ROOT / "tests/support/scenario.py"
+FATBIN = BIN / "identifier.fatbin"
+SCENARIO = SUPPORT / "scenario.py"
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +87,7 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     context = Context(phase=Phase.CALL, nodeid='t.py::t["é\n"]', detail="d")
     assert usage.contexts == (context,)
 
-    cubin = (FIXTURES / "kernels.sm_90.cubin").read_bytes()
+    cubin = (BIN / "kernels.sm_90.cubin").read_bytes()
     (heap,) = usage.memory_images
     assert heap.sha256 == hashlib.sha256(cubin).hexdigest() and heap.size == len(cubin)
     assert heap.use.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")

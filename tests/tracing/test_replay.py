@@ -14,8 +14,7 @@ from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.replay import relocate
 from pytest_negativa.tracing.start import Run, start_tracing
-
-DATA = Path(__file__).parent.parent / "data/traces"
+from tests.support.libraries import PLAIN, TRACES
 
 
 def replayed(tmp_path: Path, recording: Path, nodeids: tuple[str, ...] = ()) -> Usage:
@@ -29,8 +28,8 @@ def replayed(tmp_path: Path, recording: Path, nodeids: tuple[str, ...] = ()) -> 
 
 @pytest.mark.parametrize("name", ["h200-ops", "h200-children"])
 def test_a_replay_tells_what_the_recording_tells(tmp_path: Path, name: str) -> None:
-    recorded = merge_traces((DATA / name).glob("*.jsonl"))
-    usage = replayed(tmp_path, DATA / name)
+    recorded = merge_traces((TRACES / name).glob("*.jsonl"))
+    usage = replayed(tmp_path, TRACES / name)
     assert not recorded.incomplete and not usage.incomplete
     assert usage.replay is not None and "NVIDIA H200" in usage.replay.device
     assert usage.replay.recorded_ns == min(p.header.start_ns for p in recorded.processes)
@@ -51,9 +50,9 @@ def test_a_replay_tells_what_the_recording_tells(tmp_path: Path, name: str) -> N
 
 
 def test_tests_that_ran_are_matched_by_node_id(tmp_path: Path) -> None:
-    contexts = merge_traces((DATA / "h200-ops").glob("*.jsonl")).contexts
+    contexts = merge_traces((TRACES / "h200-ops").glob("*.jsonl")).contexts
     nodeids = tuple(c.nodeid for c in contexts if c.nodeid is not None)
-    usage = replayed(tmp_path, DATA / "h200-ops", nodeids)
+    usage = replayed(tmp_path, TRACES / "h200-ops", nodeids)
     assert not [w for w in usage.warnings if w.code == "replay-partial"]
 
 
@@ -63,7 +62,7 @@ def test_a_folder_without_traces_is_an_error(tmp_path: Path) -> None:
 
 
 def test_libraries_are_found_where_this_machine_has_them(tmp_path: Path) -> None:
-    fixture = Path(__file__).parent.parent / "fixtures/bin/libplain.so"
+    fixture = PLAIN
     here = tmp_path / "new" / "lib"
     here.mkdir(parents=True)
     shutil.copy(fixture, here / "libx.so")

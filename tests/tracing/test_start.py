@@ -13,9 +13,10 @@ import pytest
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.start import Run, child_environment, new_run_id, start_tracing
+from tests.support.libraries import TRACES
 
 INJECTION = Path("/lib/_injection.so")
-RECORDED = Path(__file__).parent.parent / "data/traces/h200-ops"
+RECORDED = TRACES / "h200-ops"
 
 
 def a_run(base: Path) -> Run:

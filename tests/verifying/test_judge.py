@@ -24,7 +24,7 @@ from pytest_negativa.verifying.judge import (
     reasons_of_libraries,
     reasons_of_tests,
 )
-from tests.analysis.test_analyze import settings, used
+from tests.support.analyses import settings, used
 from tests.support.libraries import MULTIARCH
 
 

@@ -24,6 +24,7 @@ from pytest_negativa.verifying.rounds import (
     run_all,
     run_round,
 )
+from tests.support.libraries import ROOT
 
 
 def settled(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Round:
@@ -124,7 +125,7 @@ def test_an_interrupted_program_is_over(tmp_path: Path) -> None:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,107 @@
+"""Compacted libraries: how tests make one, and what its map must say."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.library import Cubin, LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.storage.records import decode_map, encode_map
+from tests.support.usages import library_usage, usage_of
+
+H200 = ComputeCapability(9, 0)
+
+
+def with_digest(library_map: LibraryMap) -> LibraryMap:
+    digest = hashlib.sha256(Path(library_map.library.path).read_bytes()).hexdigest()
+    identity = msgspec.structs.replace(library_map.library, sha256=digest)
+    return msgspec.structs.replace(library_map, library=identity)
+
+
+def read(path: Path) -> LibraryMap:
+    return with_digest(read_library(path, Scope()))
+
+
+def plan_for(library_map: LibraryMap, kernel: str) -> LibraryPlan:
+    """Where ``kernel`` alone was used, of the first region that has it, linked."""
+    [region, *_] = [
+        region
+        for region in library_map.iter_regions()
+        for element in region.elements
+        if isinstance(element.content, Cubin)
+        and not element.content.relocatable
+        and kernel in {k.name for k in library_map.kernels_of(element.content)}
+    ]
+    usage = usage_of(library_usage(library_map, {region.span.start: [kernel]}))
+    located = locate_library(library_map, usage.libraries[0], usage)
+    return plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
+
+
+def compact(
+    library_map: LibraryMap, plan: LibraryPlan, target: Path, edits: Edits | None = None
+) -> Compacted:
+    """Without what is never loaded, so that there is always something to gain."""
+    options = CompactOptions(min_gain=-(1 << 30), load_check=False)
+    done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
+    assert isinstance(done, Compacted), done
+    assert is_slimmed(target)
+    return done
+
+
+def rows(
+    library_map: LibraryMap, plan: LibraryPlan | None = None, spared: tuple[Span, ...] = ()
+) -> dict[int, tuple[Any, ...]]:
+    """All that is kept, or all, by address: the header's, or the frame's.
+
+    ``spared``: what the compaction left though it is unused.
+    """
+    unused = {(d.start, d.end) for d in plan.decisions if not d.kept} if plan else set()
+    unused -= {(span.start, span.end) for span in spared}
+    found: dict[int, tuple[Any, ...]] = {}
+    for section in library_map.sections:
+        shift = section.vaddr - section.span.start
+        for region in section.regions:
+            for element in region.elements:
+                span = element.payload
+                if (span.start, span.end) not in unused:
+                    found[element.header_offset + shift] = (
+                        *(section.name, region.span.start + shift, span.start + shift, span.size),
+                        *(element.kind, element.arch, element.compression, element.flags),
+                        *(element.stored_size, element.unpacked_size),
+                        *(element.identifier, element.options, element.unreadable),
+                        library_map.kernels_of(element.content),
+                    )
+        for frame in section.frames:
+            if (frame.span.start, frame.span.end) not in unused:
+                found[frame.span.start + shift] = (
+                    *(section.name, frame.span.size, frame.arch, frame.unpacked_size),
+                    *(frame.unreadable, library_map.kernels_of(frame.content)),
+                )
+    return found
+
+
+def check_slimmed(library_map: LibraryMap) -> None:
+    """What holds whatever the bytes were."""
+    used: list[Span] = []
+    for section in library_map.sections:
+        assert section.span.start == section.vaddr
+        spans = [region.span for region in section.regions] + [f.span for f in section.frames]
+        assert all(section.span.start <= s.start <= s.end <= section.span.end for s in spans)
+        used += spans
+    ordered = sorted(used)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
+    assert decode_map(encode_map(library_map), "memory") == library_map
