@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator
 
@@ -21,6 +22,7 @@ from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
+    CodeBlock,
     Compression,
     Content,
     Element,
@@ -79,12 +81,10 @@ def read_slimmed(path: str | os.PathLike[str], scope: Scope) -> tuple[LibraryMap
                 s.size - space.stored_size(s.vaddr, s.vaddr + s.size)
                 for s in (*whole, *(z for z in host.zeros if z.name in FATBIN_SECTIONS))
             ),
-            elements=_count_elements(sections) - _count_elements(left),
+            elements=len(list(_iter_code(sections))) - len(list(_iter_code(left))),
             kernels=None if scope.headers_only else reader.names.nameless[True],
             device_functions=None if scope.headers_only else reader.names.nameless[False],
-            stored_bytes=sum(
-                space.stored_size(span.start, span.end) for s in left for span in _code_spans(s)
-            ),
+            stored_bytes=sum(space.stored_size(b.start, b.end) for b in _iter_code(left)),
         )
         return reader.library_map(source, host, left), removed
 
@@ -99,14 +99,8 @@ def _without_removed(section: Section) -> Section:
     )
 
 
-def _count_elements(sections: Iterable[Section]) -> int:
-    return sum(len(region.elements) for section in sections for region in section.regions)
-
-
-def _code_spans(section: Section) -> Iterator[Span]:
-    for region in section.regions:
-        yield from (element.payload for element in region.elements)
-    yield from (frame.span for frame in section.frames)
+def _iter_code(sections: Iterable[Section]) -> Iterator[CodeBlock]:
+    return itertools.chain.from_iterable(section.iter_code() for section in sections)
 
 
 class _Reader:

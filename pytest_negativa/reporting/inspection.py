@@ -7,15 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import (
-    ComputeCapability,
-    ElementKind,
-    SmArch,
-    choose_elements,
-    cubin_runs_on,
-)
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.summary import FRAME
-from pytest_negativa.models.library import Content, Element, LibraryMap
+from pytest_negativa.models.library import CodeBlock, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
@@ -185,41 +179,27 @@ def element_table(
         headers[0] = "address"
     if device is not None:
         headers.insert(-1, "loaded")
-    rows: list[tuple[int, list[str]]] = []
-    for region in library_map.iter_regions():
-        loaded = () if device is None else choose_elements(region.elements, device)
-        for index, element in enumerate(region.elements):
-            row = [
-                f"{element.header_offset:#x}",
-                f"{region.span.start:#x}",
-                element.kind.value,
-                str(element.arch),
-                element.compression.value,
-                f"{element.stored_size:,}",
-                f"{element.unpacked_size:,}",
-                _kernel_count(library_map, element.content),
-                _note(element),
-            ]
-            if device is not None:
-                row.insert(-1, "yes" if index in loaded else _unknown(element))
-            rows.append((element.header_offset, row))
-    for frame in library_map.iter_frames():
+    loaded = library_map.loaded_starts(() if device is None else (device,))
+    rows = []
+    for block in sorted(library_map.iter_code(), key=lambda block: block.header_offset):
         row = [
-            f"{frame.span.start:#x}",
-            "-",
-            "bare cubin frame",
-            str(frame.arch),
-            "zstd",
-            f"{frame.span.size:,}",
-            f"{frame.unpacked_size:,}",
-            _kernel_count(library_map, frame.content),
-            frame.unreadable or "",
+            f"{block.header_offset:#x}",
+            "-" if block.region is None else f"{block.region.span.start:#x}",
+            "bare cubin frame" if block.region is None else block.kind.value,
+            str(block.arch),
+            block.compression.value,
+            f"{block.stored_size:,}",
+            f"{block.unpacked_size:,}",
+            "-" if block.content is None else f"{len(library_map.kernels_of(block.content)):,}",
+            _note(block),
         ]
         if device is not None:
-            row.insert(-1, "yes" if cubin_runs_on(frame.arch, device) else "")
-        rows.append((frame.span.start, row))
+            # Of an unknown kind, so a device may load it: the sums count it as loaded.
+            unknown = "?" if block.kind is ElementKind.UNKNOWN else ""
+            row.insert(-1, "yes" if block.start in loaded else unknown)
+        rows.append(row)
     align = "rrlllrrr" + "l" * (len(headers) - 8)
-    return format_table(align, headers, [row for _, row in sorted(rows)])
+    return format_table(align, headers, rows)
 
 
 def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
@@ -229,8 +209,9 @@ def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
     """
     # Dictionaries as sets that keep the order.
     archs: dict[str, dict[str, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
-    for arch, content in _iter_contents(library_map):
-        for kernel in library_map.kernels_of(content):
+    for block in library_map.iter_code():
+        arch = f"{block.arch} ptx" if block.kind is ElementKind.PTX else str(block.arch)
+        for kernel in library_map.kernels_of(block.content):
             sizes = archs[kernel.name][arch]
             if kernel.code_size is not None:
                 sizes[kernel.code_size] = None
@@ -242,25 +223,9 @@ def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
         yield f"{printable(name)}  [{', '.join(described)}]"
 
 
-def _iter_contents(library_map: LibraryMap) -> Iterator[tuple[str, Content | None]]:
-    for element in library_map.iter_elements():
-        suffix = " ptx" if element.kind.value == "ptx" else ""
-        yield f"{element.arch}{suffix}", element.content
-    for frame in library_map.iter_frames():
-        yield str(frame.arch), frame.content
-
-
-def _kernel_count(library_map: LibraryMap, content: Content | None) -> str:
-    return "-" if content is None else f"{len(library_map.kernels_of(content)):,}"
-
-
-def _unknown(element: Element) -> str:
-    # Counted as loaded: what it is isn't known, so neither is that nobody loads it.
-    return "?" if element.kind is ElementKind.UNKNOWN else ""
-
-
-def _note(element: Element) -> str:
-    return element.unreadable or element.identifier or ""
+def _note(block: CodeBlock) -> str:
+    identifier = block.record.identifier if isinstance(block.record, Element) else None
+    return block.unreadable or identifier or ""
 
 
 def _device_line(device: str, loaded: int, code: int) -> str:

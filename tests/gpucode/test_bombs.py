@@ -55,8 +55,7 @@ before, start = peak(), time.monotonic()
 try:
     library_map = read_library(sys.argv[1], Scope())
     found = {
-        "unreadable": [e.unreadable for e in library_map.iter_elements()]
-        + [f.unreadable for f in library_map.iter_frames()],
+        "unreadable": [block.unreadable for block in library_map.iter_code()],
     }
 except FormatError as e:
     found = {"error": str(e)}

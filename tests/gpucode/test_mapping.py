@@ -177,9 +177,7 @@ def spelled_out(library_map: LibraryMap) -> list[object]:
     """Contents with names for indices: in which order the names are numbered is no matter."""
     names = library_map.names
     rows: list[object] = []
-    contents = [e.content for e in library_map.iter_elements()]
-    contents += [f.content for f in library_map.iter_frames()]
-    for content in contents:
+    for content in (block.content for block in library_map.iter_code()):
         if isinstance(content, Cubin):
             rows.append(
                 (

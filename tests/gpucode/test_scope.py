@@ -11,12 +11,10 @@ from tests.support.libraries import BIN
 
 def names_by_start(library_map: LibraryMap) -> dict[int, list[str]]:
     """The kernels of all that was unpacked."""
-    elements = [(e.payload.start, e.content) for e in library_map.iter_elements()]
-    frames = [(f.span.start, f.content) for f in library_map.iter_frames()]
     return {
-        start: [kernel.name for kernel in library_map.kernels_of(content)]
-        for start, content in (*elements, *frames)
-        if content is not None
+        block.start: [kernel.name for kernel in library_map.kernels_of(block.content)]
+        for block in library_map.iter_code()
+        if block.content is not None
     }
 
 

@@ -14,7 +14,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Compression, Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
@@ -99,11 +99,10 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
         ]
         assert sum(c.stored_after for c in made.cubins) <= sum(c.stored_before for c in made.cubins)
         patches = {p.offset: p for p in made.edits.patches}
-        holders: list[Element | Frame] = [*library_map.iter_elements(), *library_map.iter_frames()]
         pairs = [
             pair
-            for holder in holders
-            if (pair := unpacked(source, holder, trimmed, patches)) is not None
+            for block in library_map.iter_code()
+            if (pair := unpacked(source, block, trimmed, patches)) is not None
         ]
     for cubin, old, new in pairs:
         assert new == fill_code(old, cubin.unused, 1).content
@@ -117,22 +116,18 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
 
 def unpacked(
     source: ByteSource,
-    holder: Element | Frame,
+    block: CodeBlock,
     trimmed: dict[int, TrimmedCubin],
     patches: dict[int, Patch],
 ) -> tuple[TrimmedCubin, bytes, bytes] | None:
     """A trimmed cubin before and after; None for what isn't trimmed, or not compressed."""
-    if isinstance(holder, Element):
-        start, compression, stored = holder.payload.start, holder.compression, holder.stored_size
-    else:
-        start, compression, stored = holder.span.start, Compression.ZSTD, holder.span.size
+    start, compression, size = block.start, block.compression, block.unpacked_size
     if start not in trimmed or start not in patches:
         return None
-    size = holder.unpacked_size
-    old = unpack(source.read(start, stored), compression, size)
+    old = unpack(source.read(start, block.stored_size), compression, size)
     new = patches[start].data
-    if isinstance(holder, Element):
-        field = patches[holder.header_offset + 0x10].data
+    if block.region is not None:
+        field = patches[block.header_offset + 0x10].data
         new = new[: int.from_bytes(field, "little")]
     return trimmed[start], old, unpack(new, compression, size)
 
