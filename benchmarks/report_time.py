@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from pytest_negativa.analysis.finish import conclude
-from pytest_negativa.settings.file import load_settings
+from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.tracing.merge import merge_traces
 
 

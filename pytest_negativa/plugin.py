@@ -13,12 +13,7 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.models.environment import ROUND_VARIABLE
-from pytest_negativa.settings.options import (
-    add_pytest_options,
-    idle_flag,
-    is_enabled,
-    pick_flags,
-)
+from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, for one that needs a profiler "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.settings.options import pick_flags
+from pytest_negativa.settings.flags import pick_flags
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -39,7 +39,7 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     Raises:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
-    from pytest_negativa.settings.file import load_settings
+    from pytest_negativa.settings.resolve import load_settings
 
     here = Path.cwd()
     return load_settings(pick_flags(flags), os.environ, root=here, cwd=here, of_command=True)

@@ -10,7 +10,7 @@ import click
 
 from pytest_negativa.cli.common import DeviceType, settings_of
 from pytest_negativa.errors import StoreError
-from pytest_negativa.settings.options import click_options
+from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability

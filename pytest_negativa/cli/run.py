@@ -14,7 +14,7 @@ import click
 
 from pytest_negativa.cli.common import run_of, settings_of
 from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.settings.options import click_options
+from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Settings

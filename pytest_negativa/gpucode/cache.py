@@ -28,7 +28,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.settings.kinds import Problem, Size
+from pytest_negativa.settings.value_types import InvalidValue, Size
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.records import decode_map, encode_map
 
@@ -67,7 +67,7 @@ def default_limit() -> int:
         return DEFAULT_LIMIT
     try:
         return Size().parse(configured)
-    except Problem as e:
+    except InvalidValue as e:
         raise OptionError(f"NEGATIVA_CACHE_LIMIT: {e}") from e
 
 

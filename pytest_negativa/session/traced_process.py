@@ -27,8 +27,8 @@ from pytest_negativa.session.outcome_recorder import OutcomeRecorder
 from pytest_negativa.session.report_files import RoundReports, writes_reports
 from pytest_negativa.session.reporter import Reporter, describe_fault
 from pytest_negativa.session.round_hooks import RoundHooks
-from pytest_negativa.settings.file import load_settings
 from pytest_negativa.settings.globs import matches
+from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name

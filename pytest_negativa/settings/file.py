@@ -1,4 +1,4 @@
-"""``negativa.yaml``: found, loaded and, with flags and environment, made into ``Settings``."""
+"""Finds and loads ``negativa.yaml``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Config, Settings, nested
-from pytest_negativa.settings.kinds import anchor
-from pytest_negativa.settings.options import CONFIG_NAME, resolve, value_before_file
-from pytest_negativa.settings.yaml_reader import Written, read_yaml
+from pytest_negativa.models.settings import Config, nested
+from pytest_negativa.settings.options import CONFIG_NAME
+from pytest_negativa.settings.value_types import anchor
+from pytest_negativa.settings.yaml_reader import FileValue, read_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +22,13 @@ class ConfigFile:
 
     Attributes:
         path: absolute.
-        was_searched: found from the root folder upwards, not named by anybody.
+        was_searched: found from the root folder upwards, not named by the user.
         written: what it sets, by the option's name.
     """
 
     path: str
     was_searched: bool
-    written: Mapping[str, Written]
+    written: Mapping[str, FileValue]
 
     @property
     def config(self) -> Config:
@@ -66,31 +65,3 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
     """
     absolute = anchor(path, Path.cwd())
     return ConfigFile(path=absolute, was_searched=was_searched, written=read_yaml(absolute))
-
-
-def load_settings(
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str],
-    *,
-    root: str | os.PathLike[str],
-    cwd: str | os.PathLike[str] | None = None,
-    of_command: bool = False,
-) -> Settings:
-    """Find the file, if there is one, and resolve all options.
-
-    Args:
-        flags: the given ones by option name, see ``options.pick_flags``.
-        environ: ``os.environ`` or what stands for it.
-        root: pytest's rootdir; the ``negativa`` command passes the current folder.
-        cwd: where relative paths of flags and variables start; None: the current folder.
-        of_command: the flags are those of the ``negativa`` command, and named so.
-
-    Raises:
-        OptionError: some source has a value that can't be used.
-    """
-    if (named := value_before_file("config", flags, environ)) is not None:
-        config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
-    else:
-        found = find_config(root)
-        config = load_config(found, was_searched=True) if found else None
-    return resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)

@@ -57,7 +57,11 @@ def _description(component: dict[str, Any]) -> str:
 def _value(name: str) -> dict[str, Any]:
     option = FILE_OPTIONS[name]
     default = {} if option.default is None else {"default": _plain_default(option.default)}
-    return {"description": option.help, **option.kind.schema(), **default}
+    return {
+        "description": " ".join(filter(None, (option.help, option.detail))),
+        **option.type.schema(),
+        **default,
+    }
 
 
 def _plain_default(default: Any) -> Any:

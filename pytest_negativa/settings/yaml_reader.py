@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.settings.kinds import Entry, Given, Problem, describe, did_you_mean
 from pytest_negativa.settings.options import FILE_OPTIONS, SECTIONS
+from pytest_negativa.settings.value_types import Entry, InvalidValue, Node, describe, did_you_mean
 
 # A configuration is written by people; far below this, somebody named the wrong file.
 MAX_BYTES = 1 << 20
@@ -29,7 +29,7 @@ _TAGS = _SCALARS | _TEXTS | {_STANDARD + "seq", _STANDARD + "map"}
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FileValue:
     """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``."""
 
     value: Any
@@ -37,7 +37,7 @@ class Written:
     items: tuple[str, ...]
 
 
-def read_yaml(path: str) -> dict[str, Written]:
+def read_yaml(path: str) -> dict[str, FileValue]:
     """The options that the file sets, by name.
 
     Raises:
@@ -47,19 +47,19 @@ def read_yaml(path: str) -> dict[str, Written]:
     root = _compose(path)
     if root is None:
         return {}
-    problems: list[Problem] = []
-    found: dict[str, Written] = {}
+    problems: list[InvalidValue] = []
+    found: dict[str, FileValue] = {}
     try:
         document = _Reader(problems).read(root)
     except RecursionError:
         raise OptionError(f"{path}: nested too deep") from None
     for name, given in _iter_options(document, problems):
         try:
-            value = FILE_OPTIONS[name].kind.read(given)
-        except Problem as problem:
-            problems.append(Problem(f"{name}: {problem}", problem.at or given))
+            value = FILE_OPTIONS[name].type.read(given)
+        except InvalidValue as problem:
+            problems.append(InvalidValue(f"{name}: {problem}", problem.at or given))
         else:
-            found[name] = Written(value, _place(path, given), _item_places(path, given))
+            found[name] = FileValue(value, _place(path, given), _item_places(path, given))
     if problems:
         problems.sort(key=lambda p: (p.at.line, p.at.column) if p.at else (0, 0))
         raise OptionError("\n".join(f"{_place(path, p.at)}: {p}" for p in problems))
@@ -100,11 +100,11 @@ def _compose(path: str) -> yaml.Node | None:
         loader.dispose()
 
 
-def _place(path: str | os.PathLike[str], given: Given | None) -> str:
+def _place(path: str | os.PathLike[str], given: Node | None) -> str:
     return f"{path}:{given.line}:{given.column}" if given else str(path)
 
 
-def _item_places(path: str, given: Given) -> tuple[str, ...]:
+def _item_places(path: str, given: Node) -> tuple[str, ...]:
     if isinstance(given.value, dict):
         return tuple(_place(path, entry.key) for entry in given.value.values())
     if isinstance(given.value, tuple):
@@ -113,14 +113,14 @@ def _item_places(path: str, given: Given) -> tuple[str, ...]:
 
 
 class _Reader:
-    """Nodes -> ``Given``. Aliases share one ``Given``, so that they can't multiply."""
+    """Nodes -> ``Node``. Aliases share one ``Node``, so that they can't multiply."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[InvalidValue]) -> None:
         self._problems = problems
-        self._done: dict[int, Given | None] = {}
+        self._done: dict[int, Node | None] = {}
         self._constructor = yaml.constructor.SafeConstructor()
 
-    def read(self, node: yaml.Node) -> Given:
+    def read(self, node: yaml.Node) -> Node:
         key = id(node)
         if key not in self._done:
             self._done[key] = None
@@ -128,13 +128,15 @@ class _Reader:
         given = self._done[key]
         if given is None:  # still being read: it contains itself
             given = _given(node, None)
-            self._problems.append(Problem("an alias inside of what it stands for", given))
+            self._problems.append(InvalidValue("an alias inside of what it stands for", given))
         return given
 
-    def _read_new(self, node: yaml.Node) -> Given:
+    def _read_new(self, node: yaml.Node) -> Node:
         if node.tag not in _TAGS:
             tag = node.tag.replace(_STANDARD, "!!")
-            self._problems.append(Problem(f"found the tag {tag}, expected none", _given(node, "")))
+            self._problems.append(
+                InvalidValue(f"found the tag {tag}, expected none", _given(node, ""))
+            )
         if isinstance(node, yaml.SequenceNode):
             return _given(node, tuple(map(self.read, node.value)))
         if isinstance(node, yaml.MappingNode):
@@ -152,21 +154,23 @@ class _Reader:
         for key_node, value_node in node.value:
             key = _given(key_node, str(key_node.value))
             if not isinstance(key_node, yaml.ScalarNode):
-                self._problems.append(Problem("found a list or mapping, expected a key", key))
+                self._problems.append(InvalidValue("found a list or mapping, expected a key", key))
             elif key.text in entries:
                 first = entries[key.text].key.line
-                self._problems.append(Problem(f"{key.text} is there twice, see line {first}", key))
+                self._problems.append(
+                    InvalidValue(f"{key.text} is there twice, see line {first}", key)
+                )
             else:
                 entries[key.text] = Entry(key, self.read(value_node))
         return entries
 
 
-def _given(node: yaml.Node, value: Any) -> Given:
+def _given(node: yaml.Node, value: Any) -> Node:
     text = node.value if isinstance(node, yaml.ScalarNode) else ""
-    return Given(value, text, node.start_mark.line + 1, node.start_mark.column + 1)
+    return Node(value, text, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _iter_options(document: Given, problems: list[Problem]) -> Iterable[tuple[str, Given]]:
+def _iter_options(document: Node, problems: list[InvalidValue]) -> Iterable[tuple[str, Node]]:
     """The values of known options; what is unknown goes to ``problems``."""
     top_level = dict.fromkeys(name.partition(".")[0] for name in FILE_OPTIONS)
     for key, entry in _iter_known(document, "", top_level, problems):
@@ -179,7 +183,7 @@ def _iter_options(document: Given, problems: list[Problem]) -> Iterable[tuple[st
 
 
 def _iter_known(
-    given: Given, section: str, known: Iterable[str], problems: list[Problem]
+    given: Node, section: str, known: Iterable[str], problems: list[InvalidValue]
 ) -> Iterable[tuple[str, Entry]]:
     known = list(known)
     if given.value is None:  # a section of which all lines are comments
@@ -187,7 +191,7 @@ def _iter_known(
     if not isinstance(given.value, dict):
         name = f"{section}: " if section else ""
         problems.append(
-            Problem(
+            InvalidValue(
                 f"{name}found {describe(given)}, expected a mapping with the keys "
                 f"{', '.join(known)}",
                 given,
@@ -198,7 +202,7 @@ def _iter_known(
         if key in known:
             yield key, entry
         else:
-            problems.append(Problem(_unknown_key(key, section, known), entry.key))
+            problems.append(InvalidValue(_unknown_key(key, section, known), entry.key))
 
 
 def _unknown_key(key: str, section: str, known: list[str]) -> str:

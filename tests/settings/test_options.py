@@ -17,20 +17,17 @@ from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Config, Reports, Settings, Source, SourceKind
-from pytest_negativa.settings import kinds as kinds
-from pytest_negativa.settings.file import ConfigFile, load_config, load_settings
-from pytest_negativa.settings.options import (
-    BY_NAME,
-    OPTIONS,
-    Option,
+from pytest_negativa.settings import value_types
+from pytest_negativa.settings.file import ConfigFile, load_config
+from pytest_negativa.settings.flags import (
     add_pytest_options,
     click_options,
-    explain,
     idle_flag,
     is_enabled,
     pick_flags,
-    resolve,
 )
+from pytest_negativa.settings.options import BY_NAME, FILE_OPTIONS, MODES, OPTIONS, SECTIONS, Option
+from pytest_negativa.settings.resolve import load_settings, resolve
 
 ROOT = "/project"
 CWD = "/elsewhere"
@@ -325,8 +322,8 @@ def test_command_line_help_names_every_option_in_order() -> None:
 
 def test_help_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
-    assert isinstance(option.kind, kinds.Reports)
-    for word in option.kind.report.formats:
+    assert isinstance(option.type, value_types.Reports)
+    for word in option.type.report.formats:
         assert word in option.help
 
 
@@ -340,12 +337,24 @@ def test_a_flag_is_named_as_the_command_has_it() -> None:
     assert found.sources["keep.kernels"].where == "--keep-kernel"
 
 
-def test_what_an_option_needs() -> None:
+def test_what_an_option_requires() -> None:
     """Each but the switches themselves has an effect in some kind of session."""
-    switches = {"enabled", "verifying", "healing", "measuring"}
     for option in OPTIONS:
-        assert bool(option.needs) == (option.name not in switches)
-        assert set(option.needs) <= switches
+        assert bool(option.requires) == (option.name not in MODES)
+        assert set(option.requires) <= set(MODES)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_help_is_one_line_and_one_sentence(option: Option) -> None:
+    assert len(option.help) <= 72
+    assert option.help[0].isupper()
+    assert option.help.endswith(".")
+
+
+def test_every_section_is_described() -> None:
+    assert list(SECTIONS) == list(
+        dict.fromkeys(n.partition(".")[0] for n in FILE_OPTIONS if "." in n)
+    )
 
 
 @pytest.mark.parametrize(
@@ -578,7 +587,7 @@ def test_table_and_records_have_the_same_options() -> None:
     )
 
 
-def test_names_are_unique_and_follow_from_the_stem() -> None:
+def test_names_are_unique_and_follow_from_the_flag_name() -> None:
     assert len({o.flag for o in OPTIONS}) == len({o.variable for o in OPTIONS}) == len(OPTIONS)
     option = BY_NAME["keep.ptx"]
     assert (option.flag, option.cli_flag) == ("--negativa-keep-ptx", "--keep-ptx")
@@ -601,21 +610,8 @@ def test_settings_are_frozen() -> None:
         found.reports = Reports()  # type: ignore[misc]
 
 
-def test_explain(file_of: Any) -> None:
-    case = next(c for c in CASES if c.name == "keep.archs")
-    found = run(parse("--negativa-top=3"), {"NEGATIVA_REPORT": "json:/a.json"}, file_of(case))
-    rows = {name: (value, source) for name, value, source in explain(found)}
-    assert list(rows) == [option.name for option in OPTIONS]
-    assert rows["reports.top"] == ("3", "--negativa-top")
-    assert rows["reports.formats"] == ("json:/a.json", "NEGATIVA_REPORT")
-    assert rows["keep.archs"][0] == "sm_100"
-    assert rows["keep.archs"][1].endswith("n.yaml:2:10")
-    assert rows["trace.children"] == ("true", "default")
-    assert rows["thresholds.max_gpu_code"] == ("", "default")
-
-
 PROBE = """
-    from pytest_negativa.settings.options import add_pytest_options
+    from pytest_negativa.settings.flags import add_pytest_options
 
     def pytest_addoption(parser):
         group = parser.getgroup("negativa-under-test")
@@ -661,7 +657,7 @@ def test_import_is_cheap() -> None:
     """Every pytest session imports the table, with --negativa or without."""
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from pytest_negativa.settings.options import add_pytest_options, is_enabled\n"
+        "from pytest_negativa.settings.flags import add_pytest_options, is_enabled\n"
         "import argparse\n"
         "class G:\n"
         "    def addoption(self, *a, **k): pass\n"

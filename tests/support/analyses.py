@@ -9,7 +9,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import LibraryUsage, Usage
-from pytest_negativa.settings.file import load_settings
+from pytest_negativa.settings.resolve import load_settings
 from tests.support.usages import library_usage, usage_of
 
 

@@ -22,10 +22,10 @@ Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Node:
     """One value as a file has it; ``line`` and ``column`` count from 1.
 
-    ``value`` is a scalar, a tuple of ``Given`` (a list) or a dict of ``Entry`` by key.
+    ``value`` is a scalar, a tuple of ``Node`` (a list) or a dict of ``Entry`` by key.
     ``text`` is a scalar as it was typed: YAML 1.1 reads a plain ``off`` as false.
     """
 
@@ -43,14 +43,14 @@ class Given:
 class Entry:
     """A key of a mapping and its value."""
 
-    key: Given
-    value: Given
+    key: Node
+    value: Node
 
 
-class Problem(Exception):
+class InvalidValue(Exception):
     """A value that can't be used; ``at`` is the exact place where a file has it."""
 
-    def __init__(self, message: str, at: Given | None = None) -> None:
+    def __init__(self, message: str, at: Node | None = None) -> None:
         super().__init__(message)
         self.at = at
 
@@ -63,15 +63,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def describe(given: Given) -> str:
+def describe(node: Node) -> str:
     """What was found, in words."""
-    value = given.value
+    value = node.value
     if value is None:
         return "nothing"
     if isinstance(value, bool):
-        return f"{given.text} (true or false)"
+        return f"{node.text} (true or false)"
     if isinstance(value, int | float):
-        return f"the number {given.text}"
+        return f"the number {node.text}"
     if isinstance(value, tuple):
         return "a list"
     if isinstance(value, dict):
@@ -87,31 +87,31 @@ def one_of(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-class Kind:
+class ValueType:
     """Base of the kinds: a scalar that is written as a text."""
 
     expected: str
     metavar: str = "TEXT"
     repeated = False
 
-    def read(self, given: Given) -> Any:
+    def read(self, node: Node) -> Any:
         """The value of a node of the file.
 
         Raises:
-            Problem: it is none of this kind.
+            InvalidValue: it is none of this kind.
         """
-        if not isinstance(given.value, str):
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
+        if not isinstance(node.value, str):
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
         try:
-            return self.parse(given.value)
-        except Problem as problem:
-            raise Problem(str(problem), given) from None
+            return self.parse(node.value)
+        except InvalidValue as problem:
+            raise InvalidValue(str(problem), node) from None
 
     def parse(self, text: str) -> Any:
         """The value of a flag's or variable's text.
 
         Raises:
-            Problem: it is none of this kind.
+            InvalidValue: it is none of this kind.
         """
         raise NotImplementedError
 
@@ -131,11 +131,11 @@ class Kind:
         """What an editor should accept in the file."""
         return {"type": "string", "minLength": 1}
 
-    def bad(self, text: str) -> Problem:
-        return Problem(f"found {_quoted(text)}, expected {self.expected}")
+    def bad(self, text: str) -> InvalidValue:
+        return InvalidValue(f"found {_quoted(text)}, expected {self.expected}")
 
 
-class Switch(Kind):
+class Switch(ValueType):
     """True or false."""
 
     expected = "true or false"
@@ -145,10 +145,10 @@ class Switch(Kind):
         **dict.fromkeys(("0", "false", "no", "off"), False),
     }
 
-    def read(self, given: Given) -> bool:
-        if not isinstance(given.value, bool):
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
-        return given.value
+    def read(self, node: Node) -> bool:
+        if not isinstance(node.value, bool):
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        return node.value
 
     def parse(self, text: str) -> bool:
         try:
@@ -166,7 +166,7 @@ class Switch(Kind):
         return {"type": "boolean"}
 
 
-class Choice(Kind):
+class Choice(ValueType):
     """One of a few words."""
 
     def __init__(self, *words: str) -> None:
@@ -174,25 +174,25 @@ class Choice(Kind):
         self.expected = one_of(words)
         self.metavar = "{" + ",".join(words) + "}"
 
-    def read(self, given: Given) -> str:
+    def read(self, node: Node) -> str:
         # By the text as typed: a plain ``off`` is a truth value to YAML 1.1, a word to us.
-        if given.is_scalar and given.text in self.words:
-            return given.text
-        found = Problem(f"found {describe(given)}, expected {self.expected}", given)
-        if not isinstance(given.value, str):
+        if node.is_scalar and node.text in self.words:
+            return node.text
+        found = InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        if not isinstance(node.value, str):
             raise found
-        raise Problem(f"{found}{did_you_mean(given.value, self.words)}", given)
+        raise InvalidValue(f"{found}{did_you_mean(node.value, self.words)}", node)
 
     def parse(self, text: str) -> str:
         if text not in self.words:
-            raise Problem(f"{self.bad(text)}{did_you_mean(text, self.words)}")
+            raise InvalidValue(f"{self.bad(text)}{did_you_mean(text, self.words)}")
         return text
 
     def schema(self) -> Schema:
         return {"enum": list(self.words)}
 
 
-class Text(Kind):
+class Text(ValueType):
     """Any text but an empty one."""
 
     expected = "a text"
@@ -229,16 +229,16 @@ class FilePath(Text):
         return None if value is None else anchor(value, base)
 
 
-class Count(Kind):
+class Count(ValueType):
     """A whole number, not below zero."""
 
     expected = "a whole number, 0 or more"
     metavar = "N"
 
-    def read(self, given: Given) -> int:
-        if type(given.value) is not int or not 0 <= given.value < 2**63:
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
-        return given.value
+    def read(self, node: Node) -> int:
+        if type(node.value) is not int or not 0 <= node.value < 2**63:
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        return node.value
 
     def parse(self, text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
@@ -249,20 +249,20 @@ class Count(Kind):
         return {"type": "integer", "minimum": 0}
 
 
-class Percent(Kind):
+class Percent(ValueType):
     """A share of 100: ``12.5`` or ``"12.5%"``."""
 
     expected = "a percentage from 0 to 100"
     metavar = "PERCENT"
     _FORM = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?")
 
-    def read(self, given: Given) -> float:
-        if type(given.value) not in (int, float):
-            return super().read(given)  # type: ignore[no-any-return]
+    def read(self, node: Node) -> float:
+        if type(node.value) not in (int, float):
+            return super().read(node)  # type: ignore[no-any-return]
         # Written so that NaN, which is neither above nor below anything, fails too.
-        if not 0 <= given.value <= 100:
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
-        return float(given.value)
+        if not 0 <= node.value <= 100:
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        return float(node.value)
 
     def parse(self, text: str) -> float:
         match = self._FORM.fullmatch(text.strip())
@@ -283,7 +283,7 @@ class Percent(Kind):
         }
 
 
-class Size(Kind):
+class Size(ValueType):
     """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30)."""
 
     expected = "a size like 4096, 500 MB or 1.5 GiB"
@@ -291,12 +291,12 @@ class Size(Kind):
     _FORM = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([kmgt]?)(i?)b)?", re.IGNORECASE)
     _POWER: Mapping[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
-    def read(self, given: Given) -> int:
-        if type(given.value) is not int:
-            return super().read(given)  # type: ignore[no-any-return]
-        if not 0 <= given.value < 2**63:
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
-        return given.value
+    def read(self, node: Node) -> int:
+        if type(node.value) is not int:
+            return super().read(node)  # type: ignore[no-any-return]
+        if not 0 <= node.value < 2**63:
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        return node.value
 
     def parse(self, text: str) -> int:
         match = self._FORM.fullmatch(text.strip())
@@ -323,7 +323,7 @@ class Size(Kind):
         return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": text}]}
 
 
-class Glob(Kind):
+class Glob(ValueType):
     """A pattern with ``*`` and ``?``; see ``config_globs`` for what it is matched with."""
 
     expected = "a glob with * and ?"
@@ -346,7 +346,7 @@ class LibraryGlob(Glob):
     def parse(self, text: str) -> str:
         glob: str = super().parse(text)
         if "[" in glob or glob.startswith("!"):
-            raise Problem(f"{self.bad(text)}; only * and ? are special")
+            raise InvalidValue(f"{self.bad(text)}; only * and ? are special")
         if glob.startswith("dist:") and not glob[len("dist:") :].strip():
             raise self.bad(text)
         return glob
@@ -355,7 +355,7 @@ class LibraryGlob(Glob):
         return {"type": "string", "pattern": r"^\s*(?!dist:\s*$)[^\s!\[][^\[]*$"}
 
 
-class Arch(Kind):
+class Arch(ValueType):
     """An SM arch of code."""
 
     expected = "an SM arch like sm_90 or sm_90a"
@@ -371,7 +371,7 @@ class Arch(Kind):
         return {"type": "string", "pattern": r"^\s*(sm|compute|lto)_[0-9]{2,}[af]?\s*$"}
 
 
-class ListOf(Kind):
+class ListOf(ValueType):
     """Any number of values of one kind.
 
     A flag is repeated, one value each time; an environment variable holds values with ``;``
@@ -380,16 +380,16 @@ class ListOf(Kind):
 
     repeated = True
 
-    def __init__(self, item: Kind, *, commas: bool = False) -> None:
+    def __init__(self, item: ValueType, *, commas: bool = False) -> None:
         self.item = item
         self.commas = commas
         self.expected = f"a list, each of it {item.expected}"
         self.metavar = item.metavar
 
-    def read(self, given: Given) -> tuple[Any, ...]:
-        if not isinstance(given.value, tuple):
-            raise Problem(f"found {describe(given)}, expected {self.expected}", given)
-        return tuple(map(self.item.read, given.value))
+    def read(self, node: Node) -> tuple[Any, ...]:
+        if not isinstance(node.value, tuple):
+            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
+        return tuple(map(self.item.read, node.value))
 
     def parse(self, text: str) -> tuple[Any, ...]:
         return self._parse_all(re.split(r"[;\n,]" if self.commas else r"[;\n]", text))
@@ -401,7 +401,7 @@ class ListOf(Kind):
         return self._parse_all(texts)
 
     def _parse_all(self, texts: Iterable[str]) -> tuple[Any, ...]:
-        # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
+        # An empty text is no value: a flag node as ``--flag=`` empties the file's list.
         return tuple(self.item.parse(text) for text in texts if text.strip())
 
     def show(self, value: Any) -> str:
@@ -411,7 +411,7 @@ class ListOf(Kind):
         return {"type": "array", "items": self.item.schema()}
 
 
-class Report(Kind):
+class Report(ValueType):
     """A format of report, with a path where the report is a file: ``json:build/gpu.json``."""
 
     metavar = "FORMAT[:PATH]"
@@ -425,10 +425,10 @@ class Report(Kind):
     def parse(self, text: str) -> dict[str, str | None]:
         name, colon, path = text.strip().partition(":")
         if name not in self.formats:
-            raise Problem(f"{self.bad(text)}{did_you_mean(name, self.formats)}")
+            raise InvalidValue(f"{self.bad(text)}{did_you_mean(name, self.formats)}")
         if colon and (name in self.to_screen or not path.strip()):
             wanted = f"{name} alone" if name in self.to_screen else f"a path after {name}:"
-            raise Problem(f"found {_quoted(text)}, expected {wanted}")
+            raise InvalidValue(f"found {_quoted(text)}, expected {wanted}")
         return {"format": name, "path": path.strip() or None}
 
     def show(self, value: Any) -> str:
@@ -445,17 +445,17 @@ class Reports(ListOf):
             f"a list of formats, or a mapping of formats to paths; formats: {item.expected}"
         )
 
-    def read(self, given: Given) -> tuple[Any, ...]:
-        if isinstance(given.value, dict):
-            return tuple(map(self._read_entry, given.value.values()))
-        reports: tuple[Any, ...] = super().read(given)
-        self._refuse_twice(reports, given)
+    def read(self, node: Node) -> tuple[Any, ...]:
+        if isinstance(node.value, dict):
+            return tuple(map(self._read_entry, node.value.values()))
+        reports: tuple[Any, ...] = super().read(node)
+        self._refuse_twice(reports, node)
         return reports
 
     def _read_entry(self, entry: Entry) -> dict[str, str | None]:
         report: dict[str, str | None] = self.report.read(entry.key)
         if report["path"]:
-            raise Problem(
+            raise InvalidValue(
                 f"found {describe(entry.key)}, expected {self.report.expected}", entry.key
             )
         value = entry.value
@@ -463,7 +463,7 @@ class Reports(ListOf):
             return report
         if report["format"] in self.report.to_screen or not isinstance(value.value, str):
             wanted = "true" if report["format"] in self.report.to_screen else "a path or true"
-            raise Problem(f"found {describe(value)}, expected {wanted}", value)
+            raise InvalidValue(f"found {describe(value)}, expected {wanted}", value)
         return {**report, "path": FilePath().read(value)}
 
     def _parse_all(self, texts: Iterable[str]) -> tuple[Any, ...]:
@@ -471,11 +471,11 @@ class Reports(ListOf):
         self._refuse_twice(reports)
         return reports
 
-    def _refuse_twice(self, reports: Sequence[Mapping[str, Any]], at: Given | None = None) -> None:
+    def _refuse_twice(self, reports: Sequence[Mapping[str, Any]], at: Node | None = None) -> None:
         names = [report["format"] for report in reports]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise Problem(f"{name} is there twice", at.value[index] if at else None)
+                raise InvalidValue(f"{name} is there twice", at.value[index] if at else None)
 
     def anchored(self, value: Any, base: str) -> Any:
         return tuple({**r, "path": FilePath().anchored(r["path"], base)} for r in value)

@@ -1,0 +1,110 @@
+"""Sources to ``Settings``: flag before environment before file before default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_negativa.models.settings import Settings, Source, SourceKind, nested
+from pytest_negativa.settings.file import ConfigFile, find_config, load_config
+from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
+from pytest_negativa.settings.options import OPTIONS
+from pytest_negativa.settings.value_types import anchor
+
+
+def load_settings(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    root: str | os.PathLike[str],
+    cwd: str | os.PathLike[str] | None = None,
+    of_command: bool = False,
+) -> Settings:
+    """Find the file, if there is one, and resolve all options.
+
+    Args:
+        flags: the given ones by option name, see ``options.pick_flags``.
+        environ: ``os.environ`` or what stands for it.
+        root: pytest's rootdir; the ``negativa`` command passes the current folder.
+        cwd: where relative paths of flags and variables start; None: the current folder.
+        of_command: the flags are those of the ``negativa`` command, and named so.
+
+    Raises:
+        OptionError: some source has a value that can't be used.
+    """
+    if (named := value_before_file("config", flags, environ)) is not None:
+        config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
+    else:
+        found = find_config(root)
+        config = load_config(found, was_searched=True) if found else None
+    return resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)
+
+
+def resolve(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config: ConfigFile | None,
+    *,
+    root: str | os.PathLike[str],
+    cwd: str | os.PathLike[str] | None = None,
+    of_command: bool = False,
+) -> Settings:
+    """All options by flag > environment > file > default, each with its source.
+
+    Relative paths start at ``cwd`` (None: the process's) in flags and variables, at the
+    file's folder in a file. The default folder for results lies beside a file that was
+    found by searching, otherwise in ``root``.
+
+    Args:
+        of_command: the flags are those of the ``negativa`` command, and named so.
+
+    Raises:
+        OptionError: a flag or a variable has a value that can't be used.
+    """
+    here = os.fspath(cwd or Path.cwd())
+    beside = str(Path(config.path).parent) if config else ""
+    home = beside if config and config.was_searched else anchor(root, here)
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for option in OPTIONS:
+        name = option.name
+        if found := from_flag_or_environment(option, flags, environ, of_command=of_command):
+            values[name] = option.type.anchored(found.value, here)
+            source = Source(kind=SourceKind(found.source), where=found.where)
+        elif config and name in config.written:
+            written = config.written[name]
+            values[name] = option.type.anchored(written.value, beside)
+            source = Source(kind=SourceKind.FILE, where=written.where, items=written.items)
+        else:
+            values[name] = option.type.anchored(option.default, home)
+            source = Source(kind=SourceKind.DEFAULT)
+        sources[name] = source
+    values["config"] = config.path if config else None
+    if values["cache.dir"] is None:
+        values["cache.dir"] = _user_cache(environ)
+    values["reports.formats"] = tuple(
+        _with_path(report, values["directory"]) for report in values["reports.formats"]
+    )
+    return msgspec.convert({**nested(values), "sources": sources}, Settings)
+
+
+def _user_cache(environ: Mapping[str, str]) -> str:
+    # The XDG base directory specification: a relative value is to be ignored.
+    base = environ.get("XDG_CACHE_HOME", "")
+    if not base.startswith("/"):
+        base = os.path.join(environ.get("HOME") or Path.home(), ".cache")
+    return os.path.join(base, "negativa")
+
+
+_FILE_NAMES = {"json": "report.json", "markdown": "report.md"}
+
+
+def _with_path(report: Mapping[str, Any], directory: str) -> dict[str, Any]:
+    name = _FILE_NAMES.get(report["format"])
+    if report["path"] is None and name:
+        return {**report, "path": os.path.join(directory, name)}
+    return dict(report)
