@@ -11,7 +11,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.installed.libraries import DistributionIndex
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
@@ -74,8 +74,8 @@ class _Analyzer:
             ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
-        self._distributions = (
-            DistributionIndex()
+        self._places = (
+            Places()
             if any(g.startswith("dist:") for o in _LIBRARY_OPTIONS for g in self._globs(o))
             else None
         )
@@ -185,7 +185,7 @@ class _Analyzer:
 
     def _library_names(self, library_map: LibraryMap) -> LibraryNames:
         path = library_map.library.path
-        distribution = self._distributions.of(path) if self._distributions else None
+        distribution = self._places.of(path).distribution if self._places else None
         return LibraryNames(path, library_map.library.soname, distribution)
 
     def _globs(self, option: str) -> tuple[str, ...]:

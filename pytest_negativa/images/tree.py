@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pytest_negativa.errors import OptionError
+from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.image import Manager, Package
 
 # System V ABI, "ELF Header": magic, ELFCLASS64, ELFDATA2LSB; CUDA has no other hosts. Then
@@ -201,7 +202,7 @@ def _iter_wheel(root: Path, folder: str) -> Iterator[tuple[str, Callable[[], Pac
     name, _, version = own.removesuffix(".dist-info").rpartition("-")
     package = Package(name=name.replace("_", "-"), version=version, manager=Manager.WHEEL)
     with contextlib.suppress(csv.Error):
-        for row in csv.reader(_read(root / folder / "RECORD").splitlines()):
+        for _, row in iter_rows(_read(root / folder / RECORD)):
             if row:
                 yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], lambda: package
 

@@ -181,22 +181,3 @@ def _not_found(argument: str) -> str:
         f"{argument}: neither a file or folder nor a distribution that is installed for "
         f"{sys.executable}{hint}"
     )
-
-
-class DistributionIndex:
-    """Which installed distribution a file belongs to."""
-
-    def __init__(self) -> None:
-        import importlib.metadata
-
-        self._names: dict[str, str] = {}
-        for distribution in importlib.metadata.distributions():
-            for file in distribution.files or ():
-                # Only libraries are asked for; resolving all files would take seconds.
-                if ".so" in file.name:
-                    path = os.path.realpath(str(distribution.locate_file(file)))
-                    self._names[path] = str(distribution.metadata["Name"])
-
-    def of(self, path: str) -> str | None:
-        """The distribution that installed ``path`` (a real path), if one did."""
-        return self._names.get(path)

@@ -1,39 +1,41 @@
 """Folders with installed distributions, and which of these a file belongs to.
 
-The interpreter that the distributions are installed for need not be the one that runs.
+The distributions may be installed for another interpreter than the one that runs.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import os
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from pytest_negativa.installed.csvrows import iter_rows
 from pytest_negativa.installed.libraries import with_requirements
-from pytest_negativa.planning.lock import Place
+from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
+from pytest_negativa.models.lock import Place
 
 _SITE_NAMES = ("site-packages", "dist-packages")
 _METADATA_SUFFIX = ".dist-info"
-RECORD = "RECORD"
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A distribution in a site; ``record`` is its RECORD, whether it is there or not.
+    """A distribution in a site.
 
     Attributes:
-        files: real paths of its libraries, as far as RECORD names them.
+        record: path of its RECORD, which may be absent.
+        libraries: what RECORD says of each library, by normalized absolute path.
     """
 
     name: str
     version: str
     record: Path
-    files: frozenset[str]
+    libraries: Mapping[str, RecordLine]
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Site:
     _read: tuple[Installed, ...] | None = field(default=None)
 
     def installed(self) -> tuple[Installed, ...]:
-        """What is installed, by name; damaged metadata is passed over."""
+        """The distributions, by name; one with damaged metadata is left out."""
         if self._read is None:
             found = (self._installed(d) for d in self._distributions())
             self._read = tuple(sorted(filter(None, found), key=lambda one: one.name))
@@ -80,50 +82,56 @@ class Site:
         ]
 
     def _installed(self, distribution: importlib.metadata.PathDistribution) -> Installed | None:
-        folder = Path(str(distribution.locate_file("")))
-        # The folder of the metadata is known to no public name.
+        # No public attribute has the folder of the metadata.
         metadata = Path(str(distribution._path))
         if metadata.suffix != _METADATA_SUFFIX:
             return None
         record = metadata / RECORD
         try:
-            text = record.read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            text = ""
-        names = (row[0] for _, _, row in iter_rows(text) if row)
-        files = frozenset(
-            os.path.normpath(os.path.join(folder, name)) for name in names if ".so" in name
-        )
+            rows = [row for _, row in iter_rows(record.read_bytes().decode("utf-8"))]
+        except (OSError, UnicodeDecodeError, csv.Error):
+            rows = []
         return Installed(
             name=str(distribution.metadata["Name"]),
             version=distribution.version,
             record=record,
-            files=files,
+            libraries={
+                path_of(row, metadata.parent): RecordLine(*(*row[1:3], "", "")[:2])
+                for row in rows
+                if row and ".so" in row[0]
+            },
         )
 
 
 class Places:
-    """Tells where real paths belong, see ``Place``."""
+    """Finds the distribution that a file belongs to."""
 
     def __init__(self) -> None:
         self._owners: dict[Path, dict[str, Installed]] = {}
 
     def of(self, path: str) -> Place:
+        """Where a real path belongs.
+
+        A wheel may install libraries outside of its site, such as ``lib`` of a virtual
+        environment. Such a file is looked up in the sites of this interpreter.
+        """
         site = find_site(Path(path))
-        if site is None:
-            return Place(path)
+        below = path if site is None else Path(path).relative_to(site).as_posix()
+        sites = [Path(os.path.realpath(p)) for p in sys.path] if site is None else [site]
+        for folder in sites:
+            if (owner := self._owners_in(folder).get(path)) is not None:
+                return Place(below, owner.name, owner.version)
+        return Place(below)
+
+    def _owners_in(self, site: Path) -> dict[str, Installed]:
         if site not in self._owners:
             installed = Site(site).installed() if site.is_dir() else ()
-            self._owners[site] = {file: one for one in installed for file in one.files}
-        owner = self._owners[site].get(path)
-        below = Path(path).relative_to(site).as_posix()
-        if owner is None:
-            return Place(below)
-        return Place(below, owner.name, owner.version)
+            self._owners[site] = {path: one for one in installed for path in one.libraries}
+        return self._owners[site]
 
 
 def find_site(path: Path) -> Path | None:
-    """The folder that distributions are installed in, of those that ``path`` lies below."""
+    """The folder of installed distributions that a path lies below; None if there is none."""
     for folder in path.parents:
         if folder.name in _SITE_NAMES:
             return folder

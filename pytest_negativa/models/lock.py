@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -90,6 +90,14 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     def name(self) -> str:
         """For people."""
         return self.path.rpartition("/")[2]
+
+
+class Place(NamedTuple):
+    """Where a library belongs; the fields are those of ``LockedLibrary``."""
+
+    path: str
+    distribution: str | None = None
+    version: str | None = None
 
 
 class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,6 +26,7 @@ from pytest_negativa.models.lock import (
     LeftOut,
     Lock,
     LockedLibrary,
+    Place,
     Proof,
     ProvingDevice,
 )
@@ -56,14 +57,6 @@ class Planned(Protocol):
     def library_map(self) -> LibraryMap: ...
     @property
     def plan(self) -> LibraryPlan: ...
-
-
-class Place(NamedTuple):
-    """Where a library belongs: see ``LockedLibrary``."""
-
-    path: str
-    distribution: str | None = None
-    version: str | None = None
 
 
 class UnplannedLibrary(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.installed.record import record_digest, recorded
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.identity import is_uninstalled
@@ -32,7 +32,7 @@ def check(tree: Tree) -> list[SlimRow]:
         for group in tree.groups
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
-    records = recorded(tree, {*known, *(name for group in others for name in group.names)})
+    records = tree.recorded({*known, *(name for group in others for name in group.names)})
     rows = tree.unlisted_rows()
     rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
     for group in others:

@@ -14,8 +14,8 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
-from pytest_negativa.slimming.replace import write_whole
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
+from pytest_negativa.storage.atomic import write_atomically
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -56,7 +56,7 @@ def save_manifest(root: Path, manifest: SlimManifest) -> None:
     path = root / MANIFEST_NAME
     if manifest.slimmed or manifest.left:
         data = msgspec.json.encode(manifest, order="sorted")
-        write_whole(path, msgspec.json.format(data, indent=1) + b"\n")
+        write_atomically(path, msgspec.json.format(data, indent=1) + b"\n")
         return
     try:
         path.unlink(missing_ok=True)

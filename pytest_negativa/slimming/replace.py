@@ -16,7 +16,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, STAGED_SUFFIX
 
@@ -92,29 +92,6 @@ def link(path: Path, name: Path) -> None:
     finally:
         # Renaming a link onto another one of the same file does nothing, and leaves both.
         temporary.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under a staged name and rename it; mode and owner stay what they were.
-
-    Raises:
-        StoreError: it can't be written; then it is as it was.
-    """
-    temporary = staged_name(path)
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-        temporary.replace(path)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def put_aside(original: Path, target: Path) -> None:

@@ -18,12 +18,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.installed.record import (
-    RecordLine,
-    read_lines,
-    record_digest,
-    update_record,
-)
+from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -317,23 +312,18 @@ class Slimmer:
         )
 
     def _rows_before(self, work: Work) -> tuple[RecordRow, ...]:
-        paths = {os.path.join(self.root, name): name for name in work.names}
-        rows = []
-        for site in self._sites:
-            for installed in site.installed():
-                wanted = installed.files & paths.keys()
-                if not wanted:
-                    continue
-                for path, line in read_lines(installed.record, site.folder, wanted).items():
-                    rows.append(
-                        RecordRow(
-                            record=os.path.relpath(installed.record, self.root),
-                            name=paths[path],
-                            digest=line.digest,
-                            size=line.size,
-                        )
-                    )
-        return tuple(rows)
+        return tuple(
+            RecordRow(
+                record=os.path.relpath(installed.record, self.root),
+                name=name,
+                digest=line.digest,
+                size=line.size,
+            )
+            for site in self._sites
+            for installed in site.installed()
+            for name in work.names
+            if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
+        )
 
     def _update_records(self) -> None:
         changes = {
@@ -384,7 +374,7 @@ def write_records(
     for site in sites:
         for installed in site.installed():
             changes = changes_of(installed.record)
-            wanted = installed.files & changes.keys()
+            wanted = installed.libraries.keys() & changes.keys()
             if not wanted:
                 continue
             try:

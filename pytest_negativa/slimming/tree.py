@@ -6,13 +6,16 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.installed.sites import find_site
+from pytest_negativa.installed.record import RECORD
+from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 
 MANIFEST_NAME = "negativa-slim.json"
 """Of the manifest, in the folder that is slimmed."""
@@ -23,7 +26,11 @@ ORIGINALS_MARK = ".negativa-originals"
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that are to take a library's place; the writer adds its own."""
 
-_LEFTOVER = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}(\..+\.tmp)?", re.DOTALL)
+_LEFTOVER = re.compile(
+    rf"\..+{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?"
+    rf"|\.({RECORD}|{re.escape(MANIFEST_NAME)})\.[^.]+\{TEMPORARY_SUFFIX}",
+    re.DOTALL,
+)
 _METADATA_SUFFIX = ".dist-info"
 _ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
@@ -94,6 +101,17 @@ class Tree:
         """Whether one of these names lies in a folder that can't be listed."""
         return any(name.startswith(f"{folder}/") for name in names for folder in self.unlisted)
 
+    def recorded(self, names: Set[str]) -> dict[str, dict[str, Path]]:
+        """The digests that RECORD files have for some names, and which RECORD has each."""
+        paths = {os.path.join(self.root, name): name for name in names}
+        found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
+        for site in self.sites:
+            for installed in Site(site).installed():
+                for path in installed.libraries.keys() & paths.keys():
+                    if digest := installed.libraries[path].digest:
+                        found[paths[path]][digest] = installed.record
+        return dict(found)
+
     def unlisted_rows(self) -> list[SlimRow]:
         """What to say of the folders that can't be listed."""
         return [
@@ -131,7 +149,7 @@ def scan_folder(folder: Path) -> Tree:
     sites: set[Path] = set()
     for name, status in _walk(root, tree.unlisted):
         found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
-        if name.endswith(f"{_METADATA_SUFFIX}/RECORD"):
+        if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
             sites.add(root.joinpath(name).parents[1])
         elif is_leftover(name):
             tree.leftovers.append(root / name)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.installed.record import RecordLine, recorded
+from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.folder_locks import hold
@@ -44,7 +44,7 @@ def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
     with hold(tree.root):
         manifest = load_manifest(tree.root)
         entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-        records = recorded(tree, {name for entry in entries.values() for name in entry.names})
+        records = tree.recorded({name for entry in entries.values() for name in entry.names})
         rows = tree.unlisted_rows()
         # By RECORD: two distributions may have a line each for one file.
         lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.installed.record import recorded
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
@@ -124,7 +123,7 @@ class _Finder:
         ]
         if not others:
             return False
-        records = recorded(self.tree, set(entry.names))
+        records = self.tree.recorded(set(entry.names))
         for group in dict.fromkeys(others):
             name = next(name for name in entry.names if name in group.names)
             path = self.tree.root / name
@@ -419,7 +418,7 @@ def _add_others(
         found = tuple(Site(site).with_requirements(loaded.versions))
         unloaded = never if loaded.are_versions(found) else None
         for installed in found:
-            for path in sorted(installed.files):
+            for path in sorted(installed.libraries):
                 group = finder.tree.group_of(os.path.relpath(path, finder.tree.root))
                 if group is None or not finder.is_free(group):
                     continue

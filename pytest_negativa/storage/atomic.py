@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,9 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` by way of a temporary file beside it.
+    """Write ``data`` to ``path`` by way of a temporary file ``.NAME.*.tmp`` beside it.
+
+    A file that is replaced hands down its mode and its owner.
 
     Raises:
         StoreError: it can't be written; the temporary file is gone and ``path`` as it was.
@@ -25,12 +28,13 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY_SUFFIX)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX
+        )
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        # mkstemp makes files for the owner alone; give what a plain open() would.
-        temporary.chmod(0o666 & ~_umask())
+            _give_attributes(handle, path)
         temporary.replace(path)
         temporary = None
     except OSError as e:
@@ -40,6 +44,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def _give_attributes(handle: int, path: Path) -> None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        # mkstemp makes files for the owner alone; give what a plain open() would.
+        os.fchmod(handle, 0o666 & ~_umask())
+        return
+    if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(PermissionError):
+            os.fchown(handle, status.st_uid, status.st_gid)
+    os.fchmod(handle, stat.S_IMODE(status.st_mode))
 
 
 def _umask() -> int:

@@ -16,20 +16,19 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary
+from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.lock import Place, code_digest, make_lock, plan_from_lock
+from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.planning.restore import functions_of, give_back, iter_parts
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.libraries import BIN, MULTIARCH
 from tests.support.reconstructing import H200, planned_of
-from tests.support.sites import Planned, make_wheel, pip_install, verdict_of
+from tests.support.sites import Planned, verdict_of
 from tests.support.usages import library_usage, usage_of
 
 
@@ -246,23 +245,6 @@ def with_trimmed(one: Planned, filled: tuple[CodeRange, ...] | None) -> Verdict:
     )
     row = msgspec.structs.replace(verdict.libraries[0], trimmed=trimmed)
     return msgspec.structs.replace(verdict, libraries=(row,))
-
-
-class TestPlaces:
-    def test_installed(self, tmp_path: Path) -> None:
-        site = tmp_path / "site-packages"
-        pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/lib/x.so.1": MULTIARCH}))
-        found = Places().of(str(site / "my/lib/x.so.1"))
-        assert found == Place("my/lib/x.so.1", "my-code", "1.5")
-        (site / "my/lib/y.so").touch()
-        assert Places().of(str(site / "my/lib/y.so")) == Place("my/lib/y.so")
-
-    def test_gone_since(self) -> None:
-        path = "/nowhere/lib/python3.12/site-packages/my/lib/x.so.1"
-        assert Places().of(path) == Place("my/lib/x.so.1")
-
-    def test_elsewhere(self, tmp_path: Path) -> None:
-        assert Places().of(str(tmp_path / "x.so")) == Place(str(tmp_path / "x.so"))
 
 
 class TestPlanFromLock:

@@ -1,0 +1,43 @@
+"""Which distribution a file belongs to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.lock import Place
+from tests.support.libraries import MULTIARCH
+from tests.support.sites import make_wheel, pip_install
+
+
+def test_installed(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/lib/x.so.1": MULTIARCH}))
+    found = Places().of(str(site / "my/lib/x.so.1"))
+    assert found == Place("my/lib/x.so.1", "my-code", "1.5")
+    (site / "my/lib/y.so").touch()
+    assert Places().of(str(site / "my/lib/y.so")) == Place("my/lib/y.so")
+
+
+def test_installed_outside_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels of mkl and tbb install their libraries into ``lib`` of the virtual environment."""
+    site = tmp_path / "lib/python3/site-packages"
+    (site / "my_code-1.5.dist-info").mkdir(parents=True)
+    (site / "my_code-1.5.dist-info/METADATA").write_text("Name: my-code\nVersion: 1.5\n")
+    (site / "my_code-1.5.dist-info/RECORD").write_text("../../libx.so,,\n")
+    library = Path(shutil.copy(MULTIARCH, tmp_path / "lib/libx.so"))
+    assert Places().of(str(library)) == Place(str(library))
+    monkeypatch.syspath_prepend(site)
+    assert Places().of(str(library)) == Place(str(library), "my-code", "1.5")
+
+
+def test_gone_since() -> None:
+    path = "/nowhere/lib/python3.12/site-packages/my/lib/x.so.1"
+    assert Places().of(path) == Place("my/lib/x.so.1")
+
+
+def test_elsewhere(tmp_path: Path) -> None:
+    assert Places().of(str(tmp_path / "x.so")) == Place(str(tmp_path / "x.so"))
