@@ -14,9 +14,9 @@ def why(error: object = None) -> str:
     Args:
         error: an exception or its text; None: the libraries alone.
     """
-    from pytest_negativa.slimming.explain import explain, loaded_slimmed
+    from pytest_negativa.slimming.explain import explain_error, loaded_slimmed
 
-    return explain("" if error is None else str(error), loaded_slimmed())
+    return explain_error("" if error is None else str(error), loaded_slimmed())
 
 
 def __getattr__(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands that make deployments smaller: lock, slim; and explain, for errors on the result."""
+"""The commands that make deployments smaller: lock, slim, and explain for errors on the result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,15 @@ _NOTHING = "nothing was changed"
 @click.option(
     "--unproved",
     is_flag=True,
-    help="Lock a run that is not proved, too. The lock says so, and whoever applies it is warned.",
+    help="Lock a run even if it is not proved; slim warns of such a lock.",
 )
 @click_options("run", "config", "directory")
 def lock(output: Path, unproved: bool, **flags: Any) -> None:
-    """Write down what a run proved, for machines without a GPU.
+    """Write a lock of what a run proved, for machines without a GPU.
 
-    The run is one that was traced and proved (pytest --negativa --negativa-verify). The lock
-    names each library by its digest, and what of its GPU code stays. Commit it beside the project's
-    requirements; negativa slim applies it where an image is built.
+    The run was traced and proved (pytest --negativa --negativa-verify). The lock names each library
+    by its digest and lists the GPU code that stays. Commit it beside the project's requirements;
+    negativa slim applies it when an image is built.
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
@@ -87,165 +88,223 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     _warn_unproved(made)
 
 
-@click.command()
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
-@click.option(
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """The options of ``negativa slim``, by click's names."""
+
+    paths: tuple[Path, ...]
+    sites: tuple[Path, ...]
+    lock_file: Path | None
+    archs: str | None
+    keep_ptx: bool
+    drop_never_loaded: bool
+    strip_others: bool
+    no_strip: bool
+    require: bool
+    target: Path | None
+    keep_originals: Path | None
+    dry_run: bool
+    no_load_check: bool
+    jobs: int | None
+
+
+class _SlimGroup(click.Group):
+    """A first word that is exactly the name of a subcommand is that; any other is a PATH."""
+
+    # As a command has them: options may follow a PATH.
+    allow_interspersed_args = True
+    allow_extra_args = False
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        for name, command in self.commands.items():
+            if args[:1] == [name]:
+                return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
+            # The flags of before 0.1.0, for one release.
+            if (flag := f"--{name}") in args:
+                click.echo(
+                    f"negativa: note: {flag} is now: negativa {info_name} {name}; the flag will go",
+                    err=True,
+                )
+                rest = [arg for arg in args if arg != flag]
+                return command.make_context(f"{info_name} {name}", rest, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return click.Command.invoke(self, ctx)
+
+
+_paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
+_sites = click.option(
     "--site-packages",
-    "site",
+    "sites",
+    multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The same as PATH, for one folder.",
+    help="Take this folder, like PATH.",
 )
+_dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
+
+
+@click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
+@_paths
+@_sites
 @click.option(
     "--lock",
     "lock_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"What stays of each library; {_LOCK} by default, if it is in the current folder.",
+    help=f"Read from this lock what stays.  [default: {_LOCK}]",
 )
 @click.option(
-    "--archs",
-    metavar="ARCH,...",
-    help="Without a lock: keep what GPUs of these archs (sm_80,sm_90) can load, and nothing else. "
-    "With --lock: do that with the other libraries of its distributions and of what they require.",
+    "--archs", metavar="ARCH,...", help="Keep what GPUs of these archs can load (sm_80,sm_90)."
 )
-@click.option("--keep-ptx", is_flag=True, help="With --archs: keep all PTX, for later GPUs.")
+@click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --archs).")
 @click.option(
     "--drop-never-loaded",
     is_flag=True,
-    help="With a lock: take all GPU code out of those libraries of its distributions, and of what "
-    "they require, that the proved run never loaded. If one is loaded after all, its kernels fail.",
+    help="Remove all GPU code of libraries that the proved run never loaded.",
 )
-@click.option(
-    "--strip-others",
-    is_flag=True,
-    help="Drop symbol tables and debug information of libraries of which no GPU code goes, too: "
-    "with a lock of its distributions and of what they require, with --archs alone of all.",
-)
+@click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
 @click.option(
-    "--require",
-    is_flag=True,
-    help="Do nothing, and end with 1, unless all libraries of the lock are there.",
+    "--require", is_flag=True, help="Do nothing unless all libraries of the lock are there."
 )
 @click.option(
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Leave PATH as it is, and make DIR a slimmed copy of it.",
+    help="Make DIR a slimmed copy of PATH; leave PATH as it is.",
 )
 @click.option(
     "--keep-originals",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put the originals into DIR, for --undo.",
+    help="Keep the originals in DIR, for negativa slim undo.",
 )
-@click.option("--undo", is_flag=True, help="Put originals back that were kept.")
-@click.option(
-    "--check", is_flag=True, help="Tell whether slimmed libraries are still what was written."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@_dry_run
 @click.option(
     "--no-load-check",
     is_flag=True,
-    help="Don't try to load each result. For libraries of another machine type.",
+    help="Do not load the results; for libraries of another machine type.",
 )
 @click.option(
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
-    help="Libraries at a time; one for each processor by default.",
+    help="Process so many libraries at a time.  [default: one per processor]",
 )
-def slim(
-    paths: tuple[Path, ...],
-    site: Path | None,
-    lock_file: Path | None,
-    archs: str | None,
-    undo: bool,
-    check: bool,
-    dry_run: bool,
-    **options: Any,
-) -> None:
-    """Take unused GPU code out of installed libraries: their files get smaller.
+def slim(**flags: Any) -> None:
+    """Remove unused GPU code from installed libraries: their files get smaller.
 
-    PATH is a site-packages folder, another folder (a venv, a conda prefix), or a library; the
-    packages of the interpreter that runs negativa by default. No GPU is needed. What stays is said
-    by a lock (see negativa lock), whose libraries are found by digest, or by --archs. All other
-    files are left alone, but for RECORD, and negativa-slim.json says what was done.
+    PATH is a site-packages folder, another folder (a venv, a conda prefix), or a library. Without
+    PATH, slim takes the packages of the interpreter that runs negativa. It needs no GPU.
+
+    A lock (see negativa lock) or --archs says what stays. slim finds the libraries of a lock by
+    digest. With both, --archs applies to the other libraries of the lock's distributions and of
+    the distributions that these require; so do --drop-never-loaded and --strip-others. slim
+    changes no other files, except RECORD, and lists what it did in negativa-slim.json.
+
+    A library that --drop-never-loaded emptied fails with a CUDA error if a program loads it.
 
     \b
     negativa slim --lock negativa.lock --require --strip-others
     negativa slim --archs sm_90 --dry-run DIR
 
-    Exit status: 0; 1 if a library failed or is damaged, or is not there with --require, and with
-    --check also if one is gone or not what was written; 2 wrong usage; 130 if interrupted.
+    A folder that is called undo or check is ./undo or ./check.
+
+    Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
+    usage; 130 if interrupted.
+    """
+    _slim(_request(_Flags(**flags)))
+
+
+@slim.command("undo")
+@_paths
+@_sites
+@_dry_run
+def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -> None:
+    """Put back the originals that --keep-originals kept.
+
+    PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
+    that runs negativa.
+
+    Exit status: 0; 1 if an original is gone; 2 wrong usage; 130 if interrupted.
     """
     from pytest_negativa.slimming.slim import scan
+    from pytest_negativa.slimming.undo import undo_tree
 
-    paths = (*paths, site) if site is not None else paths
-    given = [name for name, value in options.items() if value]
-    if sum((undo, check)) and (given or lock_file or archs or (check and (undo or dry_run))):
-        raise click.UsageError("--undo and --check go with PATH alone (--undo with --dry-run, too)")
-    if check:
-        from pytest_negativa.slimming.check import check as check_tree
-
-        with _interruptible(_NOTHING):
-            rows = [row for tree in scan(paths) for row in check_tree(tree)]
-        _finish_check(rows)
-    elif undo:
-        from pytest_negativa.slimming.undo import undo as undo_tree
-
-        with _interruptible(_NOTHING if dry_run else _GOES_ON):
-            rows = [row for tree in scan(paths) for row in undo_tree(tree, dry_run=dry_run)]
-        _finish(rows, nothing="nothing here was slimmed")
-    else:
-        _slim(_request(paths, lock_file, archs, dry_run=dry_run, **options))
+    with _interruptible(_NOTHING if dry_run else _GOES_ON):
+        trees = scan((*paths, *sites))
+        rows = [row for tree in trees for row in undo_tree(tree, dry_run=dry_run)]
+    _finish(rows, nothing="nothing here was slimmed")
 
 
-def _request(
-    paths: tuple[Path, ...],
-    lock_file: Path | None,
-    archs: str | None,
-    *,
-    keep_ptx: bool,
-    drop_never_loaded: bool,
-    strip_others: bool,
-    no_strip: bool,
-    require: bool,
-    target: Path | None,
-    keep_originals: Path | None,
-    dry_run: bool,
-    no_load_check: bool,
-    jobs: int | None,
-) -> SlimRequest:
+@slim.command("check")
+@_paths
+@_sites
+def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
+    """Check that slimmed libraries are still what slim wrote.
+
+    PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
+
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote; 2 wrong usage; 130 if
+    interrupted.
+    """
+    from pytest_negativa.slimming.check import check_tree
+    from pytest_negativa.slimming.slim import scan
+
+    with _interruptible(_NOTHING):
+        rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
+    _finish_check(rows)
+
+
+def _request(flags: _Flags) -> SlimRequest:
     from pytest_negativa.slimming.slim import SlimRequest
     from pytest_negativa.slimming.slimmer import SlimOptions
 
-    if keep_ptx and archs is None:
-        raise click.UsageError("--keep-ptx goes with --archs; a lock says which PTX stays")
-    if require and archs is not None and lock_file is None:
-        raise click.UsageError("--require goes with a lock")
-    if drop_never_loaded and archs is not None and lock_file is None:
-        raise click.UsageError("--drop-never-loaded goes with a lock, which tells what was loaded")
-    if no_strip and strip_others:
-        raise click.UsageError("--no-strip and --strip-others contradict each other")
-    if target is not None and keep_originals is not None:
-        raise click.UsageError("with --target the originals stay where they are")
+    by_lock = flags.lock_file is not None or flags.archs is None
+    for given, allowed, problem in (
+        (flags.keep_ptx, flags.archs, "--keep-ptx goes with --archs; a lock says which PTX stays"),
+        (flags.require, by_lock, "--require goes with a lock"),
+        (
+            flags.drop_never_loaded,
+            by_lock,
+            "--drop-never-loaded goes with a lock, which tells what was loaded",
+        ),
+        (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
+        (
+            flags.target,
+            flags.keep_originals is None,
+            "--keep-originals: with --target the originals stay where they are",
+        ),
+    ):
+        if given and not allowed:
+            raise click.UsageError(problem)
+    aside = flags.keep_originals
     return SlimRequest(
-        paths=paths,
-        lock=_load_lock(lock_file) if archs is None or lock_file is not None else None,
-        devices=() if archs is None else _devices(archs),
-        keep_ptx=keep_ptx,
-        strip_others=strip_others,
-        drop_never_loaded=drop_never_loaded,
-        require=require,
-        target=target,
+        paths=(*flags.paths, *flags.sites),
+        lock=_load_lock(flags.lock_file) if by_lock else None,
+        devices=() if flags.archs is None else _devices(flags.archs),
+        keep_ptx=flags.keep_ptx,
+        strip_others=flags.strip_others,
+        drop_never_loaded=flags.drop_never_loaded,
+        require=flags.require,
+        target=flags.target,
         options=SlimOptions(
-            strip=not no_strip,
-            load_check=not no_load_check,
-            dry_run=dry_run,
-            keep_originals=None if keep_originals is None else keep_originals.absolute(),
-            jobs=jobs or len(os.sched_getaffinity(0)),
+            strip=not flags.no_strip,
+            load_check=not flags.no_load_check,
+            dry_run=flags.dry_run,
+            keep_originals=None if aside is None else aside.absolute(),
+            jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
 
@@ -253,7 +312,7 @@ def _request(
 def _slim(request: SlimRequest) -> None:
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.slimming.licence_notice import show_notice
-    from pytest_negativa.slimming.slim import slim as slim_libraries
+    from pytest_negativa.slimming.slim import slim_trees
 
     if request.lock is not None:
         _warn_unproved(request.lock)
@@ -263,7 +322,7 @@ def _slim(request: SlimRequest) -> None:
         _interruptible(_NOTHING if nothing else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        report = slim_libraries(request, progress.update)
+        report = slim_trees(request, progress.update)
     _finish(report.rows, report)
 
 
@@ -320,7 +379,7 @@ def _finish(
         click.echo(f"negativa: error: {line}", err=True)
     if report is not None and report.stopped:
         click.echo(
-            "negativa: error: nothing was done, for not all libraries of the lock are there",
+            "negativa: error: nothing was done: libraries of the lock are missing",
             err=True,
         )
     if any(row.status in PROBLEMS for row in rows) or (report is not None and report.stopped):
@@ -346,16 +405,15 @@ def _finish_check(rows: Sequence[SlimRow]) -> None:
     "folders",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The packages of the program that failed; this interpreter's by default.",
+    help="Search these packages of the program; by default, this interpreter's.",
 )
 def explain(error: str, folders: tuple[Path, ...]) -> None:
-    """Say whether slimmed libraries can be the cause of a CUDA ERROR, and what to do.
+    """Tell whether slimmed libraries can be the cause of a CUDA ERROR, and what to do.
 
-    ERROR is the message, as "CUDA error: no kernel image is available for execution on the
+    ERROR is the message, such as "CUDA error: no kernel image is available for execution on the
     device". In a Python program: print(pytest_negativa.why(exception))
     """
-    from pytest_negativa.slimming.explain import explain as explain_error
-    from pytest_negativa.slimming.explain import slimmed_in
+    from pytest_negativa.slimming.explain import explain_error, slimmed_in
     from pytest_negativa.slimming.slim import default_paths
 
     asked = folders or default_paths()

@@ -16,7 +16,7 @@ from pytest_negativa.slimming.tree import FileGroup, Tree
 _Recorded = Mapping[str, Mapping[str, Path]]
 
 
-def check(tree: Tree) -> list[SlimRow]:
+def check_tree(tree: Tree) -> list[SlimRow]:
     """Compare digests with the manifest; and look at compacted libraries that it doesn't know.
 
     A library with another digest than the manifest's is a problem, unless it is the original or
@@ -44,7 +44,7 @@ def check(tree: Tree) -> list[SlimRow]:
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group = tree.group_of(name)
-    remedy = "reinstall" if entry.original is None else "reinstall, or negativa slim --undo"
+    remedy = "reinstall" if entry.original is None else "reinstall, or negativa slim undo"
     records = all_records.get(name, {})
     if group is None and tree.is_hidden((name,)):
         return _row(name, SlimStatus.FAILED, 0, "its folder cannot be listed")

@@ -99,7 +99,7 @@ def loaded_slimmed() -> tuple[Slimmed, ...]:
     found = _Found()
     above = {folder for path in loaded for folder in Path(path).parents}
     for root in _with_manifest(above):
-        # A damaged manifest is for "negativa slim --check" to report.
+        # A damaged manifest is for "negativa slim check" to report.
         with contextlib.suppress(NegativaError):
             for paths, entry in _entries(root):
                 found.add([p for p in paths if p in loaded], entry)
@@ -161,7 +161,7 @@ def _entries(root: Path) -> Iterator[tuple[list[str], SlimmedFile]]:
         yield [os.path.join(root, n) for n in names], entry
 
 
-def explain(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
+def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
     """What the error may have to do with the libraries, and how to find out and mend it.
 
     Args:
@@ -195,7 +195,7 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
         yield str(verdict)
     yield from _libraries(_likely_first(error, lacking))
     yield (
-        "To make sure, run the same on the originals (negativa slim --undo, where they were "
+        "To make sure, run the same on the originals (negativa slim undo, where they were "
         "kept, or an installation that isn't slimmed)."
     )
     yield (

@@ -72,7 +72,9 @@ class SlimReport:
         return self.stopped or any(row.status in PROBLEMS for row in self.rows)
 
 
-def slim(request: SlimRequest, on_progress: OnProgress = lambda done, total: None) -> SlimReport:
+def slim_trees(
+    request: SlimRequest, on_progress: OnProgress = lambda done, total: None
+) -> SlimReport:
     """Slim libraries.
 
     Raises:

@@ -216,7 +216,7 @@ class Slimmer:
             if work.before is not None:
                 raise ReconstructError(
                     f"{work.name}: can't be slimmed anew ({reason}), and what is there was slimmed "
-                    "in another way; get the original back with negativa slim --undo"
+                    "in another way; get the original back with negativa slim undo"
                 )
             self._add_row(work, SlimStatus.LEFT, work.size, reason)
             group = self.tree.group_of(work.name)

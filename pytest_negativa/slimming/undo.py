@@ -32,7 +32,7 @@ from pytest_negativa.slimming.tree import Tree
 _ANY = "another file took its place since"
 
 
-def undo(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
+def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
     """Put back all originals that were kept; entries that are done with leave the manifest.
 
     A slimmed library that was damaged since gets its original, too. One that was replaced by

@@ -29,7 +29,7 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
 _DAMAGED_UNDO = (
-    "was slimmed, and differs from what was written; negativa slim --undo, or install it again, "
+    "was slimmed, and differs from what was written; negativa slim undo, or install it again, "
     "then slim"
 )
 _NOT_AGAIN = (
@@ -41,7 +41,7 @@ _LEFT_OUT = (
     "was slimmed before, by another lock or with other options; this lock leaves it out, so all of "
     "it is needed: install it again"
 )
-_LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim --undo"
+_LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
 
 
 @dataclass(frozen=True, slots=True)

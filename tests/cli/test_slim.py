@@ -96,11 +96,11 @@ class TestSlim:
         assert digests(site.folder) != before
         again = negativa("slim", *lock, site.folder)
         assert "slimmed before" in again.stdout
-        checked = negativa("slim", "--check", site.folder).stdout
+        checked = negativa("slim", "check", site.folder).stdout
         assert "sound" in checked and "before" not in checked
-        planned = negativa("slim", "--undo", "--dry-run", site.folder).stdout
+        planned = negativa("slim", "undo", "--dry-run", site.folder).stdout
         assert "would be put back" in planned and "original is back" not in planned
-        assert "original is back" in negativa("slim", "--undo", site.folder).stdout
+        assert "original is back" in negativa("slim", "undo", site.folder).stdout
         assert digests(site.folder) == before
 
     def test_note_is_shown_once(self, site: Made) -> None:
@@ -131,7 +131,7 @@ class TestSlim:
         site.two.unlink()
         before = snapshot(site.folder)
         result = negativa("slim", "--lock", site.lock_file, "--require", site.folder, code=1)
-        assert "nothing was done" in result.stderr
+        assert "nothing was done: libraries of the lock are missing" in result.stderr
         assert "libtwo.so: not found" in result.stdout
         assert "gpu-code 1.0" in result.stdout
         assert snapshot(site.folder) == before
@@ -157,9 +157,12 @@ class TestSlim:
             (("--archs", "sm_90", "--require"), "goes with a lock"),
             (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
             (("--lock", "LOCK", "--target", "x", "--keep-originals", "y"), "stay where they are"),
-            (("--undo", "--lock", "LOCK"), "go with PATH alone"),
-            (("--undo", "--check"), "go with PATH alone"),
-            (("--check", "--dry-run"), "go with PATH alone"),
+            (("undo", "--lock", "LOCK"), "No such option"),
+            (("undo", "--check"), "No such option"),
+            (("check", "--dry-run"), "No such option"),
+            (("--undo", "--lock", "LOCK"), "No such option"),
+            (("--dry-run", "--check"), "No such option"),
+            (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
             (("--lock", "gone.lock"), "does not exist"),
             (("--archs", "sm_90", "gone"), "no such file or folder"),
@@ -192,11 +195,11 @@ class TestSlim:
         assert "no original" not in negativa("slim", *lock, site.folder).stdout
 
     def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
-        assert negativa("slim", "--undo", site.folder).stdout == "nothing here was slimmed\n"
+        assert negativa("slim", "undo", site.folder).stdout == "nothing here was slimmed\n"
 
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
-        result = negativa("slim", "--undo", site.folder, code=1)
+        result = negativa("slim", "undo", site.folder, code=1)
         why = "failed: its original was not kept; install what it belongs to anew"
         assert result.stderr.splitlines() == [
             f"negativa: error: {name}: {why}" for name in (ONE, TWO)
@@ -212,7 +215,7 @@ class TestSlim:
         data = bytearray(site.one.read_bytes())
         data[56:58] = (4).to_bytes(2, "little")
         site.one.write_bytes(data)
-        assert "damaged" in negativa("slim", "--check", site.folder, code=1).stderr
+        assert "damaged" in negativa("slim", "check", site.folder, code=1).stderr
 
     def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
@@ -220,7 +223,7 @@ class TestSlim:
             file.seek(site.one.stat().st_size // 2)
             file.write(bytes(8192))
         site.two.unlink()
-        result = negativa("slim", "--check", site.folder, code=1)
+        result = negativa("slim", "check", site.folder, code=1)
         assert "differs from what was written; reinstall" in result.stderr
         assert "libtwo.so: gone" in result.stderr
 
@@ -256,8 +259,37 @@ class TestSlim:
 
     def test_help(self) -> None:
         done = subprocess.run([NEGATIVA, "slim", "--help"], capture_output=True, text=True)
-        for option in ("--lock", "--archs", "--strip-others", "--require", "--undo", "--check"):
-            assert option in done.stdout
+        for word in ("--lock", "--archs", "--strip-others", "--require", "  undo  ", "  check  "):
+            assert word in done.stdout
+        assert "--undo" not in done.stdout and "--check" not in done.stdout
+        assert "Usage: negativa slim [OPTIONS] [PATH]...\n" in done.stdout
+        assert " slim undo [OPTIONS] [PATH]...\n" in negativa("slim", "undo", "--help").stdout
+        assert "--dry-run" not in negativa("slim", "check", "--help").stdout
+
+    def test_flags_of_before(self, site: Made, tmp_path: Path) -> None:
+        before = digests(site.folder)
+        lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
+        negativa("slim", *lock, *keep, site.folder)
+        checked = negativa("slim", "--check", "--site-packages", site.folder)
+        assert checked.stdout == negativa("slim", "check", site.folder).stdout
+        assert "note: --check is now: negativa slim check" in checked.stderr
+        planned = negativa("slim", "--dry-run", site.folder, "--undo").stdout
+        assert "would be put back" in planned
+        assert "original is back" in negativa("slim", "--undo", site.folder).stdout
+        assert digests(site.folder) == before
+
+    @pytest.mark.parametrize("name", ["undo", "check"])
+    def test_folder_called_like_a_command(
+        self, site: Made, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.chdir(site.folder.parent)
+        site.folder.rename(name)
+        lock = ("--lock", site.lock_file)
+        assert "2 libraries" in negativa("slim", f"./{name}", *lock, "--dry-run").stdout
+        assert "2 libraries" in negativa("slim", *lock, "--dry-run", name).stdout
+        assert negativa("slim", name, name).stdout == "nothing here was slimmed\n"
+        assert "2 libraries" in negativa("slim", *lock, name).stdout
+        assert "sound" in negativa("slim", "check", name).stdout
 
 
 def test_manifest_is_json_for_others(site: Made) -> None:

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.check import check
+from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo
+from pytest_negativa.slimming.undo import undo_tree
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests
@@ -34,18 +34,18 @@ def before(site: Made) -> dict[str, str]:
 @pytest.fixture
 def slimmed(site: Made, before: dict[str, str], tmp_path: Path) -> Made:
     options = replace(FAST, keep_originals=tmp_path / "originals")
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     return site
 
 
 def run(site: Made, **request: object) -> SlimReport:
     request.setdefault("lock", site.lock)
-    return slim(SlimRequest(paths=(site.folder,), options=FAST, **request))  # type: ignore[arg-type]
+    return slim_trees(SlimRequest(paths=(site.folder,), options=FAST, **request))  # type: ignore[arg-type]
 
 
 def undo_all(site: Made) -> dict[str, SlimRow]:
     [tree] = scan((site.folder,))
-    return {row.path: row for row in undo(tree)}
+    return {row.path: row for row in undo_tree(tree)}
 
 
 def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_listed(
         assert "cannot be listed: Permission denied" in (told.why or "")
         assert run(slimmed, require=True).stopped
         [tree] = scan((slimmed.folder,))
-        assert {row.path: row.status for row in check(tree)} == dict.fromkeys(
+        assert {row.path: row.status for row in check_tree(tree)} == dict.fromkeys(
             ("gpu/lib/", ONE, TWO), SlimStatus.FAILED
         )
         assert undo_all(slimmed)[ONE].status is SlimStatus.FAILED
@@ -121,7 +121,7 @@ def test_a_damaged_library(slimmed: Made, before: dict[str, str]) -> None:
     assert report.failed
     rows = {row.path: row for row in report.rows}
     assert rows[ONE].status is SlimStatus.CHANGED
-    assert "negativa slim --undo" in (rows[ONE].why or "")
+    assert "negativa slim undo" in (rows[ONE].why or "")
     assert rows[TWO].status is SlimStatus.ALREADY
     assert undo_all(slimmed)[ONE].status is SlimStatus.UNDONE
     assert digests(slimmed.folder) == before

@@ -14,7 +14,7 @@ from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, S
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.by_arch import plan_for_devices
-from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from tests.support.compacting import SHAPES, needs_compiler, read
 from tests.support.libraries import BIN, MULTIARCH
@@ -135,7 +135,7 @@ class TestSlimming:
     def test_a_site(self, site: Made) -> None:
         before = digests(site.folder)
         request = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
-        rows = {row.path: row for row in slim(request).rows}
+        rows = {row.path: row for row in slim_trees(request).rows}
         assert set(rows) == {ONE, TWO}
         assert {row.status for row in rows.values()} == {SlimStatus.SLIMMED}
         assert rows[ONE].after < rows[ONE].before
@@ -146,7 +146,7 @@ class TestSlimming:
     def test_what_is_left_is_what_the_device_loads(self, site: Made) -> None:
         elements = sum(map(len, SHAPES)) * 2
         assert len(list(read(site.one).iter_elements())) == elements
-        slim(SlimRequest(paths=(site.one,), devices=(H200,), options=FAST))
+        slim_trees(SlimRequest(paths=(site.one,), devices=(H200,), options=FAST))
         left = [e for e in read(site.one).iter_elements() if e.kind is not ElementKind.UNKNOWN]
         assert {str(e.arch) for e in left} == {"sm_90"}
         assert len(left) == 2 * len(SHAPES)
@@ -155,16 +155,16 @@ class TestSlimming:
         request = SlimRequest(
             paths=(site.folder,), devices=(H200,), strip_others=True, options=FAST
         )
-        assert not slim(request).failed
+        assert not slim_trees(request).failed
         before = snapshot(site.folder)
-        rows = slim(request).rows
+        rows = slim_trees(request).rows
         assert {row.status for row in rows} == {SlimStatus.ALREADY, SlimStatus.LEFT}
         assert snapshot(site.folder) == before
 
     def test_stripping_the_others_later(self, site: Made) -> None:
         plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
-        assert not slim(plain).failed
-        report = slim(replace(plain, strip_others=True))
+        assert not slim_trees(plain).failed
+        report = slim_trees(replace(plain, strip_others=True))
         rows = {row.path: row.status for row in report.rows}
         assert rows[ONE] is SlimStatus.ALREADY
         assert rows[HOST] is SlimStatus.SLIMMED
@@ -172,9 +172,9 @@ class TestSlimming:
 
     def test_other_archs_later(self, site: Made) -> None:
         plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
-        assert not slim(plain).failed
+        assert not slim_trees(plain).failed
         before = site.one.read_bytes()
-        rows = {row.path: row for row in slim(replace(plain, devices=(H200, A100))).rows}
+        rows = {row.path: row for row in slim_trees(replace(plain, devices=(H200, A100))).rows}
         assert rows[ONE].status is SlimStatus.FAILED
         assert site.one.read_bytes() == before
 
@@ -182,14 +182,14 @@ class TestSlimming:
         request = SlimRequest(
             paths=(site.folder,), devices=(H200,), strip_others=True, options=FAST
         )
-        rows = {row.path: row.status for row in slim(request).rows}
+        rows = {row.path: row.status for row in slim_trees(request).rows}
         assert rows[HOST] is rows["other/libother.so"] is SlimStatus.SLIMMED
         assert wrong_files(site.folder) == []
 
     def test_damaged_library_is_left(self, site: Made) -> None:
         site.one.write_bytes(site.one.read_bytes()[:5000])
         request = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)
-        rows = {row.path: row for row in slim(request).rows}
+        rows = {row.path: row for row in slim_trees(request).rows}
         assert rows[ONE].status in (SlimStatus.LEFT, SlimStatus.FAILED)
         assert rows[TWO].status is SlimStatus.SLIMMED
         assert site.one.stat().st_size == 5000

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest
 from pytest_negativa.slimming import slim as slimming
-from pytest_negativa.slimming.explain import explain, slimmed_in
+from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from tests.support.made_site import Made
 
@@ -49,7 +49,7 @@ def test_names_library_and_who_said_what_stays(slim: Made) -> None:
     ],
 )
 def test_tells_errors_apart(slim: Made, error: str, words: str) -> None:
-    assert words in explain(error, slimmed_in([slim.folder]))
+    assert words in explain_error(error, slimmed_in([slim.folder]))
 
 
 def ask(*words: str | Path) -> str:
@@ -69,7 +69,7 @@ def ask_in_program(library: Path) -> str:
 
 
 def test_an_error_that_it_does_not_know_gets_a_short_answer(slim: Made) -> None:
-    text = explain("CUDA out of memory", slimmed_in([slim.folder]))
+    text = explain_error("CUDA out of memory", slimmed_in([slim.folder]))
     assert "2 slimmed libraries" in text
     assert str(slim.one) not in text and "combine" not in text
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
@@ -51,7 +51,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 def finish(site: Made, expected: dict[str, str]) -> None:
-    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     assert not report.failed
     assert digests(site.folder) == expected
     assert hidden(site.folder) == []
@@ -63,7 +63,7 @@ def slimmed(installed: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("undisturbed") / "site"
     subprocess.run(["cp", "-a", installed.folder, folder], check=True)
     os.link(folder / TWO, folder / "gpu/linked.so")
-    slim(SlimRequest(paths=(folder,), lock=installed.lock, options=FAST))
+    slim_trees(SlimRequest(paths=(folder,), lock=installed.lock, options=FAST))
     return digests(folder)
 
 
@@ -116,7 +116,7 @@ def test_killed_between_the_steps(
 import os, signal, sys
 from pathlib import Path
 from pytest_negativa.slimming import slimmer as engine
-from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.storage.lockfile import load_lock
 real = engine.{step}
@@ -126,7 +126,7 @@ def step(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 engine.{step} = step
 options = SlimOptions(load_check=False, keep_originals=Path({str(tmp_path / "aside")!r}))
-slim(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.lock_file)!r})),
+slim_trees(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.lock_file)!r})),
      options=options))
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -134,7 +134,7 @@ slim(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.lock_fi
         found = digests(site.folder)
         for name in (ONE, TWO, "gpu/linked.so"):
             assert found[name] in (before[name], slimmed[name])
-    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     assert not report.failed
     after = digests(site.folder)
     del after[MANIFEST_NAME]
@@ -147,10 +147,10 @@ def test_killed_between_two_names_of_a_file(site: Made, slimmed: dict[str, str])
     linked = site.folder / "gpu/linked.so"
     original = site.two.read_bytes()
     os.link(site.two, linked)
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     linked.unlink()
     linked.write_bytes(original)
-    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     assert {row.status for row in report.rows} == {SlimStatus.ALREADY}
     assert linked.samefile(site.two)
     assert digests(site.folder) == slimmed
@@ -161,7 +161,7 @@ def test_ctrl_c(site: Made, installed: Made) -> None:
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     process.communicate()
-    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     assert not report.failed
     assert wrong_files(site.folder) == []
 
@@ -199,7 +199,7 @@ main()
     )
     assert hidden(site.folder) == []
     assert wrong_files(site.folder) == []
-    report = slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     assert {row.path: row.status for row in report.rows} == {
         ONE: SlimStatus.ALREADY,
         TWO: SlimStatus.SLIMMED,
@@ -236,13 +236,13 @@ def test_full_disk(site: Made, tmp_path: Path) -> None:
             while file.write(bytes(4096)):
                 pass
         before = digests(folder)
-        full = slim(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
+        full = slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
         assert full.failed
         assert all("No space left" in (row.why or "") for row in full.rows)
         assert digests(folder) == before
         assert hidden(folder) == []
         (disk / "ballast").unlink()
-        assert not slim(SlimRequest(paths=(folder,), lock=site.lock, options=FAST)).failed
+        assert not slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST)).failed
         assert wrong_files(folder) == []
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -258,7 +258,7 @@ def test_two_at_a_time(site: Made) -> None:
 
 
 def test_digest_in_the_manifest_is_the_files(site: Made) -> None:
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
     manifest = json.loads((site.folder / MANIFEST_NAME).read_bytes())
     for name, entry in manifest["slimmed"].items():
         data = (site.folder / name).read_bytes()

@@ -25,7 +25,7 @@ from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming import explain as explaining
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.storage.records import save_map
 from pytest_negativa.storage.runs import write_record
@@ -80,7 +80,7 @@ def lock_for(library: Path) -> Callable[[str], Lock]:
 
 def test_trimmed_code_is_counted(library: Path, lock_for: Callable[[str], Lock]) -> None:
     lock = lock_for("calls_shared")
-    report = slim(SlimRequest(paths=(library,), lock=lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(library,), lock=lock, options=FAST))
     assert [row.status for row in report.rows] == [SlimStatus.SLIMMED]
     entry = load_manifest(library.parent).slimmed[library.name]
     [locked] = lock.libraries
@@ -91,8 +91,8 @@ def test_trimmed_code_is_counted(library: Path, lock_for: Callable[[str], Lock])
 def test_a_lock_that_needs_what_is_gone_is_an_error(
     library: Path, lock_for: Callable[[str], Lock]
 ) -> None:
-    slim(SlimRequest(paths=(library,), lock=lock_for("calls_shared"), options=FAST))
-    report = slim(SlimRequest(paths=(library,), lock=lock_for("calls_chain"), options=FAST))
+    slim_trees(SlimRequest(paths=(library,), lock=lock_for("calls_shared"), options=FAST))
+    report = slim_trees(SlimRequest(paths=(library,), lock=lock_for("calls_chain"), options=FAST))
     assert report.failed
     [row] = report.rows
     assert row.status is SlimStatus.FAILED
@@ -102,7 +102,7 @@ def test_a_lock_that_needs_what_is_gone_is_an_error(
 def test_errors_are_explained(
     library: Path, lock_for: Callable[[str], Lock], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    slim(SlimRequest(paths=(library,), lock=lock_for("calls_shared"), options=FAST))
+    slim_trees(SlimRequest(paths=(library,), lock=lock_for("calls_shared"), options=FAST))
     assert [Path(one.path).name for one in slimmed_in([library.parent])] == [library.name]
     maps = tmp_path / "maps"
     maps.write_text(f"1-2 r-xp 0 00:00 1 {library}\n")

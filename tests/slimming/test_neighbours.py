@@ -11,18 +11,18 @@ import msgspec
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.slimming.check import check
+from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo
+from pytest_negativa.slimming.undo import undo_tree
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, planned_of, verdict_of
 
 
 def slim_at(*paths: Path, made: Made, originals: Path | None) -> None:
     options = SlimOptions(load_check=False, keep_originals=originals)
-    slim(SlimRequest(paths=paths, lock=made.lock, options=options))
+    slim_trees(SlimRequest(paths=paths, lock=made.lock, options=options))
 
 
 def test_one_library_after_the_other(site: Made, tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_undo_of_one_library_is_of_one(site: Made, tmp_path: Path) -> None:
     slim_at(site.one, site.two, made=site, originals=tmp_path / "originals")
     two = site.two.read_bytes()
     [tree] = scan((site.one,))
-    assert [row.status for row in check(tree)] == [SlimStatus.SOUND]
-    assert [row.status for row in undo(tree)] == [SlimStatus.UNDONE]
+    assert [row.status for row in check_tree(tree)] == [SlimStatus.SOUND]
+    assert [row.status for row in undo_tree(tree)] == [SlimStatus.UNDONE]
     assert site.two.read_bytes() == two
     assert list(load_manifest(site.one.parent).slimmed) == [site.two.name]
 
@@ -68,7 +68,7 @@ def test_undo_replaces_no_link(site: Made, tmp_path: Path) -> None:
     site.one.unlink()
     site.one.symlink_to(site.two)
     [tree] = scan((site.folder,))
-    undo(tree)
+    undo_tree(tree)
     assert site.one.is_symlink()
 
 
@@ -81,7 +81,7 @@ def test_undo_writes_through_no_linked_folder(site: Made, tmp_path: Path) -> Non
     other.write_bytes(b"another version, shared by others")
     (site.folder / "gpu").symlink_to(store)
     [tree] = scan((site.folder,))
-    undo(tree)
+    undo_tree(tree)
     assert other.read_bytes() == b"another version, shared by others"
 
 
@@ -90,7 +90,7 @@ def test_a_missing_library_takes_no_other_ones_file(site: Made) -> None:
     gone = msgspec.structs.replace(first, path="a/libone.so.1", sha256="1" * 64)
     lock = msgspec.structs.replace(site.lock, libraries=(gone, first))
     options = SlimOptions(load_check=False)
-    report = slim(SlimRequest(paths=(site.folder,), lock=lock, options=options))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=lock, options=options))
     assert {row.path: row.status for row in report.rows}[ONE] is SlimStatus.SLIMMED
 
 

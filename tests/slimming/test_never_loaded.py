@@ -20,12 +20,12 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary, make_lock
 from pytest_negativa.reporting.slimming import render_rows
-from pytest_negativa.slimming.check import check
-from pytest_negativa.slimming.explain import explain, slimmed_in
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo
+from pytest_negativa.slimming.undo import undo_tree
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.records import save_map
 from pytest_negativa.storage.runs import write_record
@@ -55,7 +55,7 @@ def run(site: Made, lock: Lock) -> Callable[..., SlimReport]:
             "paths": (site.folder,), "lock": lock, "drop_never_loaded": True, "options": FAST,
             **request,
         }  # fmt: skip
-        return slim(SlimRequest(**values))  # type: ignore[arg-type]
+        return slim_trees(SlimRequest(**values))  # type: ignore[arg-type]
 
     return run
 
@@ -87,7 +87,7 @@ def test_all_code_goes_and_nothing_else(
     alone = tmp_path / "alone" / site.one.name
     alone.parent.mkdir()
     shutil.copy(site.lock_file.parent / "site-packages" / ONE, alone)
-    slim(SlimRequest(paths=(alone,), lock=lock, options=FAST))
+    slim_trees(SlimRequest(paths=(alone,), lock=lock, options=FAST))
     assert alone.read_bytes() == site.one.read_bytes()
 
 
@@ -137,8 +137,8 @@ def test_target(site: Made, run: Callable[..., SlimReport], tmp_path: Path) -> N
 def test_undo_and_check(site: Made, run: Callable[..., SlimReport], tmp_path: Path) -> None:
     before = digests(site.folder)
     run(options=replace(FAST, keep_originals=tmp_path / "originals"))
-    assert {row.status for row in check(scan((site.folder,))[0])} == {SlimStatus.SOUND}
-    undo(scan((site.folder,))[0])
+    assert {row.status for row in check_tree(scan((site.folder,))[0])} == {SlimStatus.SOUND}
+    undo_tree(scan((site.folder,))[0])
     assert digests(site.folder) == before
 
 
@@ -216,7 +216,7 @@ def test_what_the_project_wants_to_keep(
 def test_after_archs_there_is_nothing_to_lose(
     site: Made, run: Callable[..., SlimReport], lock: Lock
 ) -> None:
-    slim(SlimRequest(paths=(site.two,), devices=(H200,), options=FAST))
+    slim_trees(SlimRequest(paths=(site.two,), devices=(H200,), options=FAST))
     manifest = site.two.parent / "negativa-slim.json"
     assert load_manifest(site.two.parent).slimmed[site.two.name].gpu_code_removed
     report = run(paths=(site.two,))
@@ -293,7 +293,7 @@ def test_a_lock_that_leaves_it_out_later(
 
 def test_errors_are_explained(site: Made, run: Callable[..., SlimReport]) -> None:
     run()
-    text = explain(NO_IMAGE, slimmed_in([site.folder]))
+    text = explain_error(NO_IMAGE, slimmed_in([site.folder]))
     [line] = [line for line in text.splitlines() if TWO in line]
     assert "the proved run never loaded" in line
     assert text.index(TWO) < text.index(ONE)
@@ -390,7 +390,7 @@ class TestLock:
 
     def test_what_is_slim_already_is_named(self, site: Made, tmp_path: Path) -> None:
         run = self.write_run(site, tmp_path / "run")
-        slim(SlimRequest(paths=(site.two,), lock=site.lock, options=FAST))
+        slim_trees(SlimRequest(paths=(site.two,), lock=site.lock, options=FAST))
         [row] = self.lock(run).left_out
         assert "slimmed already" in row.reason
 

@@ -29,8 +29,8 @@ from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming import slimmer as engine
-from pytest_negativa.slimming.check import check
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.builders import ElementSpec, build_region
@@ -56,7 +56,7 @@ FAST = SlimOptions(load_check=False)
 def run(site: Made, options: SlimOptions = FAST, **request: object) -> SlimReport:
     request.setdefault("lock", site.lock)
     request.setdefault("paths", (site.folder,))
-    return slim(SlimRequest(options=options, **request))  # type: ignore[arg-type]
+    return slim_trees(SlimRequest(options=options, **request))  # type: ignore[arg-type]
 
 
 def statuses(report: SlimReport) -> dict[str, SlimStatus]:
@@ -623,7 +623,7 @@ class TestCheck:
     def test_sound(self, site: Made) -> None:
         run(site)
         [tree] = scan((site.folder,))
-        assert {row.status for row in check(tree)} == {SlimStatus.SOUND}
+        assert {row.status for row in check_tree(tree)} == {SlimStatus.SOUND}
 
     @pytest.mark.parametrize("kept", [False, True])
     def test_kernel_code_that_is_zeroed(self, site: Made, tmp_path: Path, kept: bool) -> None:
@@ -633,16 +633,16 @@ class TestCheck:
         [where] = [i for i in [len(data) // 2] if any(data[i : i + 8192])]
         data[where : where + 8192] = bytes(8192)
         site.one.write_bytes(data)
-        [row] = [row for row in check(scan((site.folder,))[0]) if row.path == ONE]
+        [row] = [row for row in check_tree(scan((site.folder,))[0]) if row.path == ONE]
         assert row.status is SlimStatus.CHANGED
         assert "differs from what was written; reinstall" in (row.why or "")
-        assert ("--undo" in (row.why or "")) is kept
+        assert ("slim undo" in (row.why or "")) is kept
 
     def test_library_that_is_cut_or_gone(self, site: Made) -> None:
         run(site)
         os.truncate(site.one, site.one.stat().st_size // 2)
         site.two.unlink()
-        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        found = {row.path: row.status for row in check_tree(scan((site.folder,))[0])}
         assert found == {ONE: SlimStatus.CHANGED, TWO: SlimStatus.GONE}
 
     def test_original_and_another_release_are_no_damage(self, site: Made, installed: Made) -> None:
@@ -654,17 +654,17 @@ class TestCheck:
         lines = record.read_text().splitlines()
         new_line = f"{TWO},{digest_field(newer)},{len(newer)}"
         record.write_text("\n".join(new_line if x.startswith(TWO) else x for x in lines) + "\n")
-        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        found = {row.path: row.status for row in check_tree(scan((site.folder,))[0])}
         assert found == {ONE: SlimStatus.DIFFERENT, TWO: SlimStatus.DIFFERENT}
 
     def test_without_manifest_by_record(self, site: Made) -> None:
         run(site)
         (site.folder / MANIFEST_NAME).unlink()
-        assert {r.status for r in check(scan((site.folder,))[0])} == {SlimStatus.SOUND}
+        assert {r.status for r in check_tree(scan((site.folder,))[0])} == {SlimStatus.SOUND}
         with site.one.open("r+b") as file:
             file.seek(site.one.stat().st_size // 2)
             file.write(b"other")
-        found = {row.path: row.status for row in check(scan((site.folder,))[0])}
+        found = {row.path: row.status for row in check_tree(scan((site.folder,))[0])}
         assert found == {ONE: SlimStatus.CHANGED, TWO: SlimStatus.SOUND}
 
     def test_library_that_another_tool_has_damaged(self, site: Made) -> None:
@@ -674,7 +674,7 @@ class TestCheck:
         data[56:58] = (4).to_bytes(2, "little")
         site.one.write_bytes(data)
         [tree] = scan((site.folder,))
-        damaged = [row for row in check(tree) if row.status is SlimStatus.DAMAGED]
+        damaged = [row for row in check_tree(tree) if row.status is SlimStatus.DAMAGED]
         assert [row.path for row in damaged] == [ONE]
         assert "make it again" in (damaged[0].why or "")
 
@@ -682,13 +682,13 @@ class TestCheck:
         run(site)
         (site.info / "RECORD").write_bytes((installed.info / "RECORD").read_bytes())
         [tree] = scan((site.folder,))
-        damaged = {row.path for row in check(tree) if row.status is SlimStatus.DAMAGED}
+        damaged = {row.path for row in check_tree(tree) if row.status is SlimStatus.DAMAGED}
         assert damaged == {ONE, TWO}
 
     def test_writes_nothing(self, site: Made) -> None:
         run(site)
         before = snapshot(site.folder)
-        check(scan((site.folder,))[0])
+        check_tree(scan((site.folder,))[0])
         assert snapshot(site.folder) == before
 
 
@@ -718,7 +718,7 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
     [trimmed] = plan.trimmed
     before = unpacked(library, trimmed.start)
 
-    report = slim(SlimRequest(paths=(library,), lock=lock, options=FAST))
+    report = slim_trees(SlimRequest(paths=(library,), lock=lock, options=FAST))
 
     assert [row.status for row in report.rows] == [SlimStatus.SLIMMED], report.rows
     after_map = read_library(library, Scope(headers_only=True))

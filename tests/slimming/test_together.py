@@ -17,7 +17,7 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming import slim as slim_module
 from pytest_negativa.slimming.copy_folder import copy_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
-from pytest_negativa.slimming.slim import SlimRequest, slim
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
@@ -131,10 +131,10 @@ def test_metadata_that_are_given_as_well(site: Made) -> None:
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, slim\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, slim_trees\n"
         "lock, *paths = map(Path, sys.argv[1:])\n"
         "options = SlimOptions(load_check=False)\n"
-        "slim(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
+        "slim_trees(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
     )
     folders = (path for path in site.folder.iterdir() if path.is_dir())
     subprocess.run([sys.executable, "-c", code, site.lock_file, *folders], check=True, timeout=60)
@@ -148,9 +148,9 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, slim\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, slim_trees\n"
         "lock = load_lock(Path(sys.argv[1]))\n"
-        "slim(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions(load_check=False)))"
+        "slim_trees(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions(load_check=False)))"
     )
     folders = (site.folder, site.folder / "gpu", site.one.parent, site.folder / "gpu")
     processes = [
@@ -172,7 +172,7 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
 class TestTarget:
     def copy(self, site: Made, target: Path) -> None:
         request = SlimRequest(paths=(site.folder,), lock=site.lock, target=target, options=FAST)
-        assert not slim(request).failed
+        assert not slim_trees(request).failed
 
     def test_remains_are_not_copied(self, site: Made, tmp_path: Path) -> None:
         left = site.one.with_name(".libone.so.1.0123abcd.negativa-slim")
@@ -190,7 +190,7 @@ class TestTarget:
         unfinished.parent.mkdir(parents=True)
         unfinished.write_bytes(site.one.read_bytes())
         before = unfinished.read_bytes()
-        slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
         assert unfinished.read_bytes() == before
 
     def test_two_that_make_one(self, site: Made, tmp_path: Path) -> None:

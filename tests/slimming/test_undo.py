@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
-from pytest_negativa.slimming.undo import undo
+from pytest_negativa.slimming.undo import undo_tree
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, snapshot, wrong_files
@@ -28,14 +28,16 @@ def slimmed(site: Made, tmp_path: Path) -> tuple[Made, dict[str, str]]:
     site.one.chmod(0o751)
     before = digests(site.folder)
     options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, strip_others=True, options=options))
+    slim_trees(
+        SlimRequest(paths=(site.folder,), lock=site.lock, strip_others=True, options=options)
+    )
     assert digests(site.folder) != before
     return site, before
 
 
 def undo_all(site: Made, *, dry_run: bool = False) -> dict[str, SlimRow]:
     [tree] = scan((site.folder,))
-    return {row.path: row for row in undo(tree, dry_run=dry_run)}
+    return {row.path: row for row in undo_tree(tree, dry_run=dry_run)}
 
 
 def test_all_is_as_before(slimmed: tuple[Made, dict[str, str]]) -> None:
@@ -89,7 +91,7 @@ def test_slim_and_undo_again(slimmed: tuple[Made, dict[str, str]], tmp_path: Pat
     undo_all(site)
     options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
-    assert not slim(request).failed
+    assert not slim_trees(request).failed
     undo_all(site)
     assert digests(site.folder) == before
 
@@ -123,7 +125,7 @@ def test_other_version_is_left_alone(slimmed: tuple[Made, dict[str, str]]) -> No
 
 def test_without_originals(site: Made) -> None:
     options = SlimOptions(load_check=False)
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     before = digests(site.folder)
     rows = undo_all(site)
     assert {row.status for row in rows.values()} == {SlimStatus.FAILED}
@@ -154,6 +156,6 @@ def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
     """What was slimmed without, has no original to keep."""
     plain = SlimOptions(load_check=False)
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=plain)
-    slim(request)
-    slim(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
+    slim_trees(request)
+    slim_trees(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
     assert undo_all(site)[ONE].status is SlimStatus.FAILED

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.check import check
+from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo
+from pytest_negativa.slimming.undo import undo_tree
 from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.made_site import DEBUG, ONE, TWO, Made
 from tests.support.sites import digest_field, lock_of, make_wheel, pip_install, wrong_files
@@ -28,7 +28,7 @@ FAST = SlimOptions(load_check=False)
 def slimmed(site: Made, tmp_path: Path) -> Made:
     """Slimmed, with its originals kept."""
     options = replace(FAST, keep_originals=tmp_path / "originals")
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     return site
 
 
@@ -49,7 +49,7 @@ def upgraded(slimmed: Made, tmp_path: Path) -> Made:
 
 def undo_all(site: Made) -> dict[str, SlimRow]:
     [tree] = scan((site.folder,))
-    return {row.path: row for row in undo(tree)}
+    return {row.path: row for row in undo_tree(tree)}
 
 
 def test_a_newer_version_stays(upgraded: Made) -> None:
@@ -66,7 +66,7 @@ def test_a_newer_version_stays(upgraded: Made) -> None:
 def test_a_newer_version_that_is_slim_stays(upgraded: Made, record: bool) -> None:
     """Slimmed by the path of its folder, so that the first manifest knows nothing of it."""
     lock = lock_of(upgraded.one)
-    slim(SlimRequest(paths=(upgraded.one.parent,), lock=lock, options=FAST))
+    slim_trees(SlimRequest(paths=(upgraded.one.parent,), lock=lock, options=FAST))
     if not record:
         shutil.rmtree(upgraded.folder / "gpu_code-2.0.dist-info")
     before = upgraded.one.read_bytes()
@@ -78,7 +78,7 @@ def test_a_newer_version_that_is_slim_stays(upgraded: Made, record: bool) -> Non
 
 
 def test_a_damaged_newer_version_stays(upgraded: Made) -> None:
-    slim(SlimRequest(paths=(upgraded.one.parent,), lock=lock_of(upgraded.one), options=FAST))
+    slim_trees(SlimRequest(paths=(upgraded.one.parent,), lock=lock_of(upgraded.one), options=FAST))
     with upgraded.one.open("r+b") as file:
         file.seek(upgraded.one.stat().st_size // 2)
         file.write(bytes(8192))
@@ -92,7 +92,7 @@ def test_a_damaged_newer_version_stays(upgraded: Made) -> None:
 def test_nothing_comes_back_of_a_removed_distribution(slimmed: Made) -> None:
     slimmed.one.unlink()
     shutil.rmtree(slimmed.info)
-    assert check(scan((slimmed.folder,))[0])[0].status is SlimStatus.DIFFERENT
+    assert check_tree(scan((slimmed.folder,))[0])[0].status is SlimStatus.DIFFERENT
     row = undo_all(slimmed)[ONE]
     assert row.status is SlimStatus.LEFT
     assert "no longer installed" in (row.why or "")
@@ -116,7 +116,7 @@ def test_two_distributions_that_have_one_file(site: Made, tmp_path: Path) -> Non
     first = site.info / "RECORD"
     before = {path: path.read_bytes() for path in (first, other)}
     options = replace(FAST, keep_originals=tmp_path / "originals")
-    slim(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     field = digest_field(site.one.read_bytes())
     assert all(field in path.read_text() for path in before)
     assert undo_all(site)[ONE].status is SlimStatus.UNDONE
