@@ -13,30 +13,38 @@ import hashlib
 import struct
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC, EM_CUDA
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    EI_ABIVERSION,
+    EI_CLASS,
+    ELF_MAGIC,
+    ELFCLASS64,
+    EM_CUDA,
+    ET_REL,
+    SHDR,
+    SHN_UNDEF,
+    SHT_NOBITS,
+    SHT_SYMTAB,
+    STT_FUNC,
+    STT_OBJECT,
+    SYM,
+    SectionHeader,
+)
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
-# gABI: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info,
-# sh_addralign, sh_entsize.
-SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-# gABI: st_name, st_info, st_other, st_shndx, st_value, st_size.
-SYMBOL = struct.Struct("<IBBHQQ")
+SECTION_HEADER = SHDR.struct
+SYMBOL = SYM.struct
 _CALL = struct.Struct("<II")
 
-# Of the ABI in e_ident[8]: 7 up to ptxas 12, and 8. In another one e_flags and the tables may say
+# e_ident[EI_ABIVERSION]: 7 up to ptxas 12, and 8. In another one e_flags and the tables may say
 # other things.
 _ABI_VERSIONS = (7, 8)
 
-_ET_REL = 1
-_SHT_SYMTAB = 2
-_SHT_NOBITS = 8
-_STT_OBJECT = 1
-_STT_FUNC = 2
 # "cuobjdump -elf" prints CUDA_OBJECT: data of a relocatable cubin.
 _STT_CUDA_OBJECT = 13
-_NAMED_SYMBOLS = frozenset({_STT_OBJECT, _STT_FUNC, _STT_CUDA_OBJECT})
+_NAMED_SYMBOLS = frozenset({STT_OBJECT, STT_FUNC, _STT_CUDA_OBJECT})
 # "cuobjdump -elf" prints STO_ENTRY for kernels: bit 4 of st_other.
 _STO_CUDA_ENTRY = 0x10
 # "cuobjdump -elf" prints the type CUDA_CALLGRAPH for .nv.callgraph.
@@ -50,25 +58,21 @@ _PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
 _PART_REFERENCES = 0xFFFFFFFC  # (function, function whose address it takes, or that it launches)
 _PARTS = range(_PART_REFERENCES, _PART_CALLS + 1)
 
-Sections = list[tuple[int, int, int, int, int, int, int, int, int, int]]
-"""Section headers of a cubin, each with the fields of the gABI, in their order."""
-
 
 def is_cubin_header(data: bytes) -> bool:
     """Whether ``data`` (the first 20 bytes or more) starts a cubin."""
     return (
         len(data) >= 20
         and data[:4] == ELF_MAGIC
-        and data[4] == 2
+        and data[EI_CLASS] == ELFCLASS64
         and int.from_bytes(data[18:20], "little") == EM_CUDA
     )
 
 
 def abi_problem(header: bytes) -> str | None:
     """Why the header (its first 64 bytes) of a cubin can't be trusted, or None."""
-    if header[8] in _ABI_VERSIONS:
-        return None
-    return f"cubin: ABI version {header[8]}, expected 7 or 8"
+    version = header[EI_ABIVERSION]
+    return None if version in _ABI_VERSIONS else f"cubin: ABI version {version}, expected 7 or 8"
 
 
 def cubin_arch(header: bytes) -> SmArch:
@@ -80,9 +84,9 @@ def cubin_arch(header: bytes) -> SmArch:
     tells ``f``. So a cubin that states no suffix may still have one; the header of a fatbin
     element always states it. Read off cubins of ptxas 12.8 and 13.0 for all archs.
     """
-    fields = ELF_HEADER.unpack(header[: ELF_HEADER.size])
-    abi_version, flags = fields[0][8], fields[7]
-    if abi_version >= 8:
+    fields = EHDR.unpack_from(header)
+    flags = fields.e_flags
+    if fields.e_ident[EI_ABIVERSION] >= 8:
         return SmArch.from_number(flags >> 8 & 0xFF, "a" if flags & 0x8 else "")
     return SmArch.from_number(flags & 0xFF, "a" if flags & 0x800 else "")
 
@@ -93,20 +97,20 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     Raises:
         PayloadError: not a cubin, or a table leaves it.
     """
-    if not is_cubin_header(data) or len(data) < ELF_HEADER.size:
+    if not is_cubin_header(data) or len(data) < EHDR.size:
         raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
     if problem := abi_problem(data):
         raise PayloadError(problem)
-    header = ELF_HEADER.unpack_from(data)
-    sections = section_headers(data, header[6], header[11], header[12])
+    header = EHDR.unpack_from(data)
+    sections = section_headers(data)
     tables = _Tables(names)
-    tables.read_symbols(data, sections, header[13])
+    tables.read_symbols(data, sections, header.e_shstrndx)
     for section in sections:
-        if section[1] == _SHT_CUDA_CALLGRAPH:
+        if section.sh_type == _SHT_CUDA_CALLGRAPH:
             tables.read_call_graph(section_bytes(data, section, "call graph"))
     return Cubin(
         arch=cubin_arch(data),
-        relocatable=header[1] == _ET_REL,
+        relocatable=header.e_type == ET_REL,
         kernels=tuple(tables.kernels),
         device_functions=tuple(tables.device_functions),
         externals=tuple(tables.externals),
@@ -120,32 +124,33 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     )
 
 
-def section_headers(data: bytes, offset: int, entry_size: int, count: int) -> Sections:
-    """The section headers of a cubin; ``offset`` and so on as in its ELF header.
+def section_headers(data: bytes) -> list[SectionHeader]:
+    """The section headers of a cubin.
 
     Raises:
         PayloadError: they leave the cubin.
     """
-    if entry_size != SECTION_HEADER.size:
-        raise PayloadError(f"cubin: e_shentsize {entry_size}, expected {SECTION_HEADER.size}")
-    end = offset + entry_size * count
+    header = EHDR.unpack_from(data)
+    if header.e_shentsize != SHDR.size:
+        raise PayloadError(f"cubin: e_shentsize {header.e_shentsize}, expected {SHDR.size}")
+    start, end = header.e_shoff, header.e_shoff + header.e_shentsize * header.e_shnum
     if end > len(data):
         raise PayloadError(f"cubin: section headers end at {end:#x}, the cubin at {len(data):#x}")
-    return list(SECTION_HEADER.iter_unpack(data[offset:end]))
+    return list(SHDR.iter_unpack(data[start:end]))
 
 
-def section_bytes(data: bytes, section: tuple[int, ...], what: str) -> bytes:
+def section_bytes(data: bytes, section: SectionHeader, what: str) -> bytes:
     """The content of a section; ``what`` is the word for it in messages.
 
     Raises:
         PayloadError: it has none, or leaves the cubin.
     """
-    kind, offset, size = section[1], section[4], section[5]
-    if kind == _SHT_NOBITS or offset + size > len(data):
+    start, end = section.sh_offset, section.file_end
+    if section.sh_type == SHT_NOBITS or end > len(data):
         raise PayloadError(
-            f"cubin: {what} at {offset:#x} to {offset + size:#x}, the cubin ends at {len(data):#x}"
+            f"cubin: {what} at {start:#x} to {end:#x}, the cubin ends at {len(data):#x}"
         )
-    return data[offset : offset + size]
+    return data[start:end]
 
 
 class _Tables:
@@ -167,7 +172,7 @@ class _Tables:
         # A million symbols may share one name of a megabyte: it is looked at once.
         self._index_at: dict[int, int] = {}
 
-    def read_symbols(self, data: bytes, sections: Sections, shstrndx: int) -> None:
+    def read_symbols(self, data: bytes, sections: list[SectionHeader], shstrndx: int) -> None:
         if shstrndx >= len(sections):
             raise PayloadError(f"cubin: no section {shstrndx} for section names")
         section_names = section_bytes(data, sections[shstrndx], "section names")
@@ -176,37 +181,39 @@ class _Tables:
             (
                 s
                 for s in sections
-                if s[1] == _SHT_SYMTAB and section_names.startswith(b".symtab\0", s[0])
+                if s.sh_type == SHT_SYMTAB and section_names.startswith(b".symtab\0", s.sh_name)
             ),
             None,
         )
         if symtab is None:
             raise PayloadError("cubin: has no symbol table, so what it holds is not known")
-        if symtab[6] >= len(sections):
-            raise PayloadError(f"cubin: no section {symtab[6]} for symbol names")
-        self._strings = section_bytes(data, sections[symtab[6]], "symbol names")
+        if symtab.sh_link >= len(sections):
+            raise PayloadError(f"cubin: no section {symtab.sh_link} for symbol names")
+        self._strings = section_bytes(data, sections[symtab.sh_link], "symbol names")
         table = section_bytes(data, symtab, "symbol table")
-        if len(table) % SYMBOL.size:
+        if len(table) % SYM.size:
             raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
-        self._names.reserve_rows(len(table) // SYMBOL.size)
+        self._names.reserve_rows(len(table) // SYM.size)
         symbol_names = self._symbol_names
-        for st_name, st_info, st_other, st_shndx, st_value, st_size in SYMBOL.iter_unpack(table):
+        for st_name, st_info, st_other, st_shndx, st_value, st_size in SYM.struct.iter_unpack(
+            table
+        ):
             kind = st_info & 0xF
             if kind not in _NAMED_SYMBOLS:
                 symbol_names.append(None)
                 continue
             name = self._string(st_name, "symbol name")
             symbol_names.append(name)
-            if st_shndx == 0:
-                if kind == _STT_FUNC:
+            if st_shndx == SHN_UNDEF:
+                if kind == STT_FUNC:
                     self.externals.append(name)
                 continue
             if st_shndx >= len(sections):
                 raise PayloadError(f"cubin: symbol in section {st_shndx} of {len(sections)}")
             section = sections[st_shndx]
-            if kind == _STT_FUNC:
-                offset = section[4] + st_value
-                if section[1] == _SHT_NOBITS or offset + st_size > len(data):
+            if kind == STT_FUNC:
+                offset = section.sh_offset + st_value
+                if section.sh_type == SHT_NOBITS or offset + st_size > len(data):
                     raise PayloadError(
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{len(data):#x}"
@@ -221,9 +228,9 @@ class _Tables:
                     self.kernels.append(function)
                 else:
                     self.device_functions.append(function)
-            elif section_names.startswith(b".nv.global", section[0]):
+            elif section_names.startswith(b".nv.global", section.sh_name):
                 self.global_data.append(DataSymbol(name, st_size))
-            elif section_names.startswith(b".nv.constant", section[0]):
+            elif section_names.startswith(b".nv.constant", section.sh_name):
                 self.constant_data.append(DataSymbol(name, st_size))
 
     def read_call_graph(self, table: bytes) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,17 +19,24 @@ from elftools.elf.sections import NoteSection, Section
 from elftools.elf.segments import InterpSegment
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    EI_CLASS,
+    EI_DATA,
+    ELF_MAGIC,
+    ELFCLASS64,
+    ELFDATA2LSB,
+    EM_CUDA,
+    SHDR,
+    SHN_LORESERVE,
+    ElfHeader,
+)
 from pytest_negativa.gpucode.source import ByteSource
 
-# gABI chapter 4, ELF header, 64 bit: e_ident[16], e_type, e_machine, e_version, e_entry,
-# e_phoff, e_shoff, e_flags, e_ehsize, e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx.
-ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-ELF_MAGIC = b"\x7fELF"
-EM_CUDA = 190
-_SECTION_HEADER_SIZE = 64
-# gABI: with 0xff00 sections or more, e_shnum is 0 and section 0 holds the count. No
+ELF_HEADER = EHDR.struct
+# gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No
 # library that people ship comes near it, and it would make every look-up here slow.
-_MAX_SECTIONS = 0xFF00
+_MAX_SECTIONS = SHN_LORESERVE
 # What pyelftools may read of one file: bytes, and a flat cost for each read, which is what
 # takes the time. An object file of 65,000 sections needs half of it, libtorch_cuda.so a hundredth.
 _READ_BUDGET = 128 << 20
@@ -119,7 +125,7 @@ def _guarded(source: ByteSource, read: Callable[[ByteSource], _T]) -> _T:
         raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
 
 
-def _check_magic(source: ByteSource) -> None:
+def _check_magic(source: ByteSource) -> ElfHeader:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")
     magic = source.read(0, min(len(ELF_MAGIC), source.size))
@@ -128,26 +134,27 @@ def _check_magic(source: ByteSource) -> None:
         raise FormatError(
             source.path, 0, f"not an ELF file: starts with {magic.hex()}, expected 7f454c46{hint}"
         )
-    if source.size < ELF_HEADER.size:
+    if source.size < EHDR.size:
         raise FormatError(
             source.path,
             0,
-            f"truncated ELF header: {source.size} bytes, expected {ELF_HEADER.size} or more",
+            f"truncated ELF header: {source.size} bytes, expected {EHDR.size} or more",
         )
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-    ident, machine = header[0], header[2]
-    if ident[4] != 2:
+    header = EHDR.unpack_from(source.read(0, EHDR.size))
+    elf_class, encoding = header.e_ident[EI_CLASS], header.e_ident[EI_DATA]
+    if elf_class != ELFCLASS64:
         raise FormatError(
-            source.path, 4, f"ELF class {ident[4]}, expected 2 (64 bit); CUDA libraries are 64 bit"
+            source.path, 4, f"ELF class {elf_class}, expected 2 (64 bit); CUDA libraries are 64 bit"
         )
-    if ident[5] != 1:
+    if encoding != ELFDATA2LSB:
         raise FormatError(
-            source.path, 5, f"ELF data encoding {ident[5]}, expected 1 (little endian)"
+            source.path, 5, f"ELF data encoding {encoding}, expected 1 (little endian)"
         )
-    if machine == EM_CUDA:
+    if header.e_machine == EM_CUDA:
         raise FormatError(
             source.path, 18, "is a bare cubin (machine EM_CUDA), expected a host library around it"
         )
+    return header
 
 
 def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
@@ -168,29 +175,30 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
 
 
 def _check_header(source: ByteSource) -> None:
-    _check_magic(source)
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-    shoff, shentsize, shnum, shstrndx = header[6], header[11], header[12], header[13]
-    if shoff == 0 or shnum == 0:
+    header = _check_magic(source)
+    start, count = header.e_shoff, header.e_shnum
+    if start == 0 or count == 0:
         raise FormatError(
             source.path,
             0x28,
             "has no section headers (stripped by sstrip or a packer?), so nothing tells GPU code "
             "from other data; it is left alone",
         )
-    if shentsize != _SECTION_HEADER_SIZE:
+    if header.e_shentsize != SHDR.size:
         raise FormatError(
-            source.path, 0x3A, f"e_shentsize {shentsize}, expected {_SECTION_HEADER_SIZE}"
+            source.path, 0x3A, f"e_shentsize {header.e_shentsize}, expected {SHDR.size}"
         )
-    if shnum >= _MAX_SECTIONS or shstrndx >= shnum:
+    if count >= _MAX_SECTIONS or header.e_shstrndx >= count:
         raise FormatError(
-            source.path, 0x3C, f"e_shnum {shnum} and e_shstrndx {shstrndx} do not fit together"
+            source.path,
+            0x3C,
+            f"e_shnum {count} and e_shstrndx {header.e_shstrndx} do not fit together",
         )
-    end = shoff + shnum * _SECTION_HEADER_SIZE
+    end = start + count * SHDR.size
     if end > source.size:
         raise FormatError(
             source.path,
-            shoff,
+            start,
             f"section headers end at {end:#x}, past the end of the file at {source.size:#x}; "
             "is it truncated?",
         )

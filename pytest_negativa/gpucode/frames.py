@@ -9,7 +9,7 @@ from __future__ import annotations
 import zstandard
 
 from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
-from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.elf_tables import EHDR
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
 from pytest_negativa.gpucode.source import Readable
@@ -43,7 +43,7 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
         return None
     unpacked_size = parameters.content_size
     # A frame that doesn't state its size (RFC: optional) would have to be unpacked blindly.
-    if not ELF_HEADER.size <= unpacked_size <= MAX_UNPACKED_SIZE or parameters.dict_id:
+    if not EHDR.size <= unpacked_size <= MAX_UNPACKED_SIZE or parameters.dict_id:
         return None
     position = offset + header_size
     last = False
@@ -61,7 +61,7 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
         return None
     budget.spend(offset, _FRONT_STEPS)
     elf_header = _front(source, offset, frame_end)
-    if not is_cubin_header(elf_header) or len(elf_header) < ELF_HEADER.size:
+    if not is_cubin_header(elf_header) or len(elf_header) < EHDR.size:
         return None
     return Frame(
         span=Span(offset, frame_end),
@@ -78,6 +78,6 @@ def _front(source: Readable, offset: int, end: int) -> bytes:
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_SIZE)
     try:
         with decompressor.stream_reader(packed) as reader:
-            return reader.read(ELF_HEADER.size)
+            return reader.read(EHDR.size)
     except zstandard.ZstdError:
         return b""

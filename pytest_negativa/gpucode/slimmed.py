@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC
+from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader, SectionHeader
 from pytest_negativa.gpucode.source import ByteSource
 
 SLIMMED = (
@@ -20,9 +19,6 @@ SLIMMED = (
 _MARKER = b".negativa"
 _MARKER_VERSION = 1
 _MAX_MARKER_SIZE = 1 << 16
-# gABI: sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info, sh_addralign,
-# sh_entsize.
-_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _MAX_NAMES = 1 << 20
 
 
@@ -30,7 +26,7 @@ def is_slimmed(path: str | os.PathLike[str]) -> bool:
     """Whether the names of the sections have the marker; False for what can't be read."""
     try:
         with ByteSource(path) as source:
-            return source.size >= ELF_HEADER.size and b"\0" + _MARKER + b"\0" in _names(source)
+            return source.size >= EHDR.size and b"\0" + _MARKER + b"\0" in _names(source)
     except FormatError:
         return False
 
@@ -41,12 +37,12 @@ def size_before(source: ByteSource) -> int | None:
     Raises:
         FormatError: the marker is damaged, or of a later release.
     """
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    header = _header(source)
     names = _names(source)
-    for index in range(header[12]):
-        section = _section(source, header[6], index)
-        if names.startswith(_MARKER + b"\0", section[0]):
-            return _parse_marker(source, section[4], section[5])
+    for index in range(header.e_shnum):
+        section = _section(source, header, index)
+        if names.startswith(_MARKER + b"\0", section.sh_name):
+            return _parse_marker(source, section.sh_offset, section.sh_size)
     raise FormatError(
         source.path, None, "has no section .negativa, though its name; damaged: install it again"
     )
@@ -54,16 +50,19 @@ def size_before(source: ByteSource) -> int | None:
 
 def _names(source: ByteSource) -> bytes:
     """The names of all sections; nothing where it is no ELF file with section headers."""
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
-    if not header[0].startswith(ELF_MAGIC) or header[11] != _SECTION_HEADER.size:
+    header = _header(source)
+    if not header.e_ident.startswith(ELF_MAGIC) or header.e_shentsize != SHDR.size:
         return b""
-    names = _section(source, header[6], header[13])
-    return source.read(names[4], min(names[5], _MAX_NAMES))
+    names = _section(source, header, header.e_shstrndx)
+    return source.read(names.sh_offset, min(names.sh_size, _MAX_NAMES))
 
 
-def _section(source: ByteSource, table: int, index: int) -> tuple[int, ...]:
-    at = table + index * _SECTION_HEADER.size
-    return _SECTION_HEADER.unpack(source.read(at, _SECTION_HEADER.size))
+def _header(source: ByteSource) -> ElfHeader:
+    return EHDR.unpack_from(source.read(0, EHDR.size))
+
+
+def _section(source: ByteSource, header: ElfHeader, index: int) -> SectionHeader:
+    return SHDR.unpack_from(source.read(header.e_shoff + index * SHDR.size, SHDR.size))
 
 
 def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:

@@ -16,12 +16,12 @@ from itertools import pairwise
 
 from pytest_negativa.gpucode.cubin import (
     SYMBOL,
-    Sections,
     is_cubin_header,
     section_bytes,
     section_headers,
 )
 from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_tables import CubinTables
@@ -86,14 +86,15 @@ def fill_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> FilledCu
     return FilledCubin(bytes(result), filled, changed)
 
 
-def _sections(cubin: bytes) -> Sections:
+def _sections(cubin: bytes) -> list[SectionHeader]:
     if not is_cubin_header(cubin) or len(cubin) < ELF_HEADER.size:
         raise CubinCodeError("not a cubin")
-    header = ELF_HEADER.unpack_from(cubin)
-    return section_headers(cubin, header[6], header[11], header[12])
+    return section_headers(cubin)
 
 
-def _sections_of(sections: Sections, unused: Sequence[CodeRange]) -> dict[int, CodeRange]:
+def _sections_of(
+    sections: list[SectionHeader], unused: Sequence[CodeRange]
+) -> dict[int, CodeRange]:
     """The sections that ``unused`` fills, each from its start to its end, by index."""
     by_range: dict[CodeRange, int] = {}
     for index, (_, kind, flags, _, offset, size, *_) in enumerate(sections):
@@ -109,7 +110,7 @@ def _sections_of(sections: Sections, unused: Sequence[CodeRange]) -> dict[int, C
     return {by_range[code]: code for code in unused}
 
 
-def _check_apart(cubin: bytes, sections: Sections) -> None:
+def _check_apart(cubin: bytes, sections: list[SectionHeader]) -> None:
     """No byte of the cubin is in two of its sections or tables, as in all that NVIDIA makes."""
     header = ELF_HEADER.unpack_from(cubin)
     taken = [
@@ -125,14 +126,14 @@ def _check_apart(cubin: bytes, sections: Sections) -> None:
 
 
 def _referred(
-    cubin: bytes, sections: Sections, code: Set[int], owner: Mapping[int, int]
+    cubin: bytes, sections: list[SectionHeader], code: Set[int], owner: Mapping[int, int]
 ) -> frozenset[int]:
     """What can be reached from a section that is loaded and stays: of ``code`` and what it owns."""
     candidates = frozenset(code | owner.keys())
     owned: defaultdict[int, set[int]] = defaultdict(set)
     for index, of in owner.items():
         owned[of].add(index)
-    tables: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    tables: defaultdict[int, list[SectionHeader]] = defaultdict(list)
     for section in sections:
         target = section[7]
         if section[1] not in _RELOCATIONS or not section[5]:
@@ -160,7 +161,7 @@ def _referred(
     return frozenset(referred)
 
 
-def _symbols_of(cubin: bytes, table: tuple[int, ...]) -> Iterator[int]:
+def _symbols_of(cubin: bytes, table: SectionHeader) -> Iterator[int]:
     """The symbols that a relocation table names, by index."""
     layout = _RELOCATIONS[table[1]]
     rows = section_bytes(cubin, table, "relocations")
@@ -169,7 +170,7 @@ def _symbols_of(cubin: bytes, table: tuple[int, ...]) -> Iterator[int]:
     return (row[1] >> 32 for row in layout.iter_unpack(rows))
 
 
-def _symbols_in(cubin: bytes, table: tuple[int, ...], wanted: frozenset[int]) -> dict[int, int]:
+def _symbols_in(cubin: bytes, table: SectionHeader, wanted: frozenset[int]) -> dict[int, int]:
     """The symbols that lie in the sections ``wanted``: section by symbol, both by index."""
     rows = section_bytes(cubin, table, "symbol table")
     if len(rows) % SYMBOL.size:

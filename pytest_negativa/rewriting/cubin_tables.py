@@ -22,8 +22,9 @@ import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_negativa.gpucode.cubin import SECTION_HEADER, SYMBOL, Sections, section_bytes
+from pytest_negativa.gpucode.cubin import SECTION_HEADER, SYMBOL, section_bytes
 from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.plan import CodeRange
 
@@ -61,7 +62,7 @@ class CubinTables:
         PayloadError: a table leaves the cubin.
     """
 
-    def __init__(self, cubin: bytes, sections: Sections) -> None:
+    def __init__(self, cubin: bytes, sections: list[SectionHeader]) -> None:
         self._cubin = cubin
         self._sections = sections
         self._header = ELF_HEADER.unpack_from(cubin)
@@ -119,7 +120,7 @@ class CubinTables:
         table = self._content(self._header[13], "section names")
         return [_string_at(table, section[0]) for section in self._sections]
 
-    def _is_for(self, index: int, section: tuple[int, ...], owner: Mapping[int, int]) -> bool:
+    def _is_for(self, index: int, section: SectionHeader, owner: Mapping[int, int]) -> bool:
         """``.nv.info.NAME`` for ``.text.NAME``, ``.rel.nv.constant0.NAME`` for that without rel."""
         kind, flags, of = section[1], section[2], section[7]
         # Of code, sh_info is a symbol.
@@ -135,7 +136,7 @@ class CubinTables:
             raise PayloadError(f"cubin: no section {index} for {what}")
         return section_bytes(self._cubin, self._sections[index], what)
 
-    def _rows(self, table: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def _rows(self, table: SectionHeader) -> Iterator[tuple[int, ...]]:
         rows = section_bytes(self._cubin, table, "symbol table")
         if len(rows) % SYMBOL.size:
             raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
@@ -146,7 +147,7 @@ class CubinTables:
         result[at : at + SECTION_HEADER.size] = header
 
     def _empty_symbols(
-        self, result: bytearray, table: tuple[int, ...], code: set[int], owned: set[int]
+        self, result: bytearray, table: SectionHeader, code: set[int], owned: set[int]
     ) -> None:
         for number, row in enumerate(self._rows(table)):
             at = table[4] + number * SYMBOL.size
@@ -160,7 +161,7 @@ class CubinTables:
         result: bytearray,
         code: set[int],
         owned: set[int],
-        symbols: Sequence[tuple[int, ...]],
+        symbols: Sequence[SectionHeader],
     ) -> Iterator[CodeRange]:
         """Zeros over the names of what is gone, and one name for all code sections that are cut."""
         gone = code | owned

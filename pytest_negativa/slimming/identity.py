@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import ELF_HEADER, ELF_MAGIC, read_host_elf
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import record_digest
@@ -63,17 +64,16 @@ def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     try:
         compacted = diagnose(path).compacted
         with ByteSource(path) as source:
-            if source.size < ELF_HEADER.size:
+            if source.size < EHDR.size:
                 return False
-            header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+            header = EHDR.unpack_from(source.read(0, EHDR.size))
             if compacted:
                 return _size_before(source) in (None, entry.original_size)
     except FormatError:
         return False
     # Section headers end the files that we write: so a cut one tells what size it had.
-    sections_at, entry_size, count = header[6], header[11], header[12]
-    is_elf: bool = header[0].startswith(ELF_MAGIC)
-    return is_elf and int(sections_at + entry_size * count) == entry.size
+    is_elf = header.e_ident.startswith(ELF_MAGIC)
+    return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
 
 
 def _size_before(source: ByteSource) -> int | None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode import addresses
 from pytest_negativa.gpucode.addresses import AddressSpace
-from pytest_negativa.gpucode.cubin import SYMBOL, parse_cubin, section_headers
-from pytest_negativa.gpucode.elf import ELF_HEADER, HostSegment, read_segments
+from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
+from pytest_negativa.gpucode.elf import HostSegment, read_segments
+from pytest_negativa.gpucode.elf_tables import SHT_SYMTAB, STT_FUNC, SYM
 from pytest_negativa.gpucode.library import read_library, read_slimmed
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import is_slimmed
@@ -356,13 +357,12 @@ class TestNamelessFunctions:
 
 def symbol_of(image: bytearray, name: bytes) -> int:
     """Where the function's symbol stands."""
-    header = ELF_HEADER.unpack_from(image)
-    sections = section_headers(bytes(image), header[6], header[11], header[12])
-    [table] = [section for section in sections if section[1] == 2]
-    strings = sections[table[6]][4]
-    for at in range(table[4], table[4] + table[5], SYMBOL.size):
-        row = SYMBOL.unpack_from(image, at)
-        if row[1] & 0xF == 2 and image.startswith(name + b"\0", strings + row[0]):
+    sections = section_headers(bytes(image))
+    [table] = [section for section in sections if section.sh_type == SHT_SYMTAB]
+    strings = sections[table.sh_link].sh_offset
+    for at in range(table.sh_offset, table.file_end, SYM.size):
+        symbol = SYM.unpack_from(image, at)
+        if symbol.type == STT_FUNC and image.startswith(name + b"\0", strings + symbol.st_name):
             return at
     raise AssertionError(name)
 

@@ -13,6 +13,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.gpucode.cubin import SECTION_HEADER, parse_cubin
 from pytest_negativa.gpucode.elf import ELF_HEADER
+from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
@@ -245,12 +246,13 @@ def test_what_is_a_functions_own_is_two_steps_away_at_most() -> None:
     names = b"\0.text.f\0.c.b.a.f\0"
     chain = [names.index(name) for name in (b".a.f\0", b".b.a.f\0", b".c.b.a.f\0")]
     header = ELF_HEADER.pack(b"\x7fELF", *[0] * 5, 0, *[0] * 5, 5, 5)
-    sections = [
+    rows = [
         (0,) * 10,
         (names.index(b".text.f"), 1, 0x6, 0, 0, 0, 0, 0, 0, 0),
         *((name, 1, 0x2, 0, 0, 0, 0, of, 0, 0) for of, name in enumerate(chain, 1)),
         (0, 3, 0, 0, len(header), len(names), 0, 0, 0, 0),
     ]
+    sections = list(map(SectionHeader._make, rows))
     assert CubinTables(header + names, sections).owned_by([1]) == {2: 1, 3: 1}
 
 

@@ -1,0 +1,207 @@
+"""The rows of ELF tables, by name: of 64-bit little-endian files, host and cubin alike.
+
+Fields, layouts and constants have their names from the System V gABI: chapter 4 (ELF header,
+section headers, symbols, relocations) and chapter 5 (program headers, dynamic section). Constants
+of GNU are in glibc's ``elf/elf.h``. Nothing is checked or interpreted here.
+
+The check of a compacted library (``rewriting.compact.check``) declares its rows itself: it must not
+share a mistake with the code that wrote the file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+ELF_MAGIC = b"\x7fELF"
+EI_CLASS, EI_DATA, EI_ABIVERSION = 4, 5, 8
+ELFCLASS64, ELFDATA2LSB = 2, 1
+
+ET_REL, ET_DYN = 1, 3
+EM_X86_64, EM_AARCH64, EM_CUDA = 62, 183, 190
+
+PT_NULL, PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE, PT_PHDR, PT_TLS = 0, 1, 2, 3, 4, 6, 7
+PT_GNU_EH_FRAME, PT_GNU_STACK, PT_GNU_RELRO = 0x6474E550, 0x6474E551, 0x6474E552
+PT_GNU_PROPERTY, PT_GNU_SFRAME = 0x6474E553, 0x6474E554
+PF_X, PF_W = 1, 2
+
+SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_RELA = 0, 1, 2, 3, 4
+SHT_DYNAMIC, SHT_NOTE, SHT_NOBITS, SHT_REL, SHT_DYNSYM = 6, 7, 8, 9, 11
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 1, 2, 4, 0x400
+SHN_UNDEF, SHN_LORESERVE, SHN_ABS, SHN_XINDEX = 0, 0xFF00, 0xFFF1, 0xFFFF
+
+STT_OBJECT, STT_FUNC, STT_SECTION, STT_TLS, STT_GNU_IFUNC = 1, 2, 3, 6, 10
+
+DT_NULL, DT_PLTRELSZ, DT_PLTGOT, DT_HASH, DT_STRTAB, DT_SYMTAB = 0, 2, 3, 4, 5, 6
+DT_RELA, DT_RELASZ, DT_RELAENT, DT_STRSZ, DT_INIT, DT_FINI = 7, 8, 9, 10, 12, 13
+DT_SONAME, DT_RPATH, DT_REL, DT_RELSZ, DT_RELENT, DT_PLTREL, DT_JMPREL = 14, 15, 17, 18, 19, 20, 23
+DT_INIT_ARRAY, DT_FINI_ARRAY, DT_INIT_ARRAYSZ, DT_FINI_ARRAYSZ, DT_RUNPATH = 25, 26, 27, 28, 29
+DT_RELRSZ, DT_RELR, DT_RELRENT = 35, 36, 37
+DT_GNU_HASH, DT_VERSYM, DT_FLAGS_1 = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFB
+DT_VERDEF, DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
+DF_1_PIE = 0x08000000
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes that hold a table."""
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+class RowLayout(Generic[_Row]):
+    """How a row lies in a file: a ``struct.Struct`` of rows with names.
+
+    Attributes:
+        size: bytes of a row.
+        struct: for a hot loop that unpacks each row into names of its own.
+    """
+
+    def __init__(self, layout: str, make: Callable[[Iterable[Any]], _Row]) -> None:
+        self.struct = struct.Struct(layout)
+        self.size = self.struct.size
+        self._make = make
+
+    def unpack_from(self, data: Buffer, offset: int = 0) -> _Row:
+        """The row at ``offset``.
+
+        Raises:
+            struct.error: ``data`` ends before the row.
+        """
+        return self._make(self.struct.unpack_from(data, offset))
+
+    def iter_unpack(self, data: Buffer) -> Iterator[_Row]:
+        """All rows of a table.
+
+        Raises:
+            struct.error: ``data`` has no whole number of rows.
+        """
+        return map(self._make, self.struct.iter_unpack(data))
+
+    def pack(self, row: _Row) -> bytes:
+        return self.struct.pack(*row)
+
+
+class ElfHeader(NamedTuple):
+    e_ident: bytes
+    e_type: int
+    e_machine: int
+    e_version: int
+    e_entry: int
+    e_phoff: int
+    e_shoff: int
+    e_flags: int
+    e_ehsize: int
+    e_phentsize: int
+    e_phnum: int
+    e_shentsize: int
+    e_shnum: int
+    e_shstrndx: int
+
+
+class ProgramHeader(NamedTuple):
+    p_type: int
+    p_flags: int
+    p_offset: int
+    p_vaddr: int
+    p_paddr: int
+    p_filesz: int
+    p_memsz: int
+    p_align: int
+
+    @property
+    def file_end(self) -> int:
+        """File offset at which its bytes end."""
+        return self.p_offset + self.p_filesz
+
+
+class SectionHeader(NamedTuple):
+    sh_name: int
+    sh_type: int
+    sh_flags: int
+    sh_addr: int
+    sh_offset: int
+    sh_size: int
+    sh_link: int
+    sh_info: int
+    sh_addralign: int
+    sh_entsize: int
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it has bytes in the file."""
+        return self.sh_type not in (SHT_NULL, SHT_NOBITS)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its bytes lie in the file and get into memory."""
+        return bool(self.sh_flags & SHF_ALLOC) and self.in_file
+
+    @property
+    def file_end(self) -> int:
+        """File offset at which its bytes end."""
+        return self.sh_offset + self.sh_size
+
+
+class Symbol(NamedTuple):
+    st_name: int
+    st_info: int
+    st_other: int
+    st_shndx: int
+    st_value: int
+    st_size: int
+
+    @property
+    def type(self) -> int:
+        """``STT_FUNC`` and the like: the lower half of ``st_info``."""
+        return self.st_info & 0xF
+
+
+class Rel(NamedTuple):
+    r_offset: int
+    r_info: int
+
+    @property
+    def symbol(self) -> int:
+        """Index in the symbol table: the upper half of ``r_info``."""
+        return self.r_info >> 32
+
+    @property
+    def type(self) -> int:
+        """A number that the machine defines: the lower half of ``r_info``."""
+        return self.r_info & 0xFFFFFFFF
+
+
+class Rela(NamedTuple):
+    r_offset: int
+    r_info: int
+    r_addend: int
+
+    @property
+    def symbol(self) -> int:
+        """Index in the symbol table: the upper half of ``r_info``."""
+        return self.r_info >> 32
+
+    @property
+    def type(self) -> int:
+        """A number that the machine defines: the lower half of ``r_info``."""
+        return self.r_info & 0xFFFFFFFF
+
+
+class DynamicEntry(NamedTuple):
+    d_tag: int
+    d_val: int
+
+
+EHDR = RowLayout("<16sHHIQQQIHHHHHH", ElfHeader._make)
+PHDR = RowLayout("<IIQQQQQQ", ProgramHeader._make)
+SHDR = RowLayout("<IIQQQQIIQQ", SectionHeader._make)
+SYM = RowLayout("<IBBHQQ", Symbol._make)
+REL = RowLayout("<QQ", Rel._make)
+RELA = RowLayout("<QQq", Rela._make)
+DYN = RowLayout("<qQ", DynamicEntry._make)
+
+
+def string_at(strings: bytes, offset: int) -> bytes | None:
+    """The string at ``offset`` of a string table, without its NUL; None if it has no end."""
+    end = strings.find(b"\0", offset)
+    return strings[offset:end] if end >= 0 else None
