@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import site
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Hypothesis: a few examples for developers; HYPOTHESIS_PROFILE=thorough (CI) tries many. The
+# examples are the same in every run, so that a pull request is not failed by another's bug:
+# tests/fuzz/fuzz_library.py is what searches. Nothing depends on the machine's load, and one
+# folder for all examples of a test is wanted.
+_PROFILE = settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.register_profile("quick", _PROFILE, max_examples=25)
+settings.register_profile("thorough", _PROFILE, max_examples=300)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+_UMASK = 0o022
+_NUMBERS = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,3 +34,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a GPU test that can't run is a failure, not a skip",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The parent of all tests' home folders; home itself for fixtures of the whole session."""
+    folder = tmp_path_factory.mktemp("homes")
+    before = os.umask(_UMASK)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("XDG_"):
+                patch.delenv(name)
+        # What the user has installed stays importable.
+        patch.setenv("PYTHONUSERBASE", site.getuserbase())
+        patch.setenv("HOME", str(folder))
+        yield folder
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The test's own home folder, for its subprocesses too; the umask is the usual one."""
+    folder = homes / str(next(_NUMBERS))
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    before = os.umask(_UMASK)
+    yield folder
+    os.umask(before)

@@ -25,13 +25,6 @@ from tests.support.sites import digests, planned_of, snapshot, verdict_of
 pytestmark = needs_compiler
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where it is remembered that the note was shown: of this test alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
 def negativa(*arguments: object, code: int = 0) -> Result:
     result = CliRunner().invoke(main, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.arch import (
@@ -29,15 +29,6 @@ from tests.support import builders
 from tests.support.builders import CubinSpec, ElementSpec, HostSection
 from tests.support.invariants import check_map
 from tests.support.libraries import BIN
-
-# The same examples in every run, so that a pull request is not failed by another's bug; the
-# fuzzer is what searches. One folder for all examples of a test is what is wanted here.
-SETTINGS = settings(
-    max_examples=150,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 NAMES = st.text(alphabet=string.ascii_letters + string.digits + "_$", min_size=1, max_size=40)
 PTX_NAMES = NAMES.map(lambda name: "k" + name)
@@ -195,7 +186,6 @@ def check_element(names: tuple[str, ...], data: bytes, found: Element, built: Bu
         assert found.unreadable == "element kind 3 is not known"
 
 
-@SETTINGS
 @given(
     st.data(),
     st.lists(
@@ -298,7 +288,6 @@ def a_library() -> bytes:
 
 
 @pytest.mark.parametrize("name", ["built", "libempty_region.so", "libframes.so"])
-@settings(SETTINGS, max_examples=250)
 @given(data=st.data())
 def test_changed_bytes_lead_to_a_map_or_to_our_error(
     tmp_path: Path, data: st.DataObject, name: str
@@ -314,7 +303,6 @@ def test_changed_bytes_lead_to_a_map_or_to_our_error(
         check_map(library_map)
 
 
-@settings(SETTINGS, max_examples=400)
 @given(spec=cubin_specs(), data=st.data())
 def test_changed_cubin_is_read_or_refused(spec: CubinSpec, data: st.DataObject) -> None:
     image = builders.build_cubin(spec).data
@@ -325,7 +313,6 @@ def test_changed_cubin_is_read_or_refused(spec: CubinSpec, data: st.DataObject) 
         assert str(e)
 
 
-@SETTINGS
 @given(st.binary(max_size=300), st.sampled_from(list(Compression)), st.integers(0, 2**64 - 1))
 def test_any_payload_unpacks_or_is_refused(
     payload: bytes, compression: Compression, promised: int
@@ -337,7 +324,6 @@ def test_any_payload_unpacks_or_is_refused(
     assert compression is Compression.NONE or len(content) == promised
 
 
-@SETTINGS
 @given(st.binary(max_size=2000), st.sampled_from([builders.LZ4, builders.ZSTD]), st.integers(0, 60))
 def test_packed_content_unpacks_to_itself(content: bytes, flags: int, other: int) -> None:
     compression = Compression.LZ4 if flags == builders.LZ4 else Compression.ZSTD
@@ -379,7 +365,6 @@ PTX_WORDS = st.sampled_from(
 )
 
 
-@SETTINGS
 @given(st.lists(PTX_WORDS, max_size=60))
 def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
     try:
@@ -392,7 +377,6 @@ CAPABILITIES = st.builds(ComputeCapability, st.integers(5, 13), st.integers(0, 9
 ARCHS = st.builds(SmArch, st.integers(5, 13), st.integers(0, 9), st.sampled_from(["", "a", "f"]))
 
 
-@SETTINGS
 @given(ARCHS, CAPABILITIES)
 def test_suffix_only_narrows_where_code_runs(arch: SmArch, device: ComputeCapability) -> None:
     plain = SmArch(arch.major, arch.minor)
@@ -414,7 +398,6 @@ _KINDS = {
 }
 
 
-@SETTINGS
 @given(st.lists(st.tuples(st.sampled_from(sorted(_KINDS)), ARCHS), max_size=8), CAPABILITIES)
 def test_choice_is_of_one_arch_and_kind_that_fits(
     elements: list[tuple[int, SmArch]], device: ComputeCapability

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class _Deadly(MapCache):
         super().__init__(Path("nowhere"), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (1,)
+        return signal.raise_signal, (signal.SIGKILL,)
 
 
 def test_process_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:

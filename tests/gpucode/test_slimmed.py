@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
@@ -296,12 +296,6 @@ class TestDamaged:
         found = self.read(data, tmp_path)[0]
         assert rows(found) == rows(expected)
 
-    @settings(
-        max_examples=300,
-        derandomize=True,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
     @given(data=st.data())
     def test_changed_bytes_lead_to_a_map_or_to_our_error(
         self, slimmed: bytes, data: st.DataObject, tmp_path: Path

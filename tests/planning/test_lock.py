@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
@@ -336,7 +336,6 @@ class TestFile:
         assert len(kept) == len(made.libraries[0].kept)
         assert all("arch: sm_90" in line and "region: 0x" in line for line in kept)
 
-    @settings(max_examples=60, deadline=None)
     @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
     def test_any_text_survives(self, text: str) -> None:
         made = LOCK
@@ -415,7 +414,6 @@ class TestFile:
             with pytest.raises(StoreError, match="not sorted by offset"):
                 decode_lock(yaml.safe_dump(document).encode(), "lock")
 
-    @settings(max_examples=300, deadline=None)
     @given(st.data())
     def test_damaged_files_give_errors_or_other_locks(self, data: st.DataObject) -> None:
         text = bytearray(encode_lock(LOCK))

@@ -387,7 +387,8 @@ def test_killed_between_copies(
     process = start(root, originals, kill_at)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    left = below(root)
+    # The note of the copy before may have been half written.
+    left = {name for name in below(root) if not name.endswith(".tmp")}
     assert len(left) == kill_at + 1
     made = reconstruct(planned[2:], root)
     check(planned[2:], made)

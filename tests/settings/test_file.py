@@ -13,7 +13,7 @@ import msgspec
 import pluggy
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_negativa import hookspecs
@@ -412,9 +412,6 @@ VALUES = st.recursive(
 @example("&a [*a]")
 @example("? ")
 @example("!!float a")
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 def test_any_text_is_a_config_or_an_option_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "negativa.yaml"
     path.write_text(text, encoding="utf-8")
@@ -425,9 +422,6 @@ def test_any_text_is_a_config_or_an_option_error(tmp_path: Path, text: str) -> N
 
 
 @given(VALUES | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any) -> None:
     text = yaml.safe_dump(value, allow_unicode=True)
     try:

@@ -12,7 +12,7 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
@@ -391,7 +391,6 @@ def test_all_together(file_of: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
 def test_strongest_source_wins_for_each_option_alone(data: st.DataObject) -> None:
     chosen = data.draw(
         st.fixed_dictionaries({c.name: st.sets(st.sampled_from(["flag", "env"])) for c in CASES})

@@ -34,13 +34,13 @@ KERNELS = (
     "vector_scale",
 )
 
-_ENVIRON = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("NEGATIVA", "PYTEST_", "CUDA_", "COV_"))
-}
-
 Done = subprocess.CompletedProcess[str]
+
+
+def session_environ() -> dict[str, str]:
+    """This process's environment without what steers its own session."""
+    foreign = ("NEGATIVA", "PYTEST_", "CUDA_", "COV_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 def import_path(folder: Path) -> str:
@@ -55,7 +55,7 @@ class Project:
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.environ = {
-            **_ENVIRON,
+            **session_environ(),
             "CUDA_VISIBLE_DEVICES": "",
             "NEGATIVA_CACHE_DIR": str(cache),
             # Not needed by any test here, and a fifth of each session's time.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import ReconstructError, StaleLibraryError
@@ -717,9 +717,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Many:
     return Many(path)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 @given(
     kept=st.sets(st.integers(0, 80)),
     strip=st.booleans(),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import ReconstructError, StaleLibraryError
@@ -292,7 +292,6 @@ def test_segment_without_bytes_in_the_file(offset: int, tmp_path: Path) -> None:
     assert image(target).loads[-1][VADDR : ALIGN + 1] == (vaddr, vaddr, 0, 8192, 4096)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     changes=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([0, 1, 0x7F, 0xFF])),
