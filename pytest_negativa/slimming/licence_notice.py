@@ -1,37 +1,43 @@
-"""What a user should know of NVIDIA's terms, said once."""
+"""A note on NVIDIA's terms, shown to each user once."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
+
 _NOTICE = """\
-negativa: note: NVIDIA's libraries come under NVIDIA's licence agreements, which limit changing \
-and passing on of its files. negativa slim changes the copies on this machine; whether you may \
-pass these on, in an image for instance, is for you to find out: see docs/slim.md. This note \
-is shown once."""
-_SAID = "eula-notice"
+negativa: note: NVIDIA's licence agreements limit how its libraries may be changed and passed on. \
+negativa slim changes the copies on this machine; check the terms before you pass them on, in an \
+image for instance: see docs/slim.md. This note is shown once."""
+_SHOWN = "eula-notice"
 
 
-def show_notice(say: Callable[[str], None]) -> None:
-    """Say it, unless this user was told before."""
-    said = _state_folder()
-    said = None if said is None else said / _SAID
-    if said is not None and said.exists():
+def show_notice(show: Callable[[str], None], folder: Path | None = None) -> None:
+    """Show the note, unless this user has seen it.
+
+    Args:
+        show: what shows a text.
+        folder: where a file remembers it; by default, ``negativa`` in the user's state folder
+            (``XDG_STATE_HOME``).
+    """
+    folder = folder or _state_folder()
+    if folder is not None and (folder / _SHOWN).exists():
         return
-    say(_NOTICE)
-    if said is not None:
+    show(_NOTICE)
+    if folder is not None:
         with contextlib.suppress(OSError):
-            said.parent.mkdir(parents=True, exist_ok=True)
-            said.touch()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _SHOWN).touch()
 
 
 def _state_folder() -> Path | None:
-    """``negativa`` in the user's state folder, by the XDG base directory specification."""
-    base = os.environ.get("XDG_STATE_HOME", "")
+    """The user's state folder; None for a user without a home."""
     try:
-        return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "negativa"
+        folder = platformdirs.user_state_path("negativa")
     except RuntimeError:
         return None
+    # Older releases of platformdirs leave "~" as it is.
+    return folder if folder.is_absolute() else None

@@ -168,19 +168,22 @@ def test_ctrl_c(site: Made, installed: Made) -> None:
 
 
 def test_ctrl_c_waits_for_no_library(site: Made) -> None:
-    """The first one is done when the second, which takes minutes, is interrupted."""
+    """The first one is done, and the second never ends, when the user interrupts."""
     code = f"""
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 from pytest_negativa.slimming import slimmer as engine
 real, finish = engine.apply, engine.Slimmer._finish
+begun = threading.Event()
 def apply(prepared, path, staged, **options):
     if path.name == "libtwo.so":
         staged.with_name(staged.name + ".x.tmp").touch()
-        time.sleep(300)
+        begun.set()
+        threading.Event().wait()
     return real(prepared, path, staged, **options)
 def finish_one(self, work, *more):
     finish(self, work, *more)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
 engine.apply, engine.Slimmer._finish = apply, finish_one
 sys.argv = ["negativa", "slim", "--jobs", "2", "--no-load-check",
             "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
@@ -191,7 +194,7 @@ main()
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr.endswith(
@@ -206,9 +209,9 @@ main()
     }
 
 
-@pytest.mark.parametrize("limit", [500, 5_000, 60_000])
+@pytest.mark.parametrize("limit", [500, 60_000])
 def test_file_that_may_not_get_so_large(site: Made, limit: int) -> None:
-    """As on a full disk: the libraries, the manifest or nothing can be written."""
+    """As on a full disk: no library can be written."""
     before = digests(site.folder)
     process = start(site, limit=limit)
     _, errors = process.communicate()
