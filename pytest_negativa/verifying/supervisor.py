@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
     import pytest
@@ -75,7 +76,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
     command = _command(config)
     program = Program(
         command=command,
-        again=_command_again(config, command, Path(settings.directory)),
+        again=_command_again(config, command, RunsFolder(Path(settings.directory))),
         cwd=config.invocation_params.dir,
         is_pytest=True,
         interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
@@ -106,12 +107,12 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _command_again(
-    config: pytest.Config, command: Sequence[str], directory: Path
+    config: pytest.Config, command: Sequence[str], runs: RunsFolder
 ) -> tuple[str, ...]:
     """The command for rounds that run some tests again. Reports: see ``round_reports``."""
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={directory / 'cache'}"]
+        added += ["-o", f"cache_dir={runs.pytest_cache}"]
     words = list(command)
     at = words.index("--") if "--" in words else len(words)
     return (*words[:at], *added, *words[at:])
@@ -198,7 +199,7 @@ def supervise(request: Request, prepare: Prepare | None = None) -> int:
         return 128 + e.number  # As shells have it.
 
 
-def _unchanged(environ: Mapping[str, str], _folder: Path) -> Mapping[str, str]:
+def _unchanged(environ: Mapping[str, str], _run: Run) -> Mapping[str, str]:
     return environ
 
 
@@ -206,6 +207,7 @@ class _Supervisor:
     def __init__(self, request: Request, prepare: Prepare) -> None:
         self._request = request
         self._settings = request.settings
+        self._runs = RunsFolder(Path(request.settings.directory))
         self._prepare = prepare
         self._environ = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
 
@@ -219,14 +221,15 @@ class _Supervisor:
         from pytest_negativa.verifying.verification import Verification, exit_code, load_traced_run
 
         status = 0
-        folder = Path(self._settings.run or Path(self._settings.directory) / "latest")
+        run: Run | None
         if self._request.trace_first:
-            status, traced = self._trace()
-            if traced is None:
+            status, run = self._trace()
+            if run is None:
                 return status
-            folder = traced
+        else:
+            run = self._runs.find(self._settings.run)
         verification = Verification(
-            load_traced_run(folder, self._settings),
+            load_traced_run(run, self._settings),
             self._request.program,
             self._settings,
             root=self._request.root,
@@ -246,33 +249,29 @@ class _Supervisor:
         self._show(verdict, path)
         return exit_code(verdict) or status
 
-    def _trace(self) -> tuple[int, Path | None]:
-        """Run the traced session; its status, and its folder where it can be verified."""
+    def _trace(self) -> tuple[int, Run | None]:
+        """Run the traced session; its status, and its run if that can be verified."""
         from pytest_negativa.models.round import Round, RoundKind
-        from pytest_negativa.storage.runs import is_failed
-        from pytest_negativa.tracing.start import new_run_id
         from pytest_negativa.verifying.rounds import run_round
 
         settled = Round(
             kind=RoundKind.TRACE,
             supervisor=os.getpid(),
-            base=self._settings.directory,
-            run_id=new_run_id(),
-            root=str(self._request.root),
+            folder=str(self._runs.new_run()),
             is_pytest=self._request.program.is_pytest,
         )
         result = run_round(
             self._request.program,
             settled,
-            lambda folder: self._prepare(self._environ, folder),
+            lambda run: self._prepare(self._environ, run),
             None,
         )
         status = result.status if result.status >= 0 else 128 - result.status
-        planned = (result.folder / "plan").is_dir()
-        if not planned or (is_failed(result.folder) and not self._settings.trace.accept_failed):
+        run = result.run
+        if not run.plan_files() or (run.is_failed and not self._settings.trace.accept_failed):
             _say("negativa: nothing to verify: nothing was planned from the traced run")
             return status or 1, None
-        return status, result.folder
+        return status, run
 
     def _show(self, verdict: Verdict, path: Path) -> None:
         from pytest_negativa.reporting.verdict import render_verdict

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TracerBusy
-from pytest_negativa.tracing.start import Run, Tracing, start_tracing
+from pytest_negativa.tracing.start import Tracing, start_tracing
 
 
 def load(module: str) -> Any:
@@ -77,11 +78,12 @@ def killed(tracing: Tracing) -> None:
 
 def main() -> None:
     folder, detector, scene = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    run = Run(base=folder, run_id="run-1", root=folder)
+    run = Run(folder / "run-1")
     start = partial(
         start_tracing,
         run,
         Role.SOLO,
+        root=folder,
         native=detector == "native",
         launches=detector == "launches",
     )
