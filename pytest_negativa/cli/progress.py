@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_PATIENCE_S = 1.0
-
 
 class ByteProgress:
     """Shows bytes done of bytes in all on stderr; nothing where stderr is no terminal.
 
     The bar appears by a timer and not by ``update``: of a single large library the first
     news is that it is done.
+
+    Args:
+        text: what is in progress.
+        delay_s: seconds until the bar appears.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, delay_s: float = 1.0) -> None:
         self._text = text
+        self._delay_s = delay_s
         self._done = 0
         self._total = 0
         self._bar: Progress | None = None
@@ -30,7 +33,7 @@ class ByteProgress:
 
     def __enter__(self) -> ByteProgress:
         if sys.stderr.isatty():
-            self._timer = threading.Timer(_PATIENCE_S, self._show)
+            self._timer = threading.Timer(self._delay_s, self._show)
             self._timer.daemon = True
             self._timer.start()
         return self

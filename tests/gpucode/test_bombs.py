@@ -51,7 +51,7 @@ def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) << 10
 
-before, start = peak(), time.monotonic()
+before = peak()
 try:
     library_map = read_library(sys.argv[1], Scope())
     found = {
@@ -59,12 +59,12 @@ try:
     }
 except FormatError as e:
     found = {"error": str(e)}
-json.dump({**found, "bytes": peak() - before, "seconds": time.monotonic() - start}, sys.stdout)
+json.dump({**found, "bytes": peak() - before, "seconds": time.process_time()}, sys.stdout)
 """
 
 
 def read_apart(library: Path) -> dict[str, Any]:
-    """What a process of its own finds, with the memory and the time that it takes."""
+    """What a process of its own finds, with the memory and the processor time that it takes."""
     done = subprocess.run(
         [sys.executable, "-c", READER, str(library)], capture_output=True, text=True, timeout=60
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_negativa.errors import NegativaError, StoreError
@@ -59,23 +60,21 @@ def test_how_a_command_ends(tmp_path: Path, script: str, status: int, outcome: O
 
 
 def test_a_silent_command_is_ended_with_its_children(tmp_path: Path) -> None:
-    result = run(tmp_path, "sh", "-c", "sleep 95 & echo $! > child; wait", limit=0.5)
+    result = run(tmp_path, "sh", "-c", "sleep 95.25 & wait", limit=0.5)
     assert result.silent and result.session.tests[0].outcome is Outcome.TIMED_OUT
-    assert not is_running(int((tmp_path / "child").read_text()))
+    assert not is_running("95.25")
 
 
 def test_a_crash_leaves_no_children(tmp_path: Path) -> None:
     """They would hold the GPU's memory while the remaining tests run."""
-    result = run(tmp_path, "sh", "-c", "sleep 95 & echo $! > child; kill -9 $$")
+    result = run(tmp_path, "sh", "-c", "sleep 95.75 & kill -9 $$")
     assert result.status == -signal.SIGKILL
-    assert not is_running(int((tmp_path / "child").read_text()))
+    assert not is_running("95.75")
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def is_running(seconds: str) -> bool:
+    """Whether a process sleeps for so long."""
+    return any(p.info["cmdline"] == ["sleep", seconds] for p in psutil.process_iter(["cmdline"]))
 
 
 def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
