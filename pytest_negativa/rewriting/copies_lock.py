@@ -2,14 +2,12 @@
 
 Two lock files, both flock(2). The first is for writers among themselves: they wait for each other.
 The second is shared by those who run tests, for as long as that takes, so that a writer
-doesn't wait for them but says so. A lock goes with the process that holds it, however it ends, and
-doesn't pass to the programs it starts.
+doesn't wait for them but says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.reconstruction import FileState, Reconstruction
 from pytest_negativa.rewriting.copies import state_of
+from pytest_negativa.storage.locks import lock, open_to_lock
 
 WRITING_NAME = ".negativa-lock"
 IN_USE_NAME = ".negativa-in-use"
@@ -36,9 +35,9 @@ def writing_copies(root: Path) -> Iterator[None]:
             some seconds.
     """
     with _opened(root, WRITING_NAME) as writing, _opened(root, IN_USE_NAME) as in_use:
-        _lock(root, writing, fcntl.LOCK_EX)
+        _lock(root, writing)
         give_up = time.monotonic() + _PATIENCE
-        while not _lock(root, in_use, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        while not _lock(root, in_use, wait=False):
             if time.monotonic() > give_up:
                 raise ReconstructError(
                     f"{root}: its copies are in use by a verification{_holders(in_use)}; wait "
@@ -59,7 +58,7 @@ def hold_copies(root: Path) -> Iterator[None]:
         ReconstructError: it can't be locked.
     """
     with _opened(root, IN_USE_NAME) as in_use:
-        _lock(root, in_use, fcntl.LOCK_SH)
+        _lock(root, in_use, shared=True)
         yield
 
 
@@ -84,28 +83,19 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _opened(root: Path, name: str) -> Iterator[int]:
-    try:
-        file = os.open(root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as e:
-        raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open_to_lock(root / name, os.O_RDWR | os.O_CREAT))
+        except OSError as e:
+            raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
         yield file
-    finally:
-        # Closing isn't enough where the process was forked meanwhile.
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
 
 
-def _lock(root: Path, file: int, how: int) -> bool:
-    """False if somebody else has it and ``how`` says not to wait."""
+def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> bool:
     try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        return False
+        return lock(file, shared=shared, wait=wait)
     except OSError as e:
         raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
-    return True
 
 
 def _holders(file: int) -> str:

@@ -1,58 +1,53 @@
-"""Folders that a process has for itself while it works in them.
+"""Locks of the folders that a process slims, so that no other process works there.
 
-By ``flock`` of the folders themselves: nothing is left behind, and who is killed holds none. Where
-locks don't work (some network file systems) there are none.
+The folders themselves are locked, so no lock file is left behind. On a file system without locks,
+such as some network file systems, there is no protection.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.storage.locks import lock, open_to_lock
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 @contextlib.contextmanager
 def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
     """Wait until no other process works in these folders, and keep others out.
 
-    Nor in folders in them or around them: whoever holds a folder shares those around it. Since all
-    take them from the outermost on, nobody waits for somebody who waits.
+    Parent folders are locked shared, always from the outermost inwards, which rules out deadlock.
 
     Args:
         roots: real paths.
-        shared: a folder in which others may work, but that nobody is to have for himself.
+        shared: a folder in which other processes may work, but that none may hold alone.
 
     Raises:
         ReconstructError: a folder can't be opened.
     """
-    kinds = dict.fromkeys(() if shared is None else (shared, *shared.parents), fcntl.LOCK_SH)
-    kinds.update((folder, fcntl.LOCK_SH) for root in roots for folder in root.parents)
-    kinds.update(dict.fromkeys(roots, fcntl.LOCK_EX))
+    is_shared = dict.fromkeys(() if shared is None else (shared, *shared.parents), True)
+    is_shared.update((folder, True) for root in roots for folder in root.parents)
+    is_shared.update(dict.fromkeys(roots, False))
     with contextlib.ExitStack() as stack:
-        for folder in sorted(kinds):
-            try:
-                handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError as e:
-                # One around it that may not be read: who may, doesn't slim with our rights.
-                if kinds[folder] == fcntl.LOCK_SH:
-                    continue
-                raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
-            stack.callback(os.close, handle)
-            _lock(handle, kinds[folder], folder)
+        for folder in sorted(is_shared):
+            # A user who may not read a parent can't slim it either.
+            with contextlib.suppress(*([ReconstructError] if is_shared[folder] else [])):
+                stack.enter_context(_held(folder, shared=is_shared[folder]))
         yield
 
 
 @contextlib.contextmanager
 def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
-    """Have the metadata of a distribution for oneself, while ``roots`` are held.
+    """Hold the metadata of a distribution while ``roots`` are held.
 
-    Who slims a part of a site writes to RECORD files that lie beside that part. They may be
-    another of the roots (``site-packages/*``), and nobody gets twice what he has.
+    A process that slims a part of a site writes to RECORD files beside that part. They may lie in
+    another of the roots (``site-packages/*``); then the process holds them already.
 
     Raises:
         ReconstructError: the folder can't be opened.
@@ -60,44 +55,36 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
     if {folder, *folder.parents}.intersection(roots):
         yield
         return
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as e:
-        raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
-    try:
-        _lock(handle, fcntl.LOCK_EX, folder)
+    with _held(folder, shared=False):
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
 def hold_new(folder: Path) -> Iterator[None]:
-    """Have a folder that one has just made, or found as the remains of somebody killed.
+    """Hold a folder that this process just made, or that a killed process left.
 
     Raises:
-        ReconstructError: another process has it.
+        ReconstructError: another process holds it.
         OSError: it can't be opened.
     """
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            raise ReconstructError(f"{folder}: another process makes it at this moment") from e
-        except OSError:
-            pass
+    with open_to_lock(folder, _FOLDER) as descriptor:
+        with contextlib.suppress(OSError):
+            if not lock(descriptor, wait=False):
+                raise ReconstructError(f"{folder}: another process makes it at this moment")
         yield
-    finally:
-        os.close(handle)
 
 
-def _lock(handle: int, kind: int, folder: Path) -> None:
-    with contextlib.suppress(OSError):
+@contextlib.contextmanager
+def _held(folder: Path, *, shared: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # It may be no slimming, but the script that we run in ("flock DIR negativa slim ...").
-            sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
-            sys.stderr.flush()
-            fcntl.flock(handle, kind)
+            descriptor = stack.enter_context(open_to_lock(folder, _FOLDER))
+        except OSError as e:
+            raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
+        with contextlib.suppress(OSError):
+            if not lock(descriptor, shared=shared, wait=False):
+                # It may be the script that runs this command ("flock DIR negativa slim ...").
+                sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
+                sys.stderr.flush()
+                lock(descriptor, shared=shared)
+        yield
