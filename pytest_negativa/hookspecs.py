@@ -1,8 +1,8 @@
-"""Hooks that this plugin calls: what a conftest.py or another plugin can implement.
+"""The hooks that this plugin calls: a conftest.py or another plugin implements them.
 
-They are registered with pytest's own hooks, so an implementation is a function of that name,
-and takes only those arguments that it needs. They are called in the process that reports
-(with pytest-xdist: the controller), except for the detector's.
+They are registered with pytest's own hooks. An implementation is a function of that name, with
+only the arguments that it needs. The process that reports calls them (with pytest-xdist: the
+controller), except for the detector's hook.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ hookspec = pluggy.HookspecMarker("pytest")
 def pytest_negativa_register_detector(
     settings: Settings, path: Path, header: Header
 ) -> Detector | None:
-    """Trace with a detector of your own instead of CUPTI; the first one given is taken.
+    """Trace with a detector of your own instead of CUPTI.
 
-    Called in every process that runs tests, before conftest.py files are imported, so that
-    it sees what they import: implement it in an installed plugin or one given with ``-p``.
+    Every process that runs tests calls it before conftest.py files are imported, so that the
+    detector sees what they import. Implement it in an installed plugin or in one given with
+    ``-p``. The first detector that an implementation returns is taken.
 
-    :param settings: all options as they are in force.
-    :param path: the trace file to write.
-    :param header: its first line; replace ``detector`` by the name of yours.
-    :return: a detector that was not started, or None to leave it to others.
+    Args:
+        settings: all options in force.
+        path: the trace file to write.
+        header: its first line; replace ``detector`` by the name of yours.
+
+    Returns:
+        A detector that was not started, or None to leave it to others.
     """
 
 
@@ -45,12 +49,15 @@ def pytest_negativa_register_detector(
 def pytest_negativa_libraries(
     config: pytest.Config, settings: Settings, usage: Usage
 ) -> Iterable[str] | None:
-    """Add libraries that no traced process had loaded, so that they are reported too.
+    """Add libraries to the report that no traced process had loaded.
 
-    :param config: pytest's configuration.
-    :param settings: all options as they are in force; ``libraries`` selects from yours too.
-    :param usage: what was traced.
-    :return: paths of libraries.
+    Args:
+        config: pytest's configuration.
+        settings: all options in force; ``libraries`` selects from your libraries too.
+        usage: the merged trace.
+
+    Returns:
+        Paths of libraries, or None.
     """
 
 
@@ -58,17 +65,20 @@ def pytest_negativa_libraries(
 def pytest_negativa_keep_element(
     settings: Settings, library: LibraryMap, element: Element | Frame
 ) -> str | None:
-    """Veto: keep an element that would be planned as unused, as a whole or in part.
+    """Keep an element that the plan would call unused, as a whole or in part.
 
-    Called only for elements that nothing else keeps and, at granularity ``kernel``, for those
-    that would lose some of their kernels. There is no opposite: what a test uses can't be given
-    up.
+    The plan asks only about elements that nothing else keeps. At granularity ``kernel`` it also
+    asks about elements that would lose some of their kernels. No hook can give up code that a
+    test uses.
 
-    :param settings: all options as they are in force.
-    :param library: the map of the library; ``library.kernels_of(element.content)`` are the
-        kernels, as far as they could be read.
-    :param element: an entry of a region, or a bare frame.
-    :return: why it must be kept, as the report will say it, or None.
+    Args:
+        settings: all options in force.
+        library: the map of the library; ``library.kernels_of(element.content)`` returns the
+            kernels that could be read.
+        element: an entry of a region, or a bare frame.
+
+    Returns:
+        The reason to keep it, which the report shows, or None.
     """
 
 
@@ -78,8 +88,11 @@ def pytest_negativa_report(
 ) -> str | None:
     """Add a report: return lines for the terminal, or write a file.
 
-    :param config: pytest's configuration.
-    :param settings: all options as they are in force.
-    :param report: the rows that all reports are made from.
-    :return: lines for the terminal, shown below the tables, or None.
+    Args:
+        config: pytest's configuration.
+        settings: all options in force.
+        report: the rows that all reports are made from.
+
+    Returns:
+        Lines for the terminal, shown below the tables, or None.
     """

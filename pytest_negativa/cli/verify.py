@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,13 +47,12 @@ def reconstruct(**flags: Any) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
-    from pytest_negativa.storage.results import load_planned
-    from pytest_negativa.storage.runs import RunsFolder
+    from pytest_negativa.storage.runs import RECONSTRUCTED, load_planned
     from pytest_negativa.verifying.verification import compact_options
 
     settings = settings_of(flags)
     planned = load_planned(run_of(settings))
-    root = RunsFolder(Path(settings.directory)).copies
+    root = Path(settings.directory) / RECONSTRUCTED
     with ByteProgress("writing copies") as progress:
         made = write_copies(
             planned,
@@ -102,16 +102,16 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
     from msgspec.structs import replace
 
     from pytest_negativa.models.outcomes import SessionKind
-    from pytest_negativa.storage.outcomes import read_outcomes
-    from pytest_negativa.storage.runs import Run
+    from pytest_negativa.storage.outcomes import outcomes_file, read_outcomes
     from pytest_negativa.tracing.command import traced_environment
+    from pytest_negativa.tracing.start import Run
     from pytest_negativa.verifying.rounds import Program
     from pytest_negativa.verifying.supervisor import Request, supervise
     from pytest_negativa.verifying.verification import refuse_failed
 
     traced = run_of(settings)
     refuse_failed(traced, settings)
-    outcomes = traced.outcomes_file
+    outcomes = outcomes_file(traced)
     if not outcomes.exists():
         raise StoreError(
             f"{traced}: nothing tells how this run ended, as of one that was combined of several: "
@@ -123,19 +123,20 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
         raise click.UsageError(
             f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
-            f"{shlex.quote(str(traced))}"
+            f"{shlex.quote(os.fspath(traced))}"
         )
     words = command or session.command
     if not words:
         raise click.UsageError(f"{traced} doesn't tell which command was traced; give it after --")
     here = Path.cwd()
 
-    def prepare(environ: Mapping[str, str], run: Run) -> Mapping[str, str]:
-        return traced_environment(environ, run, here)
+    def prepare(environ: Mapping[str, str], round_folder: Path) -> Mapping[str, str]:
+        run = Run(base=round_folder.parent, run_id=round_folder.name, root=here)
+        return traced_environment(environ, run)
 
     program = Program(command=words, again=words, cwd=here, is_pytest=False)
     request = Request(
-        settings=replace(settings, run=str(traced), healing=healing),
+        settings=replace(settings, run=os.fspath(traced), healing=healing),
         root=here,
         program=program,
         trace_first=False,

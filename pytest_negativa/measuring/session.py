@@ -12,10 +12,11 @@ from pytest_negativa.models.measurement import Loading, Measurement
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.measurement import render_measurement
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.runs import RECONSTRUCTED, write_record
 from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.tracing.start import new_run_id
 
+_MEASURE = "measure"
 _FILE = "measurement.json"
 
 
@@ -26,7 +27,7 @@ def copies_of(settings: Settings, given: Path | None) -> Path:
         OptionError: it isn't there.
     """
     if given is None:
-        given = RunsFolder(Path(settings.directory)).copies
+        given = Path(settings.directory) / RECONSTRUCTED
     root = given
     if not root.is_dir():
         raise OptionError(
@@ -45,7 +46,7 @@ def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
 
 def new_folder(settings: Settings) -> Path:
     """Where a measurement's files go; isn't there yet."""
-    return RunsFolder(Path(settings.directory)).new_measurement()
+    return Path(settings.directory) / _MEASURE / new_run_id()
 
 
 def measure_session(

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.storage.runs import Run
+
+FOLDER = "reports"
+"""In a round's folder."""
 
 # Where options are kept that name a file or folder of reports, and the name that it gets.
 _REPORTS = {
@@ -43,7 +45,7 @@ class RoundReports:
     """Leads reports into the round's folder; coverage is added to that of the other rounds."""
 
     def __init__(self, config: pytest.Config, settled: Round) -> None:
-        self._folder = Run(Path(settled.folder)).report_files
+        self._folder = Path(settled.base, settled.run_id, FOLDER)
         # pytest-cov reads it before any plugin is configured.
         if getattr(config.known_args_namespace, "cov_source", None):
             config.known_args_namespace.cov_append = True

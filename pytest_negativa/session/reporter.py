@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.settings import ReportFormat, Settings, Thresholds
 from pytest_negativa.models.trace import Usage, UsageWarning
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.start import Run
 
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
@@ -106,7 +106,7 @@ class Reporter:
         report = conclude(
             usage,
             self._settings,
-            self._run,
+            self._run.folder,
             sound=(failure := self._failure(session)) is None,
             why=failure or "",
             hooks=self._hooks(usage),

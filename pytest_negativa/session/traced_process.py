@@ -30,10 +30,10 @@ from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.settings.globs import matches
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.rounds import current_round, load_round
-from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.detector import TraceError
+from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.gpu import has_gpu
-from pytest_negativa.tracing.start import Tracing, make_header, start_tracing
+from pytest_negativa.tracing.start import Run, Tracing, make_header, new_run_id, start_tracing
 
 if TYPE_CHECKING:
     from pytest_negativa.verifying.supervisor import Request
@@ -53,8 +53,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    role, run, root, settled = _role_and_run(config, settings)
-    traced = TracedProcess(config, settings, role, run, root, settled)
+    role, run, settled = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run, settled)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     verified = settled is not None and settled.kind is not RoundKind.TRACE
@@ -66,7 +66,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         return
     if verified or traced.not_traced is None:
         with contextlib.suppress(StoreError):  # Nor can a trace be written, which is said.
-            plugins.register(OutcomeRecorder(run), "negativa-outcomes")
+            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
     if not verified:
         plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
 
@@ -78,6 +78,7 @@ def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         OptionError: an option or ``negativa.yaml`` can't be used.
         NegativaError: the supervisor can't be started.
     """
+    from pytest_negativa.storage.runs import find_run
     from pytest_negativa.verifying.supervisor import is_replaceable, replace_process, request_of
 
     settings = load_settings(
@@ -85,7 +86,7 @@ def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     )
     # With a traced run of its own the session takes that, whatever the environment names.
     if settings.run is not None and not settings.enabled:
-        RunsFolder(Path(settings.directory)).find(settings.run)
+        find_run(Path(settings.directory), Path(settings.run))
     request = request_of(config, settings)
     if is_replaceable(config):
         replace_process(request)
@@ -119,34 +120,30 @@ def _handed() -> dict[str, Any] | None:
     return None
 
 
-def _role_and_run(
-    config: pytest.Config, settings: Settings
-) -> tuple[Role, Run, Path, Round | None]:
-    """The role of this process, its run, the project's folder, and the round, if it is of one."""
+def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
     if (handed := _handed()) is not None:
-        run = Run(Path(handed["folder"]))
-        settled = handed["round"] and load_round(Path(handed["round"]))
-        return Role.WORKER, run, Path(handed["root"]), settled
+        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
+        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
     settled = current_round(os.environ)
     if settled is not None:
         end_with(settled.supervisor)
-        run = Run(Path(settled.folder))
+        run = Run(base=Path(settled.base), run_id=settled.run_id, root=Path(settled.root))
     else:
-        run = RunsFolder(Path(settings.directory)).new_run()
-    root = config.rootpath
+        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
     namespace = config.known_args_namespace
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
     if not distributed:
-        return Role.SOLO, run, root, settled
+        return Role.SOLO, run, settled
     os.environ[_HANDOVER] = json.dumps(
         {
             "pid": os.getpid(),
-            "folder": str(run),
-            "root": str(root),
+            "base": str(run.base),
+            "run_id": run.run_id,
+            "root": str(run.root),
             "round": settled and os.environ[ROUND_VARIABLE],
         }
     )
-    return Role.CONTROLLER, run, root, settled
+    return Role.CONTROLLER, run, settled
 
 
 def _select_tests(config: pytest.Config, settings: Settings) -> None:
@@ -183,12 +180,10 @@ class TracedProcess:
         settings: Settings,
         role: Role,
         run: Run,
-        root: Path,
         settled: Round | None,
     ) -> None:
         self.role = role
         self.run = run
-        self._root = root
         self.not_traced: str | None = None
         self.is_faulty = False
         self._config = config
@@ -215,7 +210,6 @@ class TracedProcess:
             return start_tracing(
                 self.run,
                 self.role,
-                root=self._root,
                 worker=os.environ.get("PYTEST_XDIST_WORKER"),
                 launches=self._settings.trace.level is TraceLevel.LAUNCH,
                 replay=replay,
@@ -230,8 +224,8 @@ class TracedProcess:
     def _start_own_detector(self) -> Tracing | None:
         """A detector that a plugin brings, if one does."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        header = make_header(self.run, self.role, root=self._root, detector="plugin", worker=worker)
-        path = self.run.new_trace_file()
+        header = make_header(self.run, self.role, detector="plugin", worker=worker)
+        path = self.run.trace_dir / trace_file_name(self.run.run_id, os.getpid())
         try:
             detector = self._config.hook.pytest_negativa_register_detector(
                 settings=self._settings, path=path, header=header

@@ -11,7 +11,7 @@ import platformdirs
 _NOTICE = """\
 negativa: note: NVIDIA's licence agreements limit how its libraries may be changed and passed on. \
 negativa slim changes the copies on this machine; check the terms before you pass them on, in an \
-image for instance: see docs/slim.md. This note is shown once."""
+image for instance: see docs/explanation/licences.md. This note is shown once."""
 _SHOWN = "eula-notice"
 
 

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
+from pytest_negativa.tracing.files import SUFFIX
 from pytest_negativa.verifying.judge import Evidence
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, RoundResult
+
+REDIRECT_LOGS = "redirect"
+"""The folder of a round for the redirect's logs."""
 
 # What begins in these is no test's doing.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
@@ -18,7 +22,7 @@ _SIGNALS = 128
 
 
 def trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
-    return [path for r in rounds for path in r.run.trace_files()]
+    return [path for r in rounds for path in sorted((r.folder / "trace").glob(f"*{SUFFIX}"))]
 
 
 def first_uses(usage: Usage) -> dict[str, set[str]]:
@@ -82,7 +86,7 @@ def gather(
     incomplete: str | None = None
     logged: set[int] = set()
     for result in rounds:
-        logs = result.run.redirect_logs
+        logs = result.folder / REDIRECT_LOGS
         # Not there where nothing can be redirected.
         for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"

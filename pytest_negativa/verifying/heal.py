@@ -30,10 +30,13 @@ from pytest_negativa.planning.restore import (
 )
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
-from pytest_negativa.storage.results import load_healed, load_unhealed, save_healed, save_plans
+from pytest_negativa.storage.runs import load_healed, load_unhealed, save_healed, save_plans
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
 from pytest_negativa.verifying.rounds import settled_tests
 from pytest_negativa.verifying.verification import Attempt, Verification
+
+STATE_FILE = "healing.jsonl"
+"""In a run's folder: the answers of all probes so far, by which an interrupted search goes on."""
 
 _ELSEWHERE = {
     CopyKind.OVERWRITTEN: "the tests fail wherever their libraries lie elsewhere: nothing that was "
@@ -96,8 +99,8 @@ class _Healer:
         self._whys: list[str] = []
         self._new: list[NeededSpan] = []
         self._failing: list[str] = []
-        self._answers = _Answers(verification.traced.run.answers_file)
-        self._spans = load_healed(verification.traced.run)
+        self._answers = _Answers(verification.traced.folder / STATE_FILE)
+        self._spans = load_healed(verification.traced.folder)
         self._unfinished: frozenset[Part] = frozenset()
         self.planned = self._without_unfinished()
 
@@ -146,7 +149,7 @@ class _Healer:
     def _without_unfinished(self) -> tuple[AnalyzedLibrary, ...]:
         """The run's plans without what an unfinished search had kept."""
         planned = self._verification.traced.planned
-        unhealed = {p.library.path: p for p in load_unhealed(self._verification.traced.run)}
+        unhealed = {p.library.path: p for p in load_unhealed(self._verification.traced.folder)}
         if not unhealed:
             return planned
         now = {p.plan.library.path: p.plan for p in planned}
@@ -341,12 +344,12 @@ class _Healer:
 
     def _save(self, planned: tuple[AnalyzedLibrary, ...], spans: Sequence[NeededSpan]) -> None:
         """Make ``planned`` the run's plans, which differ from those verified by ``spans``."""
-        run = self._verification.traced.run
+        folder = self._verification.traced.folder
         left = {span.library for span in spans if not span.complete}
         unhealed = [p.plan for p in self.planned if p.plan.library.path in left]
         self._spans = (*self._spans, *spans)
-        save_healed(run, self._spans, unhealed)
-        save_plans(run, [p.plan for p in planned])
+        save_healed(folder, self._spans, unhealed)
+        save_plans(folder, [p.plan for p in planned])
         self.planned = planned
         self._unfinished = frozenset()
 

@@ -18,9 +18,8 @@ from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
-from pytest_negativa.storage.outcomes import CommandOutcome, read_outcomes
+from pytest_negativa.storage.outcomes import CommandOutcome, outcomes_file, read_outcomes
 from pytest_negativa.storage.rounds import save_round
-from pytest_negativa.storage.runs import Run
 
 MAX_ROUNDS = 20
 """How often the tests that a session left out are started again, in one go."""
@@ -50,7 +49,7 @@ class RoundResult:
     """What came of a round.
 
     Attributes:
-        run: its files.
+        folder: its files.
         session: its tests; those that were cut short count as crashed or timed out.
         status: exit status, negative for the signal that ended it.
         silent: it was ended because nothing was heard of it for too long.
@@ -59,7 +58,7 @@ class RoundResult:
 
     name: str
     kind: RoundKind
-    run: Run
+    folder: Path
     session: SessionResult
     status: int
     silent: bool
@@ -76,8 +75,8 @@ class RoundResult:
         return self.died or self.session.context_lost
 
 
-Environment = Callable[[Run], Mapping[str, str]]
-"""A round to the environment that its program gets."""
+Environment = Callable[[Path], Mapping[str, str]]
+"""A round's folder to the environment that its program gets."""
 
 
 def run_round(
@@ -95,10 +94,10 @@ def run_round(
         NegativaError: the program can't be started, or the folder can't be written.
     """
     round_file = save_round(settled)
-    run = Run(Path(settled.folder))
-    outcomes = run.outcomes_file
+    folder = round_file.parent
+    outcomes = outcomes_file(folder)
     command = program.command if settled.tests is None else program.again
-    environ = {**environment(run), ROUND_VARIABLE: str(round_file)}
+    environ = {**environment(folder), ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
     with ChildWatch() as watch:
@@ -121,9 +120,9 @@ def run_round(
         traced = read_outcomes(Path(expected)).exit_status if expected is not None else 0
         writer.finish(status, time.monotonic() - begin, traced=traced, silent=silent)
     return RoundResult(
-        name=run.run_id,
+        name=settled.run_id,
         kind=settled.kind,
-        run=run,
+        folder=folder,
         session=_read(outcomes, Outcome.TIMED_OUT if silent else Outcome.CRASHED),
         status=status,
         silent=silent,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.storage.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
     import pytest
@@ -76,7 +75,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
     command = _command(config)
     program = Program(
         command=command,
-        again=_command_again(config, command, RunsFolder(Path(settings.directory))),
+        again=_command_again(config, command, Path(settings.directory)),
         cwd=config.invocation_params.dir,
         is_pytest=True,
         interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
@@ -107,12 +106,12 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _command_again(
-    config: pytest.Config, command: Sequence[str], runs: RunsFolder
+    config: pytest.Config, command: Sequence[str], directory: Path
 ) -> tuple[str, ...]:
     """The command for rounds that run some tests again. Reports: see ``round_reports``."""
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={runs.pytest_cache}"]
+        added += ["-o", f"cache_dir={directory / 'cache'}"]
     words = list(command)
     at = words.index("--") if "--" in words else len(words)
     return (*words[:at], *added, *words[at:])
@@ -199,7 +198,7 @@ def supervise(request: Request, prepare: Prepare | None = None) -> int:
         return 128 + e.number  # As shells have it.
 
 
-def _unchanged(environ: Mapping[str, str], _run: Run) -> Mapping[str, str]:
+def _unchanged(environ: Mapping[str, str], _folder: Path) -> Mapping[str, str]:
     return environ
 
 
@@ -207,7 +206,6 @@ class _Supervisor:
     def __init__(self, request: Request, prepare: Prepare) -> None:
         self._request = request
         self._settings = request.settings
-        self._runs = RunsFolder(Path(request.settings.directory))
         self._prepare = prepare
         self._environ = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
 
@@ -221,15 +219,14 @@ class _Supervisor:
         from pytest_negativa.verifying.verification import Verification, exit_code, load_traced_run
 
         status = 0
-        run: Run | None
+        folder = Path(self._settings.run or Path(self._settings.directory) / "latest")
         if self._request.trace_first:
-            status, run = self._trace()
-            if run is None:
+            status, traced = self._trace()
+            if traced is None:
                 return status
-        else:
-            run = self._runs.find(self._settings.run)
+            folder = traced
         verification = Verification(
-            load_traced_run(run, self._settings),
+            load_traced_run(folder, self._settings),
             self._request.program,
             self._settings,
             root=self._request.root,
@@ -249,29 +246,33 @@ class _Supervisor:
         self._show(verdict, path)
         return exit_code(verdict) or status
 
-    def _trace(self) -> tuple[int, Run | None]:
-        """Run the traced session; its status, and its run if that can be verified."""
+    def _trace(self) -> tuple[int, Path | None]:
+        """Run the traced session; its status, and its folder where it can be verified."""
         from pytest_negativa.models.round import Round, RoundKind
+        from pytest_negativa.storage.runs import is_failed
+        from pytest_negativa.tracing.start import new_run_id
         from pytest_negativa.verifying.rounds import run_round
 
         settled = Round(
             kind=RoundKind.TRACE,
             supervisor=os.getpid(),
-            folder=str(self._runs.new_run()),
+            base=self._settings.directory,
+            run_id=new_run_id(),
+            root=str(self._request.root),
             is_pytest=self._request.program.is_pytest,
         )
         result = run_round(
             self._request.program,
             settled,
-            lambda run: self._prepare(self._environ, run),
+            lambda folder: self._prepare(self._environ, folder),
             None,
         )
         status = result.status if result.status >= 0 else 128 - result.status
-        run = result.run
-        if not run.plan_files() or (run.is_failed and not self._settings.trace.accept_failed):
+        planned = (result.folder / "plan").is_dir()
+        if not planned or (is_failed(result.folder) and not self._settings.trace.accept_failed):
             _say("negativa: nothing to verify: nothing was planned from the traced run")
             return status or 1, None
-        return status, run
+        return status, result.folder
 
     def _show(self, verdict: Verdict, path: Path) -> None:
         from pytest_negativa.reporting.verdict import render_verdict

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
@@ -44,13 +46,21 @@ from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.outcomes import (
     by_nodeid,
     iter_differences,
+    outcomes_file,
     read_outcomes,
 )
-from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_planned, load_usage
-from pytest_negativa.storage.runs import Run, RunsFolder, VerificationFolder
+from pytest_negativa.storage.runs import (
+    RECONSTRUCTED,
+    failure_of,
+    load_planned,
+    require_run,
+    why_unplanned,
+    write_record,
+)
 from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.start import new_run_id
 from pytest_negativa.verifying.evidence import (
+    REDIRECT_LOGS,
     count_gpu_tests,
     first_uses,
     gather,
@@ -72,11 +82,12 @@ from pytest_negativa.verifying.rounds import (
     settled_tests,
 )
 
+_VERIFY = "verify"
 _LEAST_SILENCE = 60.0
 _TIMES_SILENCE = 5.0
 
-Prepare = Callable[[Mapping[str, str], Run], Mapping[str, str]]
-"""Environment and round to the environment of a program that doesn't trace itself."""
+Prepare = Callable[[Mapping[str, str], Path], Mapping[str, str]]
+"""Environment and round folder to the environment of a program that doesn't trace itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +95,20 @@ class TracedRun:
     """A traced run with all that verifying it takes.
 
     Attributes:
-        run: its files.
+        folder: its folder.
         planned: maps and plans of its libraries.
         usage: what it used.
         session: how its tests ended.
     """
 
-    run: Run
+    folder: Path
     planned: tuple[AnalyzedLibrary, ...]
     usage: Usage
     session: SessionResult
 
     @property
     def run_id(self) -> str:
-        return self.run.run_id
+        return self.folder.name
 
     @property
     def plans(self) -> tuple[LibraryPlan, ...]:
@@ -109,53 +120,55 @@ class TracedRun:
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)
 
 
-def load_traced_run(run: Run, settings: Settings) -> TracedRun:
+def load_traced_run(folder: Path, settings: Settings) -> TracedRun:
     """Read what a traced run has left.
 
     Raises:
         NegativaError: it can't be verified, and why.
     """
-    refuse_failed(run, settings)
-    usage = load_usage(run)
-    if usage is None:
-        raise StoreError(run.why_unplanned())
+    folder = require_run(folder)
+    refuse_failed(folder, settings)
+    try:
+        usage = msgspec.json.decode((folder / "usage.json").read_bytes(), type=Usage)
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{folder}: not a traced run of this release: {e}") from e
     if usage.replay is not None:
         raise StoreError(
-            f"{run}: replays a trace of another machine, and nothing is proved by that; trace "
+            f"{folder}: replays a trace of another machine, and nothing is proved by that; trace "
             "on a machine with a GPU"
         )
-    outcomes = run.outcomes_file
+    outcomes = outcomes_file(folder)
     if not outcomes.exists():
         raise StoreError(f"{outcomes}: not there, so outcomes can't be compared; trace again")
-    planned = load_planned(run)
+    planned = load_planned(folder)
     if settings.granularity is Granularity.KERNEL and any(
         p.plan.granularity != Granularity.KERNEL.value for p in planned
     ):
         raise StoreError(
-            f"{run}: planned at element granularity; trace with --negativa-granularity=kernel, "
+            f"{folder}: planned at element granularity; trace with --negativa-granularity=kernel, "
             "or plan this run again (negativa locate --granularity kernel)"
         )
     return TracedRun(
-        run=run,
+        folder=folder,
         planned=planned,
         usage=usage,
         session=read_outcomes(outcomes),
     )
 
 
-def refuse_failed(run: Run, settings: Settings) -> None:
+def refuse_failed(folder: Path, settings: Settings) -> None:
     """Let no run that failed pass, unless the settings accept that.
 
     Raises:
         StoreError: it failed; why, and what to do.
     """
-    failure = run.failure
+    failure = failure_of(folder)
     if failure is None or settings.trace.accept_failed:
         return
-    if not run.plan_files():
-        raise StoreError(run.why_unplanned())
+    if not (folder / "plan").is_dir():
+        raise StoreError(why_unplanned(folder))
     raise StoreError(
-        f"{run}: this run failed ({failure}), and was planned all the same; verify it with "
+        f"{folder}: this run failed ({failure}), and was planned all the same; verify it with "
         "--accept-failed (with pytest: --negativa-accept-failed)"
     )
 
@@ -170,7 +183,7 @@ class Rounds:
     root: Path
     environ: Mapping[str, str]
     prepare: Prepare
-    folder: VerificationFolder
+    folder: Path
     copies: Path
     done: list[RoundResult] = field(default_factory=list)
 
@@ -195,10 +208,12 @@ class Rounds:
         settled = Round(
             kind=kind,
             supervisor=os.getpid(),
-            folder=str(self.folder.round(f"{len(self.done) + 1:03}-{kind.value}")),
+            base=str(self.folder),
+            run_id=f"{len(self.done) + 1:03}-{kind.value}",
+            root=str(self.root),
             is_pytest=self.program.is_pytest,
             tests=None if tests is None else tuple(tests),
-            expected=str(self.traced.run.outcomes_file),
+            expected=str(outcomes_file(self.traced.folder)),
             stop_at_failure=kind is RoundKind.PROBE,
         )
         # Nobody is to write other copies while the tests run on these.
@@ -207,19 +222,19 @@ class Rounds:
             result = run_round(
                 self.program,
                 settled,
-                lambda run: self._environment(run, table),
+                lambda folder: self._environment(folder, table),
                 self._silence_limit(),
             )
         self.done.append(result)
         return result
 
-    def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
+    def _environment(self, folder: Path, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.environ)
         if table is not None:
-            logs = run.redirect_logs
+            logs = folder / REDIRECT_LOGS
             make_logs_folder(logs, Path(self.settings.directory))
             environ.update(redirect_environment(environ, table, logs))
-        return self.prepare(environ, run)
+        return self.prepare(environ, folder)
 
     def _silence_limit(self) -> float | None:
         given = self.settings.verify.timeout
@@ -266,13 +281,13 @@ class Verification:
         say: Say,
     ) -> None:
         self.traced = traced
-        self.folder = traced.run.new_verification()
+        self.folder = traced.folder / _VERIFY / new_run_id()
         self.settings = settings
         self.say = say
-        self._record = traced.run.verdict_file
+        self._record = traced.folder / "verdict.json"
         # One of before must not outlive a verification that is interrupted.
         self._record.unlink(missing_ok=True)
-        self._copies = RunsFolder(Path(settings.directory)).copies
+        self._copies = Path(settings.directory) / RECONSTRUCTED
         self._unsubstituted = _why_not_substituted(traced.plans, self._copies)
         self.rounds = Rounds(
             traced=traced,
@@ -311,7 +326,7 @@ class Verification:
         )
         if not reconstruction.libraries:
             return reconstruction, None
-        path = self.folder.table_file
+        path = self.folder / "redirect.table"
         write_table(make_table(root, [c.library.path for c in reconstruction.libraries]), path)
         return reconstruction, path
 
@@ -406,7 +421,7 @@ class Verification:
 
     def write(self, verdict: Verdict) -> Path:
         """Write ``verdict.json`` into the verification's folder and the run's."""
-        write_record(self.folder.verdict_file, verdict, indent=1)
+        write_record(self.folder / "verdict.json", verdict, indent=1)
         write_record(self._record, verdict, indent=1)
         return self._record
 

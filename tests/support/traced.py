@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Context, Phase, Role
-from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TracerBusy
-from pytest_negativa.tracing.start import Tracing, start_tracing
+from pytest_negativa.tracing.start import Run, Tracing, start_tracing
 
 
 def load(module: str) -> Any:
@@ -78,12 +77,11 @@ def killed(tracing: Tracing) -> None:
 
 def main() -> None:
     folder, detector, scene = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    run = Run(folder / "run-1")
+    run = Run(base=folder, run_id="run-1", root=folder)
     start = partial(
         start_tracing,
         run,
         Role.SOLO,
-        root=folder,
         native=detector == "native",
         launches=detector == "launches",
     )

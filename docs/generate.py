@@ -1,0 +1,302 @@
+"""Generates the reference from the code: options, commands, files, hooks, exit statuses, API.
+
+MkDocs calls ``on_page_markdown`` for every page (``hooks`` in mkdocs.yml). A page of the
+reference holds lines ``<!-- generated: NAME -->``; each becomes the text of the generator NAME.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+import pytest_negativa
+from pytest_negativa import hookspecs, models, plugin
+from pytest_negativa.cli.main import main
+from pytest_negativa.settings.options import OPTIONS, SECTIONS, Option
+from pytest_negativa.storage.records import schema_names, shipped_schema
+from pytest_negativa.tracing import detector
+
+_MARKER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
+_LISTS = re.compile(r"^(Attributes|Args|Returns|Raises):\n", re.MULTILINE)
+_FIELD = re.compile(r"^ {4}(\w[\w, ]*):\s+(.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """MkDocs' hook: the text of a page with the generated parts filled in."""
+    return expand(markdown)
+
+
+def expand(markdown: str) -> str:
+    """Replace each line ``<!-- generated: NAME -->`` by what its generator makes.
+
+    Raises:
+        KeyError: there is no such generator.
+    """
+    return _MARKER.sub(lambda found: "\n".join(GENERATORS[found[1]]()), markdown)
+
+
+# Options
+
+
+def generate_options() -> Iterator[str]:
+    """Every option: file, flags, variable, values, default; by section of ``negativa.yaml``."""
+    commands = commands_by_flag()
+    section = None
+    for option in OPTIONS:
+        if option.name.partition(".")[0] != section:
+            section = option.name.partition(".")[0]
+            if section in SECTIONS:
+                yield f"## {section}\n\n{SECTIONS[section]}\n"
+        yield f"### {option.name if option.in_file else option.flag} {{: #{_anchor(option)} }}\n"
+        yield f"{' '.join(filter(None, (option.help, option.detail)))}\n"
+        yield _table(("where", "how"), _option_rows(option, commands))
+
+
+def _anchor(option: Option) -> str:
+    return option.flag.removeprefix("--")
+
+
+def _option_rows(option: Option, commands: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    if option.in_file:
+        yield "`negativa.yaml`", f"`{option.name}`"
+    value = f" {option.value_name}".rstrip()
+    off = f", `{option.off_flag}`" if option.off_flag else ""
+    yield "pytest", f"`{option.flag}{value}`{off}"
+    if option.cli_flag and (names := commands.get(option.cli_flag)):
+        links = (f"[{name}](commands.md#{_command_anchor(name)})" for name in names)
+        yield "`negativa`", f"`{option.cli_flag}{value}` of {', '.join(links)}"
+    yield "environment", f"`{option.variable}`"
+    yield "default", f"`{option.default_text or 'not set'}`"
+
+
+# Commands
+
+
+class Command(NamedTuple):
+    """A command of ``negativa``: its name behind that word, and its context."""
+
+    name: str
+    command: click.Command
+    context: click.Context
+
+
+def iter_commands(command: click.Command = main, *names: str) -> Iterator[Command]:
+    """All commands that help shows, subcommands too, by name; the group itself first."""
+    context = click.Context(command, info_name=" ".join(("negativa", *names)))
+    yield Command(" ".join(names), command, context)
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            child = command.get_command(context, word)
+            if child is not None and not child.hidden:
+                yield from iter_commands(child, *names, word)
+
+
+def commands_by_flag() -> dict[str, list[str]]:
+    """The commands that take a flag, by the flag."""
+    found: dict[str, list[str]] = {}
+    for one in iter_commands():
+        for parameter in one.command.get_params(one.context):
+            for flag in parameter.opts:
+                found.setdefault(flag, []).append(one.name)
+    return found
+
+
+def generate_commands() -> Iterator[str]:
+    """Every command: usage, what it does, its options."""
+    for one in iter_commands():
+        if one.name:
+            yield f"## negativa {one.name} {{: #{_command_anchor(one.name)} }}\n"
+        usage = " ".join((one.context.command_path, *one.command.collect_usage_pieces(one.context)))
+        yield f"```text\n{usage.strip()}\n```\n"
+        yield _help_text(one.command)
+        records = [
+            parameter.get_help_record(one.context)
+            for parameter in one.command.get_params(one.context)
+            if not getattr(parameter, "hidden", False)
+        ]
+        yield _table(
+            ("option", "meaning"),
+            ((f"`{record[0]}`", _cell(record[1])) for record in records if record and record[1]),
+        )
+
+
+def _command_anchor(name: str) -> str:
+    return f"negativa-{name.replace(' ', '-')}"
+
+
+def _help_text(command: click.Command) -> str:
+    """A command's help as Markdown; click keeps a paragraph that begins with \\b as it is."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    return (
+        "\n\n".join(
+            f"```text\n{text.removeprefix(chr(8)).strip(chr(10))}\n```"
+            if text.startswith("\b")
+            else _escape(text)
+            for text in paragraphs
+        )
+        + "\n"
+    )
+
+
+def generate_exit_statuses() -> Iterator[str]:
+    """What each command's help says of its exit status."""
+    yield _table(
+        ("command", "exit status"),
+        (
+            (f"`negativa {one.name}`".replace(" `", "`"), _cell(" ".join(found[1].split())))
+            for one in iter_commands()
+            if (
+                found := re.search(
+                    r"Exit status: (.*?)(?:\n\n|\Z)",
+                    inspect.cleandoc(one.command.help or ""),
+                    re.DOTALL,
+                )
+            )
+        ),
+    )
+
+
+# Files
+
+
+def generate_files() -> Iterator[str]:
+    """Every file that has a JSON Schema, record by record."""
+    for name in schema_names():
+        schema = msgspec.json.decode(shipped_schema(name))
+        if "$defs" not in schema:
+            continue  # negativa.yaml: its keys are the options.
+        yield f"## {name} {{: #{name} }}\n"
+        yield f"`negativa schema {name}` prints the schema.\n"
+        for title, record in schema["$defs"].items():
+            yield f"### {title} {{: #{name}-{title.lower()} }}\n"
+            text, described = split_docstring(record.get("description", ""))
+            yield f"{_escape(text)}\n"
+            if "enum" in record:
+                yield f"One of {', '.join(f'`{value}`' for value in record['enum'])}.\n"
+            if "prefixItems" in record:
+                items = (f"`{_type_of(item, name)}`" for item in record["prefixItems"])
+                yield f"An array: {', '.join(items)}.\n"
+            yield _table(
+                ("field", "type", "meaning"),
+                (
+                    (f"`{field}`", _type_of(value, name), _cell(described.get(field, "")))
+                    for field, value in record.get("properties", {}).items()
+                ),
+            )
+
+
+def _type_of(value: Mapping[str, Any], schema: str) -> str:
+    if "$ref" in value:
+        title = value["$ref"].rpartition("/")[2]
+        return f"[{title}](#{schema}-{title.lower()})"
+    if "anyOf" in value:
+        return " or ".join(_type_of(part, schema) for part in value["anyOf"])
+    if value.get("type") == "array" and isinstance(value.get("items"), Mapping):
+        return f"array of {_type_of(value['items'], schema)}"
+    return str(value.get("type", "any"))
+
+
+# Hooks and API
+
+
+def generate_hooks() -> Iterator[str]:
+    """Every hook, with its arguments."""
+    for name, function in inspect.getmembers(hookspecs, inspect.isfunction):
+        if function.__module__ == hookspecs.__name__:
+            yield f"### {name}\n"
+            yield f"```python\ndef {name}{_signature(function)}\n```\n"
+            yield from _documented(function)
+
+
+def generate_fixture() -> Iterator[str]:
+    """The marker and the fixture ``negativa_off``."""
+    name, _, meaning = plugin.MARKER.partition(": ")
+    yield f"`@pytest.mark.{name}`: {meaning}.\n"
+    yield f"Fixture `negativa_off`: {_escape(inspect.getdoc(plugin.negativa_off) or '')}\n"
+
+
+def generate_api() -> Iterator[str]:
+    """The public names: ``why``, the detector's protocol, the records."""
+    yield "### pytest_negativa.why\n"
+    yield f"```python\nwhy{_signature(pytest_negativa.why)}\n```\n"
+    yield from _documented(pytest_negativa.why)
+    yield "### pytest_negativa.tracing.detector\n"
+    yield _escape(inspect.getdoc(detector) or "") + "\n"
+    yield _table(("name", "meaning"), _classes(detector.__name__))
+    for module in sorted(pkgutil.iter_modules(models.__path__), key=lambda m: m.name):
+        full = f"{models.__name__}.{module.name}"
+        yield f"### {full}\n"
+        yield _table(("record", "meaning"), _classes(full))
+
+
+def _classes(module: str) -> Iterator[tuple[str, str]]:
+    loaded = importlib.import_module(module)
+    for name, value in inspect.getmembers(loaded, inspect.isclass):
+        if value.__module__ == module and not name.startswith("_"):
+            yield f"`{name}`", _cell(split_docstring(inspect.getdoc(value) or "")[0])
+
+
+def _signature(function: Callable[..., object]) -> str:
+    return str(inspect.signature(function)).replace("'", "")
+
+
+def _documented(function: Callable[..., object]) -> Iterator[str]:
+    text, described = split_docstring(inspect.getdoc(function) or "")
+    yield f"{_escape(text)}\n"
+    yield _table(
+        ("argument", "meaning"), ((f"`{name}`", _cell(what)) for name, what in described.items())
+    )
+
+
+# Text
+
+
+def split_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """A docstring without its field lists, and the fields' meanings by name."""
+    # Up to Python 3.12 docstrings have the indentation of the source.
+    text, *lists = _LISTS.split(inspect.cleandoc(docstring))
+    fields: dict[str, str] = {}
+    for title, body in zip(lists[::2], lists[1::2], strict=True):
+        if title in ("Returns", "Raises"):
+            fields[title.lower()] = " ".join(body.split())
+            continue
+        for names, meaning in _FIELD.findall(body):
+            for name in names.split(","):
+                fields[name.strip()] = " ".join(meaning.split())
+    return text.strip(), fields
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join((_row(heads), _row(("---",) * len(heads)), *lines, "")) if lines else ""
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return _escape(" ".join(text.split())).replace("|", "\\|")
+
+
+def _escape(text: str) -> str:
+    """Docstrings write code between double backquotes, and names with underscores plainly."""
+    return re.sub(r"``(.+?)``", r"`\1`", text).replace("<", "&lt;").replace("*", "\\*")
+
+
+GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
+    "options": generate_options,
+    "commands": generate_commands,
+    "exit-statuses": generate_exit_statuses,
+    "files": generate_files,
+    "hooks": generate_hooks,
+    "fixture": generate_fixture,
+    "api": generate_api,
+}
