@@ -75,15 +75,15 @@ def _begin(config: pytest.Config) -> None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
         return
-    from pytest_negativa.session import traced_process as session
+    from pytest_negativa.session import start
 
-    if session.is_in_round():
-        session.begin(config, flags)
+    if start.is_in_round():
+        start.begin(config, flags)
     elif supervised and not in_round:
         # Else a test has started pytest, with the same addopts: it must not rewrite the copies.
-        session.supervise(config, flags)
+        start.start_supervisor(config, flags)
     elif enabled:
-        session.begin(config, flags)
+        start.begin(config, flags)
 
 
 def _typed(config: pytest.Config) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +102,9 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
 
     from pytest_negativa.models.outcomes import SessionKind
     from pytest_negativa.storage.outcomes import outcomes_file, read_outcomes
-    from pytest_negativa.tracing.command import traced_environment
-    from pytest_negativa.tracing.start import Run
-    from pytest_negativa.verifying.rounds import Program
-    from pytest_negativa.verifying.supervisor import Request, supervise
-    from pytest_negativa.verifying.verification import refuse_failed
+    from pytest_negativa.verifying.rounds import Program, program_environment
+    from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
+    from pytest_negativa.verifying.traced_run import refuse_failed
 
     traced = run_of(settings)
     refuse_failed(traced, settings)
@@ -129,19 +126,16 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
     if not words:
         raise click.UsageError(f"{traced} doesn't tell which command was traced; give it after --")
     here = Path.cwd()
-
-    def prepare(environ: Mapping[str, str], round_folder: Path) -> Mapping[str, str]:
-        run = Run(base=round_folder.parent, run_id=round_folder.name, root=here)
-        return traced_environment(environ, run)
-
-    program = Program(command=words, again=words, cwd=here, is_pytest=False)
-    request = Request(
-        settings=replace(settings, run=os.fspath(traced), healing=healing),
+    program = Program(
+        command=words,
+        again=words,
+        cwd=here,
         root=here,
-        program=program,
-        trace_first=False,
+        environ=program_environment(os.environ),
+        is_pytest=False,
     )
-    click.get_current_context().exit(supervise(request, prepare))
+    settings = replace(settings, run=os.fspath(traced), healing=healing)
+    click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings)))
 
 
 COMMANDS = (reconstruct, verify, heal)

@@ -12,7 +12,7 @@ class RoundKind(str, enum.Enum):
 
     TRACE = "trace"  # the traced run itself
     VERIFY = "verify"  # on the copies
-    ORIGINAL = "original"  # on the originals again: is a test that differs flaky?
+    ORIGINAL = "original"  # on the originals again: does a test that differs fail there, too?
     CONTROL = "control"  # on copies with all spans given back: is their place the cause?
     PROBE = "probe"  # on copies with some spans given back: are these the needed ones?
 

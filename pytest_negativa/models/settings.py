@@ -117,7 +117,7 @@ class Verify(Record, frozen=True, kw_only=True):
     Attributes:
         fill: the byte that overwrites unused GPU code, as ``"0x01"``.
         copies: what the tests run on.
-        rerun: how often tests that end otherwise run on the originals again.
+        rerun: how often tests whose outcome changed run again, on originals and copies.
         timeout: seconds; see the option.
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """

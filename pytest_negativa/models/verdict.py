@@ -14,7 +14,10 @@ VERDICT_VERSION = 1
 
 
 TESTS_DIFFER = "the tests don't agree with the traced run"
-"""Why no library is proved where the fault is none of its own."""
+"""Why a library is not proved if only the tests speak against it."""
+
+FLAKY_RULE = "both outcomes occur on the originals and on the copies"
+"""When a test is flaky: the traced run and reruns count, and a lost CUDA context does not."""
 
 
 class LibraryStatus(str, enum.Enum):
@@ -81,7 +84,7 @@ class TestVerdict(Record, frozen=True, kw_only=True):
 
     Attributes:
         before, after: how it ended in the traced run and on the copies; None: it did not run.
-        flaky: the originals give it different outcomes too.
+        flaky: see ``FLAKY_RULE``.
         text: its error on the copies, shortened.
         gpu_error: the error that it left the CUDA context with.
         libraries: real paths of the libraries that it used first in the traced run.

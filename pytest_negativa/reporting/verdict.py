@@ -10,6 +10,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
+    FLAKY_RULE,
     TESTS_DIFFER,
     Healing,
     LibraryStatus,
@@ -38,9 +39,9 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
             yield f"{printable(Path(row.path).name)}: {printable(row.why)}"
         yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
     if verdict.differences:
-        yield _tests("Tests that end otherwise on the copies:", verdict.differences)
+        yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
-        yield _tests("Flaky: these end otherwise on the originals, too:", flaky)
+        yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
     if verdict.healing is not None:
         yield _healing(verdict.healing, options)
     yield _conclusion(verdict)

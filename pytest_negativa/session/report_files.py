@@ -30,22 +30,22 @@ _REPORTS = {
 _INI = frozenset({"log_file"})
 
 
-def writes_reports(settled: Round, *, traced_before: bool) -> bool:
+def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
     """Whether a round writes reports where the user wants them.
 
     Args:
         traced_before: the session has a traced run of its own.
     """
-    if settled.kind is RoundKind.TRACE:
+    if round_spec.kind is RoundKind.TRACE:
         return True
-    return settled.kind is RoundKind.VERIFY and settled.tests is None and not traced_before
+    return round_spec.kind is RoundKind.VERIFY and round_spec.tests is None and not traced_before
 
 
 class RoundReports:
     """Leads reports into the round's folder; coverage is added to that of the other rounds."""
 
-    def __init__(self, config: pytest.Config, settled: Round) -> None:
-        self._folder = Path(settled.base, settled.run_id, FOLDER)
+    def __init__(self, config: pytest.Config, round_spec: Round) -> None:
+        self._folder = Path(round_spec.base, round_spec.run_id, FOLDER)
         # pytest-cov reads it before any plugin is configured.
         if getattr(config.known_args_namespace, "cov_source", None):
             config.known_args_namespace.cov_append = True

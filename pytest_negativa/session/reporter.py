@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import ReportFormat, Settings, Thresholds
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.tracing.start import Run
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from pytest_negativa.models.library import Element, Frame, LibraryMap
     from pytest_negativa.models.report import RunReport
     from pytest_negativa.session.traced_process import TracedProcess
-
-
-def describe_fault(error: Exception) -> str:
-    """An error that nobody expected, in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class Reporter:

@@ -21,8 +21,8 @@ _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
 class RoundHooks:
     """Selects the tests of a round, and ends it where going on would tell nothing."""
 
-    def __init__(self, settled: Round) -> None:
-        self._round = settled
+    def __init__(self, round_spec: Round) -> None:
+        self._round = round_spec
 
     @cached_property
     def _failed_before(self) -> frozenset[str]:

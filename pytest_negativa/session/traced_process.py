@@ -1,149 +1,28 @@
-"""A traced pytest session: what each process of it does between its start and its end.
-
-A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the
-workers run the tests and trace, the controller reports what all of them traced. Traces are
-files, so what a killed worker had written is not lost; ``reporter`` reads them at the end.
-"""
+"""Traces a pytest process: tells the detector which test and phase is running."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.models.environment import ROUND_VARIABLE
-from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.errors import NegativaError, StoreError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Phase, Role
-from pytest_negativa.processes.watch import end_with
-from pytest_negativa.session.outcome_recorder import OutcomeRecorder
-from pytest_negativa.session.report_files import RoundReports, writes_reports
-from pytest_negativa.session.reporter import Reporter, describe_fault
-from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.settings.globs import matches
-from pytest_negativa.settings.resolve import load_settings
-from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.gpu import has_gpu
-from pytest_negativa.tracing.start import Run, Tracing, make_header, new_run_id, start_tracing
+from pytest_negativa.tracing.start import Run, Tracing, make_header, start_tracing
 
-if TYPE_CHECKING:
-    from pytest_negativa.verifying.supervisor import Request
-
-# How workers learn of their controller: they inherit its environment.
-_HANDOVER = "NEGATIVA_SESSION"
+HANDOVER = "NEGATIVA_SESSION"
+"""The variable by which pytest-xdist's workers, which inherit it, learn of their controller."""
 
 _SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
-
-
-def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
-    """Settle the role of this process, start tracing, and register the hooks for the rest.
-
-    Raises:
-        OptionError: an option or ``negativa.yaml`` can't be used.
-    """
-    settings = load_settings(
-        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
-    )
-    role, run, settled = _role_and_run(config, settings)
-    traced = TracedProcess(config, settings, role, run, settled)
-    plugins = config.pluginmanager
-    plugins.register(traced, "negativa-traced-process")
-    verified = settled is not None and settled.kind is not RoundKind.TRACE
-    if settled is not None and not writes_reports(settled, traced_before=settings.enabled):
-        plugins.register(RoundReports(config, settled), "negativa-round-reports")
-    if settled is not None and verified and role is not Role.CONTROLLER:
-        plugins.register(RoundHooks(settled), "negativa-round")
-    if role is Role.WORKER:
-        return
-    if verified or traced.not_traced is None:
-        with contextlib.suppress(StoreError):  # Nor can a trace be written, which is said.
-            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
-    if not verified:
-        plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
-
-
-def supervise(config: pytest.Config, flags: Mapping[str, Any]) -> None:
-    """Have the session's tests run under proof, by a process of their own.
-
-    Raises:
-        OptionError: an option or ``negativa.yaml`` can't be used.
-        NegativaError: the supervisor can't be started.
-    """
-    from pytest_negativa.storage.runs import find_run
-    from pytest_negativa.verifying.supervisor import is_replaceable, replace_process, request_of
-
-    settings = load_settings(
-        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
-    )
-    # With a traced run of its own the session takes that, whatever the environment names.
-    if settings.run is not None and not settings.enabled:
-        find_run(Path(settings.directory), Path(settings.run))
-    request = request_of(config, settings)
-    if is_replaceable(config):
-        replace_process(request)
-    config.pluginmanager.register(_Supervised(request), "negativa-supervised")
-
-
-class _Supervised:
-    """Runs the supervisor where pytest would run tests: in a process that can't be replaced."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self) -> int:
-        from pytest_negativa.verifying.supervisor import supervise
-
-        return supervise(self._request)
-
-
-def is_in_round() -> bool:
-    """Whether this process is of a round that a supervisor started, or a worker of one."""
-    return _handed() is not None or current_round(os.environ) is not None
-
-
-def _handed() -> dict[str, Any] | None:
-    """What the controller of pytest-xdist handed to this process, if it is a worker of one."""
-    handed: dict[str, Any] | None = json.loads(os.environ.get(_HANDOVER, "null"))
-    # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
-        return handed
-    return None
-
-
-def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
-    if (handed := _handed()) is not None:
-        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
-        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
-    settled = current_round(os.environ)
-    if settled is not None:
-        end_with(settled.supervisor)
-        run = Run(base=Path(settled.base), run_id=settled.run_id, root=Path(settled.root))
-    else:
-        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
-    namespace = config.known_args_namespace
-    distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
-    if not distributed:
-        return Role.SOLO, run, settled
-    os.environ[_HANDOVER] = json.dumps(
-        {
-            "pid": os.getpid(),
-            "base": str(run.base),
-            "run_id": run.run_id,
-            "root": str(run.root),
-            "round": settled and os.environ[ROUND_VARIABLE],
-        }
-    )
-    return Role.CONTROLLER, run, settled
 
 
 def _select_tests(config: pytest.Config, settings: Settings) -> None:
@@ -180,7 +59,8 @@ class TracedProcess:
         settings: Settings,
         role: Role,
         run: Run,
-        settled: Round | None,
+        *,
+        in_round: bool,
     ) -> None:
         self.role = role
         self.run = run
@@ -188,7 +68,7 @@ class TracedProcess:
         self.is_faulty = False
         self._config = config
         self._settings = settings
-        self._round = settled
+        self._in_round = in_round
         self._current = Context(phase=Phase.IMPORT)
         self._tracing = self._start()
         self._tell(self._current)
@@ -200,7 +80,7 @@ class TracedProcess:
                 return own
             replay = None
             if not has_gpu():
-                if self._round is not None:
+                if self._in_round:
                     self.not_traced = "no GPU here, and a recorded trace would prove nothing"
                     return None
                 if self._settings.trace.replay is None:
@@ -272,7 +152,7 @@ class TracedProcess:
         if self._tracing is not None:
             self._tracing.stop()
             self._tracing = None
-        os.environ.pop(_HANDOVER, None)
+        os.environ.pop(HANDOVER, None)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         # Not before: pytest parses its arguments again once it has all options.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,36 +184,6 @@ def _outcome(record: PhaseReported) -> Outcome | None:
     if record.outcome == "failed":
         return Outcome.FAILED if record.when == "call" else Outcome.ERROR
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A test that ended in another way than in the traced run; None: it did not run there."""
-
-    nodeid: str
-    before: Outcome | None
-    after: Outcome | None
-    text: str | None = None
-    gpu_error: str | None = None
-
-
-def iter_differences(
-    before: Mapping[str, TestResult], after: Mapping[str, TestResult]
-) -> Iterator[Difference]:
-    """The tests whose outcomes differ, those of ``after`` in its order, then what is missing."""
-    for nodeid, result in after.items():
-        known = before.get(nodeid)
-        if known is None or known.outcome is not result.outcome:
-            yield Difference(
-                nodeid,
-                None if known is None else known.outcome,
-                result.outcome,
-                result.text,
-                result.gpu_error,
-            )
-    for nodeid, result in before.items():
-        if nodeid not in after:
-            yield Difference(nodeid, result.outcome, None)
 
 
 def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:

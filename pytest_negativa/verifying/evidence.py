@@ -1,32 +1,92 @@
-"""What rounds have left behind, as evidence: who loaded what, and which tests used the GPU."""
+"""The facts that a verdict follows from, and how they are gathered from the rounds' files."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
+from pytest_negativa.models.verdict import Versions
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
 from pytest_negativa.tracing.files import SUFFIX
-from pytest_negativa.verifying.judge import Evidence
-from pytest_negativa.verifying.rounds import MAX_ROUNDS, RoundResult
+from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
+from pytest_negativa.verifying.traced_run import TracedRun
 
 REDIRECT_LOGS = "redirect"
 """The folder of a round for the redirect's logs."""
 
-# What begins in these is no test's doing.
+# Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
 # Exit statuses that a shell gives for signals start here; Python gives negative ones.
 _SIGNALS = 128
 
 
+@dataclass(frozen=True, slots=True)
+class LoadEvidence:
+    """Which processes loaded copies and originals, in all rounds on the copies.
+
+    Attributes:
+        copies: by real path of the original: the processes that had its copy mapped.
+        originals: by real path of the original: the process that had the original, in words.
+        unsubstituted: by real path of the original: why it can't be substituted here.
+        incomplete: why processes may have been missed, or None.
+    """
+
+    copies: Mapping[str, Collection[object]] = field(default_factory=dict)
+    originals: Mapping[str, str] = field(default_factory=dict)
+    unsubstituted: Mapping[str, str] = field(default_factory=dict)
+    incomplete: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of all tests on the copies: every fact that its verdict follows from.
+
+    Attributes:
+        plans: what was tried.
+        reconstruction: the copies.
+        rounds: the rounds that ran all tests on the copies.
+        all_rounds: every start of the program until now.
+        usage: what the tests used on the copies.
+        flaky: node ids of flaky tests, see ``TestVerdict.flaky``.
+        loads: which processes loaded what.
+        problems: what else speaks against the attempt, such as a collection error.
+        ended_ns: when, nanoseconds since the epoch.
+    """
+
+    traced: TracedRun
+    plans: tuple[LibraryPlan, ...]
+    program: Program
+    settings: Verify
+    reconstruction: Reconstruction
+    rounds: tuple[RoundResult, ...]
+    all_rounds: tuple[RoundResult, ...]
+    usage: Usage
+    flaky: frozenset[str]
+    loads: LoadEvidence
+    problems: tuple[str, ...]
+    versions: Versions
+    ended_ns: int
+
+    @property
+    def after(self) -> dict[str, TestResult]:
+        """By node id: how the tests ended on the copies."""
+        return conclusive_tests(self.rounds)
+
+
 def trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
+    """The traces of all processes of the rounds."""
     return [path for r in rounds for path in sorted((r.folder / "trace").glob(f"*{SUFFIX}"))]
 
 
 def first_uses(usage: Usage) -> dict[str, set[str]]:
-    """By node id: the libraries of which the test was the first to use something."""
+    """By node id: the libraries from which the test was the first to use code."""
     used: dict[str, set[str]] = defaultdict(set)
     for library in usage.libraries:
         for image in library.images:
@@ -54,7 +114,7 @@ def count_gpu_tests(usage: Usage) -> int:
 
 
 def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
-    """What speaks against a run of the tests besides their outcomes."""
+    """What speaks against the rounds besides the outcomes of their tests."""
     for result in rounds:
         for error in result.session.collection_errors:
             yield f"not collected: {error}"
@@ -68,18 +128,18 @@ def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
         yield f"{MAX_ROUNDS} sessions in a row died or lost their CUDA context; no more were run"
 
 
-def gather(
+def gather_loads(
     rounds: Sequence[RoundResult],
     usage: Usage,
     copied: Collection[str],
     unsubstituted: Mapping[str, str],
-) -> Evidence:
-    """What logs and traces of the rounds say of copies and originals.
+) -> LoadEvidence:
+    """Read from logs and traces which processes loaded copies and originals.
 
     Args:
         usage: what the rounds' own traces add up to.
         copied: real paths of the originals that have a copy.
-        unsubstituted: see ``Evidence``.
+        unsubstituted: see ``LoadEvidence``.
     """
     copies: dict[str, set[object]] = defaultdict(set)
     originals: dict[str, str] = {}
@@ -87,7 +147,7 @@ def gather(
     logged: set[int] = set()
     for result in rounds:
         logs = result.folder / REDIRECT_LOGS
-        # Not there where nothing can be redirected.
+        # It is missing if no library could be redirected.
         for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"
             logged.add(process.pid)
@@ -101,7 +161,7 @@ def gather(
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
     _add_traced(usage, copied, originals)
-    return Evidence(
+    return LoadEvidence(
         copies=copies,
         originals=originals,
         unsubstituted=unsubstituted,
@@ -119,7 +179,7 @@ def _why_not_logged(usage: Usage, logged: Collection[int]) -> str | None:
 
 
 def _add_traced(usage: Usage, copied: Collection[str], originals: dict[str, str]) -> None:
-    """Originals that traced processes had mapped, whatever the redirect knows of them."""
+    """Add originals that traced processes had mapped, even if the redirect has no log of them."""
     for library in usage.libraries:
         path = library.library.path
         if path in copied and library.processes:

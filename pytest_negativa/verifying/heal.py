@@ -1,24 +1,21 @@
-"""Healing: where a proof fails, find what must be given back, keep it, and verify again."""
+"""Healing: if a proof fails, find what the tests need, give it back, keep it, and verify again."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import CodeRange, UnusedReason
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.settings import CopyKind
+from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
 from pytest_negativa.planning.restore import (
     Part,
@@ -28,15 +25,17 @@ from pytest_negativa.planning.restore import (
     iter_parts,
     part_of,
 )
-from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.runs import load_healed, load_unhealed, save_healed, save_plans
+from pytest_negativa.verifying.answers import Answers
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
-from pytest_negativa.verifying.rounds import settled_tests
-from pytest_negativa.verifying.verification import Attempt, Verification
+from pytest_negativa.verifying.evidence import Attempt, first_uses
+from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.rounds import conclusive_tests
+from pytest_negativa.verifying.verification import Verification
 
 STATE_FILE = "healing.jsonl"
-"""In a run's folder: the answers of all probes so far, by which an interrupted search goes on."""
+"""In a run's folder: the answers of all probes, by which an interrupted search goes on."""
 
 _ELSEWHERE = {
     CopyKind.OVERWRITTEN: "the tests fail wherever their libraries lie elsewhere: nothing that was "
@@ -47,7 +46,263 @@ _ELSEWHERE = {
 """Why nothing is given back for tests that fail with everything given back."""
 
 # A test that was hidden behind a failing one may show up when that one passes.
-_MAX_TURNS = 5
+_MAX_SEARCHES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """Plans to verify, and their history.
+
+    Attributes:
+        spans: what healing gave back in them.
+        unfinished: parts that an unfinished search had kept; they are removed again.
+    """
+
+    planned: tuple[AnalyzedLibrary, ...]
+    spans: tuple[NeededSpan, ...]
+    unfinished: frozenset[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What one search has found.
+
+    Attributes:
+        spans: what to give back; empty if that helps no test.
+        whys: what kept the search from being complete, or from finding anything.
+        complete: no limit ended the search.
+    """
+
+    spans: tuple[NeededSpan, ...] = ()
+    whys: tuple[str, ...] = ()
+    complete: bool = True
+
+
+@dataclass(slots=True)
+class _Budget:
+    """The limits of healing, which hold for all its searches together."""
+
+    limits: Verify
+    runs: int = 0
+    _begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def spend(self) -> None:
+        """Count a run.
+
+        Raises:
+            LimitReached: no run is left.
+        """
+        limits = self.limits
+        if limits.heal_runs and self.runs >= limits.heal_runs:
+            raise LimitReached
+        if limits.heal_minutes and self.seconds / 60 >= limits.heal_minutes:
+            raise LimitReached
+        self.runs += 1
+
+
+def verify_and_heal(verification: Verification) -> Verdict:
+    """Verify; while tests fail for what was removed, give back what they need and verify again.
+
+    The verdict is that of the plans as they are saved.
+    """
+    folder = verification.traced.folder
+    budget = _Budget(verification.settings.verify)
+    plans = _without_unfinished(verification)
+    needed: list[NeededSpan] = []
+    whys: list[str] = []
+    complete = True
+    attempt = verification.attempt(plans.planned)
+    verdict = judge(attempt)
+    if verdict.proved and plans.unfinished:
+        whys.append("what an unfinished search had kept is not needed")
+        _save_healed_plans(folder, plans, ())
+    searches = 0
+    while complete and not verdict.proved:
+        if searches == _MAX_SEARCHES:
+            whys.append(f"tests still fail after {_MAX_SEARCHES} searches; heal again to go on")
+            complete = False
+            break
+        searches += 1
+        result = search(verification, plans, attempt, verdict, budget)
+        whys += result.whys
+        if result.spans:
+            needed += result.spans
+            plans = _save_healed_plans(folder, plans, result.spans)
+            complete = result.complete
+        elif plans.unfinished:
+            # The verdict must be that of the plans as they are saved.
+            plans = _Plans(verification.traced.planned, plans.spans, frozenset())
+            complete = False
+        else:
+            break
+        attempt = verification.attempt(plans.planned)
+        verdict = judge(attempt)
+    if not needed and not whys:
+        return verdict
+    healing = Healing(
+        needed=tuple(needed),
+        runs=budget.runs,
+        seconds=budget.seconds,
+        complete=complete,
+        why="; ".join(whys) or None,
+    )
+    return replace(verdict, healing=healing)
+
+
+def search(
+    verification: Verification,
+    plans: _Plans,
+    attempt: Attempt,
+    verdict: Verdict,
+    budget: _Budget,
+) -> SearchResult:
+    """Find what must be given back for the tests that fail in an attempt."""
+    failing = [t.nodeid for t in verdict.differences if t.before is not None]
+    if not failing:
+        return SearchResult(
+            whys=("no test of the traced run fails on the copies: nothing to search",)
+        )
+    copied = {c.library.path for c in attempt.reconstruction.libraries}
+    parts = [p for p in _likely_first(verification, plans, failing) if p.library in copied]
+    if not parts:
+        return SearchResult(whys=("tests fail, and nothing was removed that they could need",))
+    likely = [part for part in parts if part in plans.unfinished]
+    first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
+    verification.say(
+        f"negativa: healing: {len(failing)} tests fail on the copies; searching "
+        f"{len(parts):,} removed parts{first}"
+    )
+    trials = _Trials(verification, plans.planned)
+    caused = trials.passing_on_originals(failing)
+    if not caused:
+        return SearchResult(
+            whys=("the tests fail on the originals too: nothing that was removed is the cause",)
+        )
+    for candidates in filter(None, (likely, parts)):
+        tests = trials.passing_with(candidates, caused)
+        if len(tests) == len(caused):
+            break
+    elsewhere = _ELSEWHERE[verification.settings.verify.copies]
+    if not tests:
+        return SearchResult(whys=(elsewhere,))
+    left = len(caused) - len(tests)
+    whys = (f"of {left} tests: {elsewhere}",) if left else ()
+    question = _question(verification, plans.planned, candidates, tests)
+    answers = Answers(verification.traced.folder / STATE_FILE, question)
+
+    def probe(kept: frozenset[Part]) -> str | None:
+        known = answers.get(kept)
+        if known is not None:
+            return known.failing
+        budget.spend()
+        failed = trials.first_failing(kept, tests)
+        outcome = "pass" if failed is None else f"{failed} fails"
+        verification.say(
+            f"negativa: healing: run {budget.runs}, {len(kept):,} parts given back: {outcome}"
+        )
+        answers.add(kept, failed)
+        return failed
+
+    found = find_needed(candidates, probe, _GROUPS, tests[0])
+    if found.complete:
+        spans = [_span(plans.planned, n.part, n.test, complete=True) for n in found.needed]
+        return SearchResult(tuple(spans), whys)
+    limit = (
+        "a limit was reached (verify.heal_runs, verify.heal_minutes): "
+        f"{len(found.enough):,} parts are kept, which may be more than is needed; heal again to "
+        "go on"
+    )
+    spans = [_span(plans.planned, part, tests[0], complete=False) for part in found.enough]
+    return SearchResult(tuple(spans), (*whys, limit), complete=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Runs tests on originals, and on copies with some parts given back."""
+
+    verification: Verification
+    planned: tuple[AnalyzedLibrary, ...]
+
+    def passing_on_originals(self, tests: Sequence[str]) -> list[str]:
+        """The tests that end as traced on the originals."""
+        return self._passing(RoundKind.ORIGINAL, tests, None)
+
+    def passing_with(self, parts: Sequence[Part], tests: Sequence[str]) -> list[str]:
+        """The tests that end as traced on copies with all of ``parts`` given back."""
+        return self._passing(RoundKind.CONTROL, tests, self._write_copies(parts))
+
+    def first_failing(self, kept: Collection[Part], tests: Sequence[str]) -> str | None:
+        """A test that does not end as traced with the parts given back; None if all do."""
+        table = self._write_copies(kept)
+        ended = conclusive_tests([self.verification.run_once(RoundKind.PROBE, tests, table)])
+        # A test that differs ends the round: what is missing may only come after it.
+        different = [n for n in tests if n in ended and not self._as_traced(n, ended)]
+        missing = [n for n in tests if n not in ended]
+        return next(iter([*different, *missing]), None)
+
+    def _passing(self, kind: RoundKind, tests: Sequence[str], table: Path | None) -> list[str]:
+        ended = conclusive_tests(self.verification.run(kind, tests, table))
+        return [n for n in tests if self._as_traced(n, ended)]
+
+    def _as_traced(self, nodeid: str, ended: Mapping[str, TestResult]) -> bool:
+        before = by_nodeid(self.verification.traced.session.tests)
+        return nodeid in ended and ended[nodeid].outcome is before[nodeid].outcome
+
+    def _write_copies(self, kept: Collection[Part]) -> Path | None:
+        """Copy all libraries that have unused code in the plan, with these parts given back.
+
+        A library that is given back as a whole is copied, too: probes must not differ in where
+        libraries lie.
+        """
+        planned = [
+            replace_fields(p, plan=give_back(p.plan, kept, "probed"))
+            for p in self.planned
+            if p.plan.unused_bytes or p.plan.trimmed
+        ]
+        return self.verification.write_copies(planned, copy_all=True)[1]
+
+
+def _without_unfinished(verification: Verification) -> _Plans:
+    """The run's plans without what an unfinished search had kept, which is searched first.
+
+    The plans of the run stay as they are until more is known.
+    """
+    traced = verification.traced
+    spans = load_healed(traced.folder)
+    saved = _Plans(traced.planned, spans, frozenset())
+    unhealed = {p.library.path: p for p in load_unhealed(traced.folder)}
+    if not unhealed:
+        return saved
+    now = {plan.library.path: plan for plan in traced.plans}
+    if any(now.get(path) != give_back_spans(plan, spans) for path, plan in unhealed.items()):
+        verification.say(
+            "negativa: healing: the plan has changed since a search was left unfinished; what it "
+            "had kept stays kept"
+        )
+        return saved
+    return _Plans(
+        planned=tuple(
+            replace_fields(p, plan=unhealed.get(p.plan.library.path, p.plan))
+            for p in traced.planned
+        ),
+        spans=tuple(s for s in spans if s.complete),
+        unfinished=frozenset(part_of(s) for s in spans if not s.complete),
+    )
+
+
+def _save_healed_plans(folder: Path, plans: _Plans, spans: Sequence[NeededSpan]) -> _Plans:
+    """Give ``spans`` back in the plans, and make the result the run's plans."""
+    planned = tuple(replace_fields(p, plan=give_back_spans(p.plan, spans)) for p in plans.planned)
+    left = {span.library for span in spans if not span.complete}
+    unhealed = [p.plan for p in plans.planned if p.plan.library.path in left]
+    healed = _Plans(planned, (*plans.spans, *spans), frozenset())
+    save_healed(folder, healed.spans, unhealed)
+    save_plans(folder, [p.plan for p in planned])
+    return healed
 
 
 def _library(part: Part) -> object:
@@ -62,304 +317,87 @@ def _element(part: Part) -> object:
     return part.library, part.start
 
 
-# What is given back together as long as that rules much out.
+# Parts of one group are given back together while that excludes many of them.
 _GROUPS = (_library, _region, _element)
 
 
-def verify_and_heal(verification: Verification) -> Verdict:
-    """Verify; while tests fail for what was removed, give back what they need and verify again.
+def _likely_first(
+    verification: Verification, plans: _Plans, failing: Collection[str]
+) -> list[Part]:
+    """All removed parts, the likely ones first.
 
-    The verdict is that of the plans as they are saved.
+    Likely parts are those that the driver would choose, in regions that the run had loaded, of
+    libraries that the failing tests were the first to use.
     """
-    healer = _Healer(verification)
-    while True:
-        attempt = verification.attempt(healer.planned)
-        verdict = verification.judge(attempt, [p.plan for p in healer.planned])
-        if not healer.go_on(attempt, verdict):
-            return replace(verdict, healing=healer.result)
+    usage = verification.traced.usage
+    loaded = {(use.library.path, image.offset) for use in usage.libraries for image in use.images}
+    uses = first_uses(usage)
+    used = {path for nodeid in failing for path in uses.get(nodeid, ())}
+    never_chosen = {
+        (p.plan.library.path, d.start)
+        for p in plans.planned
+        for d in p.plan.decisions
+        if d.reason == UnusedReason.WRONG_ARCH.value
+    }
+    return sorted(
+        (part for p in plans.planned for part in iter_parts(p.library_map, p.plan)),
+        key=lambda p: (
+            (p.library, p.region) not in loaded,
+            (p.library, p.start) in never_chosen,
+            p.library not in used,
+            p.library,
+            p.start,
+            p.code or 0,
+        ),
+    )
 
 
-class _Healer:
-    """All searches of one verification: the limits hold for them together.
+def _span(
+    planned: Iterable[AnalyzedLibrary], part: Part, test: str, *, complete: bool
+) -> NeededSpan:
+    library = next(p for p in planned if p.plan.library.path == part.library)
+    decision = next(d for d in library.plan.decisions if d.start == part.start)
+    function = None
+    if part.code is not None:
+        code = CodeRange(part.code, part.code + 1)
+        function = next(iter(functions_of(library.library_map, part.start, code)), None)
+    return NeededSpan(
+        library=part.library,
+        start=part.start,
+        end=decision.end,
+        test=test,
+        region=part.region,
+        code=part.code,
+        function=function,
+        complete=complete,
+    )
 
-    What an earlier search had kept because it wasn't finished is removed again, and searched
-    first. The plans of the run stay as they are until more is known.
 
-    Attributes:
-        planned: what is to be verified next.
-    """
-
-    def __init__(self, verification: Verification) -> None:
-        self._verification = verification
-        self._before = by_nodeid(verification.traced.session.tests)
-        self._begin = time.monotonic()
-        self._runs = 0
-        self._turns = 0
-        self._ended = False
-        self._whys: list[str] = []
-        self._new: list[NeededSpan] = []
-        self._failing: list[str] = []
-        self._answers = _Answers(verification.traced.folder / STATE_FILE)
-        self._spans = load_healed(verification.traced.folder)
-        self._unfinished: frozenset[Part] = frozenset()
-        self.planned = self._without_unfinished()
-
-    @property
-    def result(self) -> Healing | None:
-        """How it went; None where nothing was to be healed."""
-        if not self._new and not self._whys:
-            return None
-        return Healing(
-            needed=tuple(self._new),
-            runs=self._runs,
-            seconds=time.monotonic() - self._begin,
-            complete=not self._ended,
-            why="; ".join(self._whys) or None,
-        )
-
-    def go_on(self, attempt: Attempt, verdict: Verdict) -> bool:
-        """Take up an attempt's verdict; whether there is another plan to be verified."""
-        if verdict.proved:
-            if self._unfinished:
-                self._whys.append("what an unfinished search had kept is not needed")
-                self._save(self.planned, ())
-            return False
-        failing = [t.nodeid for t in verdict.differences if t.before is not None]
-        if self._ended:
-            return False
-        if self._turns == _MAX_TURNS:
-            self._whys.append(f"tests still fail after {_MAX_TURNS} searches; heal again to go on")
-            self._ended = True
-            return False
-        self._turns += 1
-        spans = self._search(attempt, failing)
-        if spans:
-            planned = self._healed(spans)
-            self._save(planned, spans)
-            self._new += spans
-            return True
-        if self._unfinished:
-            # The verdict must be that of what is saved.
-            self._unfinished = frozenset()
-            self.planned = self._verification.traced.planned
-            self._ended = True
-            return True
-        return False
-
-    def _without_unfinished(self) -> tuple[AnalyzedLibrary, ...]:
-        """The run's plans without what an unfinished search had kept."""
-        planned = self._verification.traced.planned
-        unhealed = {p.library.path: p for p in load_unhealed(self._verification.traced.folder)}
-        if not unhealed:
-            return planned
-        now = {p.plan.library.path: p.plan for p in planned}
-        if any(
-            now.get(path) != give_back_spans(plan, self._spans) for path, plan in unhealed.items()
-        ):
-            self._verification.say(
-                "negativa: healing: the plan has changed since a search was left unfinished; what "
-                "it had kept stays kept"
-            )
-            return planned
-        self._unfinished = frozenset(part_of(s) for s in self._spans if not s.complete)
-        self._spans = tuple(s for s in self._spans if s.complete)
-        return tuple(
-            replace_fields(p, plan=unhealed.get(p.plan.library.path, p.plan)) for p in planned
-        )
-
-    def _search(self, attempt: Attempt, failing: Sequence[str]) -> tuple[NeededSpan, ...]:
-        """What is to be given back for the tests that fail; nothing where that doesn't help."""
-        if not failing:
-            self._whys.append("no test of the traced run fails on the copies: nothing to search")
-            return ()
-        copied = {c.library.path for c in attempt.reconstruction.libraries}
-        parts = [part for part in self._parts(failing) if part.library in copied]
-        if not parts:
-            self._whys.append("tests fail, and nothing was removed that they could need")
-            return ()
-        likely = [part for part in parts if part in self._unfinished]
-        first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
-        self._verification.say(
-            f"negativa: healing: {len(failing)} tests fail on the copies; searching "
-            f"{len(parts):,} removed parts{first}"
-        )
-        caused = self._caused_by_removal(failing)
-        if not caused:
-            self._whys.append(
-                "the tests fail on the originals too: nothing that was removed is the cause"
-            )
-            return ()
-        for candidates in (likely, parts):
-            if candidates:
-                self._failing = self._passing_with(candidates, caused)
-                if len(self._failing) == len(caused):
-                    break
-        if not self._failing:
-            self._whys.append(_ELSEWHERE[self._copies])
-            return ()
-        if left := len(caused) - len(self._failing):
-            self._whys.append(f"of {left} tests: {_ELSEWHERE[self._copies]}")
-        self._answers.begin(self._question(candidates))
-        found = find_needed(candidates, self._probe, _GROUPS, self._failing[0])
-        if found.complete:
-            return tuple(self._span(n.part, n.test, complete=True) for n in found.needed)
-        self._ended = True
-        self._whys.append(
-            "a limit was reached (verify.heal_runs, verify.heal_minutes): "
-            f"{len(found.enough):,} parts are kept, which may be more than is needed; heal again "
-            "to go on"
-        )
-        return tuple(self._span(part, self._failing[0], complete=False) for part in found.enough)
-
-    def _parts(self, failing: Sequence[str]) -> list[Part]:
-        """All removed parts, the likely ones first.
-
-        Likely is what the driver would choose, in regions that the run had loaded and libraries
-        that the failing tests were the first to use.
-        """
-        usage = self._verification.traced.usage
-        wanted = set(failing)
-        used: set[str] = set()
-        loaded: set[tuple[str, int]] = set()
-        for library in usage.libraries:
-            for image in library.images:
-                loaded.add((library.library.path, image.offset))
-                firsts = [image.use.first, *(k.first for k in image.use.kernels)]
-                if any(usage.contexts[f.context].nodeid in wanted for f in firsts):
-                    used.add(library.library.path)
-        parts = [part for p in self.planned for part in iter_parts(p.library_map, p.plan)]
-        never_chosen = {
-            (p.plan.library.path, d.start)
-            for p in self.planned
-            for d in p.plan.decisions
-            if d.reason == UnusedReason.WRONG_ARCH.value
-        }
-        return sorted(
-            parts,
-            key=lambda p: (
-                (p.library, p.region) not in loaded,
-                (p.library, p.start) in never_chosen,
-                p.library not in used,
-                p.library,
-                p.start,
-                p.code or 0,
-            ),
-        )
-
-    def _caused_by_removal(self, failing: Sequence[str]) -> list[str]:
-        """Those of the tests that pass, or end as traced, on the originals."""
-        rounds = self._verification.rounds.run(RoundKind.ORIGINAL, failing, None)
-        ended = by_nodeid(test for r in rounds for test in settled_tests(r))
-        return [n for n in failing if self._as_traced(n, ended)]
-
-    def _probe(self, kept: frozenset[Part]) -> str | None:
-        known = self._answers.get(kept)
-        if known is not None:
-            return known.failing
-        limits = self._verification.settings.verify
-        minutes = (time.monotonic() - self._begin) / 60
-        if limits.heal_runs and self._runs >= limits.heal_runs:
-            raise LimitReached
-        if limits.heal_minutes and minutes >= limits.heal_minutes:
-            raise LimitReached
-        self._runs += 1
-        failing = self._run(kept)
-        outcome = "pass" if failing is None else f"{failing} fails"
-        self._verification.say(
-            f"negativa: healing: run {self._runs}, {len(kept):,} parts given back: {outcome}"
-        )
-        self._answers.add(kept, failing)
-        return failing
-
-    def _run(self, kept: frozenset[Part]) -> str | None:
-        table = self._write_copies(kept)
-        result = self._verification.rounds.run_once(RoundKind.PROBE, self._failing, table)
-        ended = by_nodeid(settled_tests(result))
-        # One that differs ends the round: what is missing may only come after it.
-        different = [n for n in self._failing if n in ended and not self._as_traced(n, ended)]
-        missing = [n for n in self._failing if n not in ended]
-        return next(iter([*different, *missing]), None)
-
-    def _passing_with(self, parts: Sequence[Part], tests: Sequence[str]) -> list[str]:
-        """Those of the tests that end as traced on copies with all of ``parts`` given back."""
-        table = self._write_copies(parts)
-        rounds = self._verification.rounds.run(RoundKind.CONTROL, tests, table)
-        ended = by_nodeid(test for r in rounds for test in settled_tests(r))
-        return [n for n in tests if self._as_traced(n, ended)]
-
-    def _as_traced(self, nodeid: str, ended: Mapping[str, TestResult]) -> bool:
-        return nodeid in ended and ended[nodeid].outcome is self._before[nodeid].outcome
-
-    def _write_copies(self, kept: Collection[Part]) -> Path | None:
-        """Copies with these parts given back, of all libraries that have unused code in the plan.
-
-        Of one that is given back as a whole, too: that a library lies elsewhere must make no
-        difference between two probes.
-        """
-        planned = [
-            replace_fields(p, plan=give_back(p.plan, kept, "probed"))
-            for p in self.planned
-            if p.plan.unused_bytes or p.plan.trimmed
-        ]
-        return self._verification.write_copies(planned, copy_all=True)[1]
-
-    def _healed(self, spans: Sequence[NeededSpan]) -> tuple[AnalyzedLibrary, ...]:
-        return tuple(replace_fields(p, plan=give_back_spans(p.plan, spans)) for p in self.planned)
-
-    def _question(self, parts: Sequence[Part]) -> list[str]:
-        """All that the answers of probes depend on, as far as it can be told."""
-        rounds = self._verification.rounds
-        how = self._verification.settings.verify
-        removed = [part for p in self.planned for part in iter_parts(p.library_map, p.plan)]
-        return [
-            f"{how.fill} {how.copies.value}",
-            *(f"{p.plan.library.path} {p.plan.library.sha256}" for p in self.planned),
-            *map(repr, rounds.program.command),
-            *(f"{k}={v}" for k, v in sorted(rounds.environ.items()) if k.startswith("CUDA_")),
-            *_states(_test_files(rounds.root, self._failing)),
-            *_states(rounds.program.cwd / word for word in rounds.program.command),
-            *map(repr, removed),
-            "searched:",
-            *map(repr, parts),
-            *self._failing,
-        ]
-
-    def _span(self, part: Part, test: str, *, complete: bool) -> NeededSpan:
-        planned = next(p for p in self.planned if p.plan.library.path == part.library)
-        decision = next(d for d in planned.plan.decisions if d.start == part.start)
-        function = None
-        if part.code is not None:
-            code = CodeRange(part.code, part.code + 1)
-            function = next(iter(functions_of(planned.library_map, part.start, code)), None)
-        return NeededSpan(
-            library=part.library,
-            start=part.start,
-            end=decision.end,
-            test=test,
-            region=part.region,
-            code=part.code,
-            function=function,
-            complete=complete,
-        )
-
-    def _save(self, planned: tuple[AnalyzedLibrary, ...], spans: Sequence[NeededSpan]) -> None:
-        """Make ``planned`` the run's plans, which differ from those verified by ``spans``."""
-        folder = self._verification.traced.folder
-        left = {span.library for span in spans if not span.complete}
-        unhealed = [p.plan for p in self.planned if p.plan.library.path in left]
-        self._spans = (*self._spans, *spans)
-        save_healed(folder, self._spans, unhealed)
-        save_plans(folder, [p.plan for p in planned])
-        self.planned = planned
-        self._unfinished = frozenset()
-
-    @property
-    def _copies(self) -> CopyKind:
-        return self._verification.settings.verify.copies
+def _question(
+    verification: Verification,
+    planned: Sequence[AnalyzedLibrary],
+    parts: Sequence[Part],
+    tests: Sequence[str],
+) -> list[str]:
+    """Everything known that the answers of probes depend on."""
+    program, how = verification.program, verification.settings.verify
+    removed = [part for p in planned for part in iter_parts(p.library_map, p.plan)]
+    return [
+        f"{how.fill} {how.copies.value}",
+        *(f"{p.plan.library.path} {p.plan.library.sha256}" for p in planned),
+        *map(repr, program.command),
+        *(f"{k}={v}" for k, v in sorted(program.environ.items()) if k.startswith("CUDA_")),
+        *_states(_test_files(program.root, tests)),
+        *_states(program.cwd / word for word in program.command),
+        *map(repr, removed),
+        "searched:",
+        *map(repr, parts),
+        *tests,
+    ]
 
 
 def _test_files(root: Path, nodeids: Collection[str]) -> Iterator[Path]:
-    """The files of tests, and the conftests that they see."""
+    """The files of tests, and the conftest.py files that apply to them."""
     files = dict.fromkeys(root / nodeid.partition("::")[0] for nodeid in nodeids)
     yield from files
     folders = {folder for file in files for folder in file.parents}
@@ -367,7 +405,7 @@ def _test_files(root: Path, nodeids: Collection[str]) -> Iterator[Path]:
 
 
 def _states(paths: Iterable[Path]) -> Iterator[str]:
-    """Size and time of those that are files."""
+    """Size and time of each path that is a regular file."""
     for path in paths:
         try:
             found = path.stat()
@@ -375,57 +413,3 @@ def _states(paths: Iterable[Path]) -> Iterator[str]:
             continue  # A word of the command that names no file.
         if stat.S_ISREG(found.st_mode):
             yield f"{path} {found.st_size} {found.st_mtime_ns}"
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    kept: str
-    failing: str | None
-
-
-class _Answers:
-    """What probes have answered, in a file that survives an interruption."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, _Answer] = {}
-
-    def begin(self, asked: Sequence[str]) -> None:
-        """Take up the answers to the same question; others are forgotten.
-
-        Raises:
-            StoreError: the file can't be read or written.
-        """
-        question = _digest(asked)
-        self._known = {}
-        try:
-            lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        except OSError as e:
-            raise StoreError(f"{self._path}: cannot be read: {e.strerror}") from e
-        kept = [question.encode()]
-        for line in lines[1:] if lines[:1] == kept else ():
-            # The last line may be cut off; the next one must not begin behind it.
-            try:
-                answer = msgspec.json.decode(line, type=_Answer)
-            except msgspec.DecodeError:
-                continue
-            self._known[answer.kept] = answer
-            kept.append(line)
-        write_atomically(self._path, b"".join(line + b"\n" for line in kept))
-
-    def get(self, kept: frozenset[Part]) -> _Answer | None:
-        return self._known.get(_digest(sorted(map(repr, kept))))
-
-    def add(self, kept: frozenset[Part], failing: str | None) -> None:
-        answer = _Answer(_digest(sorted(map(repr, kept))), failing)
-        self._known[answer.kept] = answer
-        try:
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(answer) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as e:
-            raise StoreError(f"{self._path}: cannot be written: {e.strerror}") from e
-
-
-def _digest(words: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()

@@ -1,38 +1,73 @@
-"""Evidence to a verdict. A proof must be able to fail: what isn't shown isn't proved."""
+"""Facts in, verdict out. A proof must be able to fail: what isn't shown isn't proved.
+
+Nothing here starts a process or touches a file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
+    VERDICT_VERSION,
     LibraryStatus,
     ProvedLibrary,
+    RoundFacts,
     TestVerdict,
     TrimmedCode,
+    Verdict,
 )
-from pytest_negativa.storage.outcomes import iter_differences
+from pytest_negativa.storage.outcomes import by_nodeid
+from pytest_negativa.verifying.evidence import (
+    Attempt,
+    LoadEvidence,
+    count_gpu_tests,
+    first_uses,
+)
+from pytest_negativa.verifying.rounds import RoundResult
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What was seen of the processes of all rounds on the copies.
-
-    Attributes:
-        copies: by real path of the original: the processes that had its copy mapped.
-        originals: by real path of the original: who had the original itself, in words.
-        unsubstituted: by real path of the original: why it can't be substituted here.
-        incomplete: why processes may have been missed, or None.
-    """
-
-    copies: Mapping[str, Collection[object]] = field(default_factory=dict)
-    originals: Mapping[str, str] = field(default_factory=dict)
-    unsubstituted: Mapping[str, str] = field(default_factory=dict)
-    incomplete: str | None = None
+def judge(attempt: Attempt) -> Verdict:
+    """The verdict that follows from an attempt."""
+    traced = attempt.traced
+    tests = _test_evidence(attempt)
+    verdicts = judge_tests(tests)
+    reasons = list(reasons_of_tests(tests, verdicts))
+    libraries = tuple(
+        judge_libraries(
+            attempt.plans,
+            attempt.reconstruction,
+            attempt.loads,
+            traced.loaded,
+            tests_agree=not reasons,
+        )
+    )
+    reasons += reasons_of_libraries(libraries, traced.loaded)
+    return Verdict(
+        format_version=VERDICT_VERSION,
+        run_id=traced.run_id,
+        proved=not reasons,
+        reasons=tuple(reasons),
+        command=attempt.program.command,
+        exit_status=attempt.rounds[0].status,
+        fill=attempt.settings.fill_byte,
+        copies=attempt.settings.copies.value,
+        granularity=next((p.granularity for p in attempt.plans), Granularity.ELEMENT.value),
+        gpu_tests=tests.gpu_tests,
+        created_ns=attempt.ended_ns,
+        devices=attempt.usage.devices,
+        versions=attempt.versions,
+        libraries=libraries,
+        tests=verdicts,
+        rounds=tuple(map(_facts, attempt.all_rounds)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +76,12 @@ class TestEvidence:
 
     Attributes:
         before, after: by node id, in the traced run and on the copies.
-        flaky: tests whose outcome differs between runs on the originals, too.
-        used: by node id: libraries that the test was the first to use, when traced.
-        gpu_tests: how many tests were seen to load GPU code on the copies.
+        flaky: see ``TestVerdict.flaky``.
+        used: by node id: libraries that the test was the first to use in the traced run.
+        gpu_tests: how many tests loaded GPU code on the copies.
         traced_on, verified_on: compute capabilities.
-        problems: what else speaks against the run: collection errors, a session that died.
-        statuses: exit status of the session when traced, and on the copies; None: it died.
+        problems: what else speaks against the run, such as a collection error.
+        statuses: exit status of the session when traced, and on the copies; None if it died.
     """
 
     __test__ = False
@@ -62,28 +97,43 @@ class TestEvidence:
     statuses: tuple[int | None, int | None] = (None, None)
 
 
+def _test_evidence(attempt: Attempt) -> TestEvidence:
+    traced, usage = attempt.traced, attempt.usage
+    return TestEvidence(
+        before=by_nodeid(traced.session.tests),
+        after=attempt.after,
+        flaky=attempt.flaky,
+        used=first_uses(traced.usage),
+        gpu_tests=count_gpu_tests(usage),
+        traced_on={d for plan in attempt.plans for d in plan.devices},
+        verified_on={d.compute_capability for d in usage.devices},
+        problems=attempt.problems,
+        statuses=(traced.session.exit_status, attempt.rounds[0].session.exit_status),
+    )
+
+
 def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
-    """All tests of both runs, those that differ first."""
-    different = {d.nodeid: d for d in iter_differences(tests.before, tests.after)}
-    verdicts = []
-    for nodeid in (*different, *(n for n in tests.before if n not in different)):
-        before, after = tests.before.get(nodeid), tests.after.get(nodeid)
-        verdicts.append(
-            TestVerdict(
-                nodeid=nodeid,
-                before=None if before is None else before.outcome,
-                after=None if after is None else after.outcome,
-                flaky=nodeid in tests.flaky,
-                text=after.text if after is not None and nodeid in different else None,
-                gpu_error=after.gpu_error if after is not None else None,
-                libraries=tuple(sorted(tests.used.get(nodeid, ()))),
-            )
-        )
-    return tuple(verdicts)
+    """All tests of both runs: those that differ first, then those that agree."""
+    nodeids = dict.fromkeys((*tests.after, *tests.before))
+    verdicts = [_judge_test(nodeid, tests) for nodeid in nodeids]
+    return tuple(sorted(verdicts, key=lambda v: not v.differs))
+
+
+def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
+    before, after = tests.before.get(nodeid), tests.after.get(nodeid)
+    verdict = TestVerdict(
+        nodeid=nodeid,
+        before=None if before is None else before.outcome,
+        after=None if after is None else after.outcome,
+        flaky=nodeid in tests.flaky,
+        gpu_error=None if after is None else after.gpu_error,
+        libraries=tuple(sorted(tests.used.get(nodeid, ()))),
+    )
+    return replace(verdict, text=after.text) if after is not None and verdict.differs else verdict
 
 
 def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests don't prove anything; nothing if they do."""
+    """Why the tests prove nothing; empty if they do."""
     yield from tests.problems
     against = [v for v in verdicts if v.differs and not v.flaky]
     missing = [v for v in against if v.after is None]
@@ -96,7 +146,7 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     if new:
         yield f"{_count(new, 'test')} ran that the traced run doesn't have"
     before, after = tests.statuses
-    # Where a test differs, the status may well differ with it.
+    # A test that differs may change the status, too.
     if not any(v.differs for v in verdicts) and None not in (before, after) and before != after:
         yield f"the session ended with exit status {after}, with {before} when it was traced"
     if verdicts and all(v.differs for v in verdicts):
@@ -113,66 +163,92 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
 def judge_libraries(
     plans: Collection[LibraryPlan],
     reconstruction: Reconstruction,
-    evidence: Evidence,
+    loads: LoadEvidence,
     loaded_when_traced: Collection[str],
     *,
     tests_agree: bool,
 ) -> Iterator[ProvedLibrary]:
-    """Each library with a plan, the most unused bytes first."""
+    """Each library with a plan, the one with the most unused bytes first."""
     copies = {c.library.path: c for c in reconstruction.libraries}
     refused = {r.path: r.why for r in reconstruction.refused}
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
-        repacked = copy.repacked if copy is not None else ()
-        unused = copy.unused_bytes if copy is not None else 0
-        processes = evidence.copies.get(path, ())
-        why: str | None = None
-        status = LibraryStatus.NOT_PROVED
-        if path in refused:
-            why = refused[path]
-        elif not plan.unused_bytes and not plan.trimmed:
-            status = LibraryStatus.NOTHING_UNUSED
-        elif path in evidence.unsubstituted:
-            status, why = LibraryStatus.NOT_SUBSTITUTED, evidence.unsubstituted[path]
-        elif path in evidence.originals:
-            why = evidence.originals[path]
-        elif not processes and path in loaded_when_traced:
-            status, why = LibraryStatus.NOT_SUBSTITUTED, "no process loaded its copy"
-        elif not processes:
-            status, why = LibraryStatus.NOT_SUBSTITUTED, "the tests don't load it"
-        elif evidence.incomplete is not None:
-            why = evidence.incomplete
-        elif copy is None or not copy.changes_code:
-            status = LibraryStatus.NOTHING_UNUSED
-        elif not tests_agree:
-            why = TESTS_DIFFER
-        else:
-            status = LibraryStatus.PROVED
-        yield ProvedLibrary(
-            path=path,
-            soname=plan.library.soname,
-            build_id=plan.library.build_id,
-            size=plan.library.size,
-            sha256=plan.library.sha256,
-            copy_sha256=None if copy is None else copy.copy_sha256,
-            status=status,
-            why=why,
-            code_bytes=plan.code_bytes,
-            # Of the copy, not of the plan: what could not be overwritten isn't proved.
-            unused_bytes=unused,
-            elements=len(plan.decisions),
-            unused_elements=copy.elements if copy is not None else 0,
-            trimmed=tuple(TrimmedCode(start=c.start, filled=c.filled) for c in repacked),
-            notes=_notes(copy),
-            trimmed_code_bytes=sum(c.code_bytes for c in repacked),
-            left_bytes=plan.code_bytes
-            - unused
-            - sum(c.stored_before - c.stored_after for c in repacked),
-            copy_size=_size(copy),
-            processes=len(processes),
-            spans=copy.unused if copy is not None else (),
+        loaded = path in loaded_when_traced
+        status, why = _status(
+            plan, copy, refused.get(path), loads, loaded=loaded, tests_agree=tests_agree
         )
+        yield _row(plan, copy, len(loads.copies.get(path, ())), status, why)
+
+
+def _status(
+    plan: LibraryPlan,
+    copy: ReconstructedLibrary | None,
+    refused: str | None,
+    loads: LoadEvidence,
+    *,
+    loaded: bool,
+    tests_agree: bool,
+) -> tuple[LibraryStatus, str | None]:
+    """The status of one library, and why it is not proved.
+
+    Args:
+        refused: why no copy could be written.
+        loaded: whether the traced run had it mapped.
+    """
+    path = plan.library.path
+    if refused is not None:
+        return LibraryStatus.NOT_PROVED, refused
+    if not plan.unused_bytes and not plan.trimmed:
+        return LibraryStatus.NOTHING_UNUSED, None
+    if path in loads.unsubstituted:
+        return LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted[path]
+    if path in loads.originals:
+        return LibraryStatus.NOT_PROVED, loads.originals[path]
+    if not loads.copies.get(path):
+        why = "no process loaded its copy" if loaded else "the tests don't load it"
+        return LibraryStatus.NOT_SUBSTITUTED, why
+    if loads.incomplete is not None:
+        return LibraryStatus.NOT_PROVED, loads.incomplete
+    if copy is None or not copy.changes_code:
+        return LibraryStatus.NOTHING_UNUSED, None
+    if not tests_agree:
+        return LibraryStatus.NOT_PROVED, TESTS_DIFFER
+    return LibraryStatus.PROVED, None
+
+
+def _row(
+    plan: LibraryPlan,
+    copy: ReconstructedLibrary | None,
+    processes: int,
+    status: LibraryStatus,
+    why: str | None,
+) -> ProvedLibrary:
+    repacked = copy.repacked if copy is not None else ()
+    # Of the copy, not of the plan: code that could not be overwritten isn't proved.
+    unused = copy.unused_bytes if copy is not None else 0
+    saved = unused + sum(c.stored_before - c.stored_after for c in repacked)
+    return ProvedLibrary(
+        path=plan.library.path,
+        soname=plan.library.soname,
+        build_id=plan.library.build_id,
+        size=plan.library.size,
+        sha256=plan.library.sha256,
+        copy_sha256=None if copy is None else copy.copy_sha256,
+        status=status,
+        why=why,
+        code_bytes=plan.code_bytes,
+        unused_bytes=unused,
+        elements=len(plan.decisions),
+        unused_elements=0 if copy is None else copy.elements,
+        trimmed=tuple(TrimmedCode(start=c.start, filled=c.filled) for c in repacked),
+        notes=_notes(copy),
+        trimmed_code_bytes=sum(c.code_bytes for c in repacked),
+        left_bytes=plan.code_bytes - saved,
+        copy_size=_size(copy),
+        processes=processes,
+        spans=() if copy is None else copy.unused,
+    )
 
 
 def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
@@ -192,9 +268,10 @@ def _size(copy: ReconstructedLibrary | None) -> int | None:
 def reasons_of_libraries(
     libraries: Collection[ProvedLibrary], loaded_when_traced: Collection[str]
 ) -> Iterator[str]:
-    """Why the libraries don't let anything be proved; nothing if they do.
+    """Why the libraries prevent a proof; empty if they don't.
 
-    A library that no test loads in either run, as one that a plugin added, takes no proof away.
+    A library that no test loads in either run does not invalidate the proof. A plugin may have
+    added it.
     """
     wanted = [
         row
@@ -210,6 +287,17 @@ def reasons_of_libraries(
         yield f"{_count(wanted, 'library', 'libraries')} could not be proved: see there"
     if not any(row.processes for row in libraries):
         yield "no copy was loaded by any process"
+
+
+def _facts(result: RoundResult) -> RoundFacts:
+    return RoundFacts(
+        name=result.name,
+        kind=result.kind.value,
+        tests=len(result.session.tests),
+        status=result.status,
+        silent=result.silent,
+        seconds=round(result.seconds, 3),
+    )
 
 
 def _count(things: Collection[object], one: str, many: str | None = None) -> str:

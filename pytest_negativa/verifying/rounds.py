@@ -1,15 +1,15 @@
-"""Runs the program under proof, round by round, and outlives whatever becomes of it.
+"""Runs the program under proof, round by round, and survives its crashes.
 
-The program is the user's own command, started as it was typed, in this process's place of
-the terminal: ``-s``, ``--pdb`` and Ctrl-C work. It may crash, or hang: then it is ended with
-all that it started, and what it had written until then tells which test it was.
+The program is the user's own command, started as it was typed, in the foreground of the
+terminal: ``-s``, ``--pdb`` and Ctrl-C work. If it hangs it is ended, with all that it started.
+Its outcomes file tells which test was running.
 """
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,41 +18,60 @@ from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
-from pytest_negativa.storage.outcomes import CommandOutcome, outcomes_file, read_outcomes
+from pytest_negativa.storage.outcomes import (
+    CommandOutcome,
+    by_nodeid,
+    outcomes_file,
+    read_outcomes,
+)
 from pytest_negativa.storage.rounds import save_round
 
 MAX_ROUNDS = 20
-"""How often the tests that a session left out are started again, in one go."""
+"""How many rounds in a row run the tests that a round before left out."""
+
+# Options that make a session a supervisor, or name a run. A program under proof must not get them.
+_SUPERVISOR_VARIABLES = frozenset(
+    {"NEGATIVA_VERIFY", "NEGATIVA_HEAL", "NEGATIVA_MEASURE", "NEGATIVA_RUN"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run.
+    """The program under proof.
 
     Attributes:
-        command: the words of the first round.
-        again: the words of later rounds, of which the user sees and keeps less.
-        cwd: where.
-        is_pytest: it writes its outcomes itself; else its exit status is its one outcome.
-        interactive: a person is debugging it: there is no time limit.
+        command: the command line of rounds that run all tests.
+        again: the command line of rounds that run some tests.
+        cwd: the folder in which it runs.
+        root: the folder against which paths of the project can be understood.
+        environ: its environment, see ``program_environment``.
+        is_pytest: it traces itself and writes its outcomes; else its exit status is its outcome.
+        interactive: a person is debugging it, so there is no time limit.
     """
 
     command: tuple[str, ...]
     again: tuple[str, ...]
     cwd: Path
+    root: Path
+    environ: Mapping[str, str]
     is_pytest: bool
     interactive: bool = False
 
 
+def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that would make a program a supervisor."""
+    return {name: value for name, value in environ.items() if name not in _SUPERVISOR_VARIABLES}
+
+
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What came of a round.
+    """How a round ended.
 
     Attributes:
-        folder: its files.
-        session: its tests; those that were cut short count as crashed or timed out.
-        status: exit status, negative for the signal that ended it.
-        silent: it was ended because nothing was heard of it for too long.
+        folder: the round's files.
+        session: its tests; a test that was cut short counts as crashed or timed out.
+        status: exit status, negative for the signal that ended the program.
+        silent: it was ended because no test began or ended for too long.
         seconds: wall time.
     """
 
@@ -66,38 +85,34 @@ class RoundResult:
 
     @property
     def died(self) -> bool:
-        """Whether it didn't come to its end by itself."""
+        """Whether it did not end by itself."""
         return self.silent or not self.session.complete
 
     @property
     def goes_on(self) -> bool:
-        """Whether tests that it left out should run in another process."""
+        """Whether the tests that it left out should run in another process."""
         return self.died or self.session.context_lost
 
 
-Environment = Callable[[Path], Mapping[str, str]]
-"""A round's folder to the environment that its program gets."""
-
-
 def run_round(
-    program: Program, settled: Round, environment: Environment, silence_limit: float | None
+    program: Program, round_spec: Round, environ: Mapping[str, str], silence_limit: float | None
 ) -> RoundResult:
     """Run ``program`` once.
 
     Args:
-        settled: what the round is; its folder must not exist yet.
-        environment: what the program's environment is to be, but for the round's own variable.
-        silence_limit: seconds that it may go without starting or ending a test; None: any.
+        round_spec: what the round is.
+        environ: the program's environment; the round's own variable is added.
+        silence_limit: seconds within which a test must begin or end; None: no limit.
 
     Raises:
-        Interrupted: this process was asked to end; the program has ended.
+        Interrupted: a signal asked this process to end; the program has ended.
         NegativaError: the program can't be started, or the folder can't be written.
     """
-    round_file = save_round(settled)
+    round_file = save_round(round_spec)
     folder = round_file.parent
     outcomes = outcomes_file(folder)
-    command = program.command if settled.tests is None else program.again
-    environ = {**environment(folder), ROUND_VARIABLE: str(round_file)}
+    command = program.command if round_spec.tests is None else program.again
+    environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
     with ChildWatch() as watch:
@@ -116,12 +131,12 @@ def run_round(
         assert watch.signal is not None
         raise Interrupted(watch.signal)
     if writer is not None:
-        expected = settled.expected
+        expected = round_spec.expected
         traced = read_outcomes(Path(expected)).exit_status if expected is not None else 0
         writer.finish(status, time.monotonic() - begin, traced=traced, silent=silent)
     return RoundResult(
-        name=settled.run_id,
-        kind=settled.kind,
+        name=round_spec.run_id,
+        kind=round_spec.kind,
         folder=folder,
         session=_read(outcomes, Outcome.TIMED_OUT if silent else Outcome.CRASHED),
         status=status,
@@ -132,7 +147,7 @@ def run_round(
 
 def _read(path: Path, cut_short: Outcome) -> SessionResult:
     if not path.exists():
-        # It ended before it was a session: an error of usage, or a crash at its start.
+        # It ended before its session began: an error of usage, or a crash.
         return SessionResult(
             tests=(), collection_errors=(), command=(), duration=0, longest_silence=0,
             exit_status=None,
@@ -145,16 +160,15 @@ def run_all(
     wanted: Sequence[str] | None,
     expected: Collection[str],
 ) -> Iterator[RoundResult]:
-    """Rounds until every test has an outcome of its own, or nothing more is to be had.
+    """Run rounds until every test has an outcome of its own, or a round yields no new outcome.
 
-    A session that dies takes the rest of its tests with it, and after a CUDA context is lost
-    tests fail for that reason alone: such tests run again, in a fresh process. But not for
-    ever: where each of a thousand tests dies, ``MAX_ROUNDS`` of them tell enough.
+    A session that dies leaves the rest of its tests out. After a CUDA context is lost, tests fail
+    for that reason alone. Such tests run again in a fresh process, in ``MAX_ROUNDS`` at most.
 
     Args:
-        start: runs a round with these tests, or all.
-        wanted: the tests that are to run; None: all that the command selects.
-        expected: the tests that are known to be among them.
+        start: runs a round with these tests; with all if None.
+        wanted: the tests to run; None: all that the command selects.
+        expected: the tests that the command is known to select.
     """
     known: set[str] = set()
     tests = dict.fromkeys(expected if wanted is None else wanted)
@@ -163,13 +177,16 @@ def run_all(
         result = start(missing)
         yield result
         tests.update((test.nodeid, None) for test in result.session.tests)
-        fresh = {test.nodeid for test in settled_tests(result)} - known
+        fresh = conclusive_tests([result]).keys() - known
         known |= fresh
         missing = [nodeid for nodeid in tests if nodeid not in known]
         if not (fresh and missing and result.goes_on):
             return
 
 
-def settled_tests(result: RoundResult) -> Iterator[TestResult]:
-    """The tests of a round that came to an end in a sound process, or ended it."""
-    return (test for test in result.session.tests if not test.doubtful)
+def conclusive_tests(rounds: Iterable[RoundResult]) -> dict[str, TestResult]:
+    """By node id: tests that ran in a process with a sound CUDA context.
+
+    The test that ended its process counts, too.
+    """
+    return by_nodeid(test for r in rounds for test in r.session.tests if not test.doubtful)

@@ -363,7 +363,7 @@ def test_flaky():
     assert [t["nodeid"] for t in project.verdict["tests"] if t["flaky"]] == [
         "test_a.py::test_flaky"
     ]
-    assert "Flaky: these end otherwise on the originals, too:" in shown
+    assert "Flaky (both outcomes occur on the originals and on the copies):" in shown
     project.verify()  # The 5th passes.
     project.verify(status=1)
     assert not project.verdict["proved"]
@@ -485,7 +485,7 @@ def test_a_replayed_run_proves_nothing(project: Project) -> None:
     project.write("test_a.py", "def test_a():\n    pass\n")
     project.pytest("-q", "--negativa")
     done = project.pytest("-q", "--negativa-verify", status=1)
-    assert "replays a trace of another machine, and nothing is proved by that" in done.stderr
+    assert "replays a trace of another machine, which proves nothing" in done.stderr
 
 
 def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
     [
         ("tests.jsonl", None, "tests.jsonl: not there"),
         ("tests.jsonl", "x\n{}\n", "tests.jsonl:1: not a record of test outcomes"),
-        ("usage.json", "{", "not a traced run of this release"),
+        ("usage.json", "{", "not the usage of a traced run of this release"),
         ("plan/lib.so.json", "{}", "plan/lib.so.json: not a plan of this release"),
         ("map/lib.so.json", None, "map/lib.so.json: cannot be read"),
         ("map/lib.so.json", "[]", "map/lib.so.json: not a library map"),

@@ -19,7 +19,7 @@ from pytest_negativa.models.outcomes import (
     SessionStarted,
     TestStarted,
 )
-from pytest_negativa.storage.outcomes import by_nodeid, fold, iter_differences, read_outcomes
+from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes
 
 SECOND = 10**9
 BEGIN = SessionStarted(format_version=1, command=("pytest", "-q"), time_ns=0)
@@ -198,16 +198,3 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, why: str) -> No
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be read: No such file"):
         read_outcomes(tmp_path / "t")
-
-
-def test_differences() -> None:
-    before = by_nodeid(session(*whole("a"), *whole("b"), *whole("c"), end()).tests)
-    failing = whole("b", error="CUDA_ERROR_LAUNCH_FAILED")
-    after = by_nodeid(session(*whole("new"), *failing, *whole("a"), end()).tests)
-    found = [(d.nodeid, d.before, d.after, d.gpu_error) for d in iter_differences(before, after)]
-    assert found == [
-        ("new", None, Outcome.PASSED, None),
-        ("b", Outcome.PASSED, Outcome.FAILED, "CUDA_ERROR_LAUNCH_FAILED"),
-        ("c", Outcome.PASSED, None, None),
-    ]
-    assert list(iter_differences(before, before)) == []

@@ -11,19 +11,24 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
-from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary
+from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.settings import Verify
+from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
 from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.verifying.evidence import Attempt, LoadEvidence
 from pytest_negativa.verifying.judge import (
-    Evidence,
     TestEvidence,
+    judge,
     judge_libraries,
     judge_tests,
     reasons_of_libraries,
     reasons_of_tests,
 )
+from pytest_negativa.verifying.rounds import Program, RoundResult
+from pytest_negativa.verifying.traced_run import TracedRun
 from tests.support.analyses import settings, used
 from tests.support.libraries import MULTIARCH
 
@@ -67,6 +72,18 @@ def test_every_other_outcome_speaks_against(outcome: Outcome) -> None:
     assert reasons(replace(changed, flaky={"a"})) == []
 
 
+def test_those_that_differ_come_first() -> None:
+    error = "CUDA_ERROR_LAUNCH_FAILED"
+    lost = TestResult(nodeid="b", outcome=Outcome.CRASHED, duration=0, gpu_error=error)
+    changed = replace(SOUND, after={**results(d=Outcome.PASSED, a=Outcome.PASSED), "b": lost})
+    assert [(v.nodeid, v.before, v.after, v.gpu_error) for v in judge_tests(changed)] == [
+        ("d", None, Outcome.PASSED, None),
+        ("b", Outcome.FAILED, Outcome.CRASHED, error),
+        ("c", Outcome.SKIPPED, None, None),
+        ("a", Outcome.PASSED, Outcome.PASSED, None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -107,9 +124,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryPlan, Reconst
     return planned.plan, reconstruct([planned], folder / "reconstructed")
 
 
-def judge(
+def judge_one(
     made: tuple[LibraryPlan, Reconstruction],
-    evidence: Evidence,
+    evidence: LoadEvidence,
     *,
     loaded: bool = True,
     tests_agree: bool = True,
@@ -121,12 +138,12 @@ def judge(
     return row, list(reasons_of_libraries(rows, traced))
 
 
-def mapped(made: tuple[LibraryPlan, Reconstruction]) -> Evidence:
-    return Evidence(copies={made[0].library.path: {41, 42}})
+def mapped(made: tuple[LibraryPlan, Reconstruction]) -> LoadEvidence:
+    return LoadEvidence(copies={made[0].library.path: {41, 42}})
 
 
 def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
-    row, against = judge(made, mapped(made))
+    row, against = judge_one(made, mapped(made))
     plan, reconstruction = made
     assert (row.status, row.why, against) == (LibraryStatus.PROVED, None, [])
     assert row.processes == 2
@@ -144,27 +161,27 @@ def test_each_lack_of_evidence_ends_the_proof(made: tuple[LibraryPlan, Reconstru
     sound = mapped(made)
     status = LibraryStatus
 
-    row, against = judge(made, replace(sound, originals={path: "process 7 opened it"}))
+    row, against = judge_one(made, replace(sound, originals={path: "process 7 opened it"}))
     assert (row.status, row.why) == (status.NOT_PROVED, "process 7 opened it")
     assert against == [COULD_NOT]
 
-    row, against = judge(made, replace(sound, incomplete="process 7: torn"))
+    row, against = judge_one(made, replace(sound, incomplete="process 7: torn"))
     assert (row.status, row.why, against) == (status.NOT_PROVED, "process 7: torn", [COULD_NOT])
 
-    row, against = judge(made, Evidence(unsubstituted={path: "no LD_AUDIT"}))
+    row, against = judge_one(made, LoadEvidence(unsubstituted={path: "no LD_AUDIT"}))
     assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no LD_AUDIT")
     assert against == [COULD_NOT, NO_COPY]
 
-    row, against = judge(made, Evidence())
+    row, against = judge_one(made, LoadEvidence())
     assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no process loaded its copy")
     assert against == [COULD_NOT, NO_COPY]
 
     # Neither run loads it: it takes nothing away, and proves nothing.
-    row, against = judge(made, Evidence(), loaded=False)
+    row, against = judge_one(made, LoadEvidence(), loaded=False)
     assert (row.status, against) == (status.NOT_SUBSTITUTED, [NO_COPY])
 
     # Said once, with the tests.
-    row, against = judge(made, sound, tests_agree=False)
+    row, against = judge_one(made, sound, tests_agree=False)
     assert (row.status, row.why, against) == (status.NOT_PROVED, TESTS_DIFFER, [])
 
 
@@ -172,7 +189,7 @@ def test_a_refused_library(made: tuple[LibraryPlan, Reconstruction]) -> None:
     plan, reconstruction = made
     refused = RefusedLibrary(path=plan.library.path, why="it changed")
     without = replace_fields(reconstruction, libraries=(), refused=(refused,))
-    row, against = judge((plan, without), Evidence())
+    row, against = judge_one((plan, without), LoadEvidence())
     assert (row.status, row.why) == (LibraryStatus.NOT_PROVED, "it changed")
     assert row.copy_sha256 is None and against == [COULD_NOT, NO_COPY]
 
@@ -181,6 +198,64 @@ def test_nothing_unused_is_nothing_to_prove(made: tuple[LibraryPlan, Reconstruct
     plan, reconstruction = made
     kept = tuple(replace_fields(d, kept=True) for d in plan.decisions)
     nothing = replace_fields(plan, decisions=kept)
-    row, against = judge((nothing, replace_fields(reconstruction, libraries=())), Evidence())
+    row, against = judge_one(
+        (nothing, replace_fields(reconstruction, libraries=())), LoadEvidence()
+    )
     assert row.status is LibraryStatus.NOTHING_UNUSED
     assert against == [NO_COPY]
+
+
+# ---- The verdict as a whole ----
+
+
+def session(*tests: TestResult) -> SessionResult:
+    return SessionResult(
+        tests=tests, collection_errors=(), command=(), duration=1, longest_silence=1, exit_status=0
+    )
+
+
+def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> Attempt:
+    """An attempt whose facts come from no file and no process."""
+    plan, reconstruction = made
+    usage = used(Path(plan.library.path), regions=(1,))
+    traced = TracedRun(Path("run"), (), usage, session(*results(a=Outcome.PASSED).values()))
+    result = RoundResult(
+        "001-verify", RoundKind.VERIFY, Path("round"), session(*tests), 0, silent=False, seconds=2
+    )
+    return Attempt(
+        traced=traced,
+        plans=(plan,),
+        program=Program(("tests",), (), Path(), Path(), {}, is_pytest=True),
+        settings=Verify(),
+        reconstruction=reconstruction,
+        rounds=(result,),
+        all_rounds=(result,),
+        usage=usage,
+        flaky=frozenset(),
+        loads=mapped(made),
+        problems=(),
+        versions=Versions(
+            pytest_negativa="1", python="3", platform="p", libc="glibc", cuda_driver=None
+        ),
+        ended_ns=7,
+    )
+
+
+def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstruction]) -> None:
+    attempt = attempt_of(made, *results(a=Outcome.PASSED).values())
+    verdict = judge(attempt)
+    assert verdict.proved and verdict.reasons == ()
+    assert [row.status for row in verdict.libraries] == [LibraryStatus.PROVED]
+    assert (verdict.run_id, verdict.command, verdict.gpu_tests) == ("run", ("tests",), 1)
+    assert (verdict.created_ns, verdict.rounds[0].name) == (7, "001-verify")
+    assert judge(attempt) == verdict
+
+    failing = attempt_of(made, *results(a=Outcome.FAILED).values())
+    assert judge(failing).reasons[0] == "1 test ended otherwise than in the traced run"
+    assert [row.why for row in judge(failing).libraries] == [TESTS_DIFFER]
+    assert judge(replace(attempt, problems=("a copy changed",))).reasons == ("a copy changed",)
+
+    # Flaky, and nothing else ended as traced.
+    flaky = judge(replace(failing, flaky=frozenset({"a"})))
+    assert flaky.differences == ()
+    assert flaky.reasons == ("no test ended as in the traced run",)

@@ -28,7 +28,7 @@ from pytest_negativa.verifying.rounds import (
 from tests.support.libraries import ROOT
 
 
-def settled(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Round:
+def round_spec(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Round:
     return Round(
         kind=RoundKind.VERIFY,
         supervisor=os.getpid(),
@@ -39,9 +39,20 @@ def settled(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Roun
     )
 
 
+def program_of(folder: Path, *command: str) -> Program:
+    return Program(
+        command=command,
+        again=command,
+        cwd=folder,
+        root=folder,
+        environ=dict(os.environ),
+        is_pytest=False,
+    )
+
+
 def run(folder: Path, *command: str, limit: float | None = None) -> RoundResult:
-    program = Program(command=command, again=command, cwd=folder, is_pytest=False)
-    return run_round(program, settled(folder), lambda _: dict(os.environ), limit)
+    program = program_of(folder, *command)
+    return run_round(program, round_spec(folder), program.environ, limit)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +111,9 @@ def test_only_the_program_itself_is_of_the_round(tmp_path: Path, is_pytest: bool
         "sys.argv[1:] and subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
     )
     script = f'{sys.executable} -c "$CODE" "$CODE" > seen'
-    program = Program(
-        command=("sh", "-c", f"exec {script}"), again=(), cwd=tmp_path, is_pytest=False
-    )
+    program = program_of(tmp_path, "sh", "-c", f"exec {script}")
     environ = {**os.environ, "CODE": code}
-    run_round(program, settled(tmp_path, is_pytest=is_pytest), lambda _: environ, None)
+    run_round(program, round_spec(tmp_path, is_pytest=is_pytest), environ, None)
     assert (tmp_path / "seen").read_text().split() == [str(is_pytest), "False"]
     assert current_round({}) is None
     with pytest.raises(StoreError, match="not a round of this release"):

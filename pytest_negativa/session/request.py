@@ -1,0 +1,159 @@
+"""How a pytest session is handed to a supervisor, which runs its tests under proof.
+
+``pytest --negativa-verify`` must survive crashes of the tests that it runs. So before any conftest
+is imported, ``execve`` replaces the process by a supervisor. It has the same process id, terminal
+and exit status, but no plugin, no project code and no CUDA in it. It starts the same pytest command
+as its child. If a program called pytest (``pytest.main``), the process can't be replaced and
+supervises by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from pytest_negativa.errors import NegativaError
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_negativa.models.settings import Settings
+    from pytest_negativa.verifying.rounds import Program
+
+_REQUEST = "NEGATIVA_SUPERVISE"
+# Make the plugin do nothing in a session, whatever other options it has.
+_UNTRACED = (
+    "--no-negativa",
+    "--no-negativa-verify",
+    "--no-negativa-heal",
+    "--no-negativa-measure",
+)
+
+# Appended to the command of rounds after the first, in which only some tests run.
+_AGAIN = ("--maxfail=0",)
+
+
+class Request(NamedTuple):
+    """What a supervisor is to do: measure, or verify after tracing (``settings.enabled``)."""
+
+    settings: Settings
+    program: Program
+
+
+def request_of(config: pytest.Config, settings: Settings) -> Request:
+    """The request that a session's own command line makes."""
+    from pytest_negativa.verifying.rounds import Program, program_environment
+
+    namespace = config.known_args_namespace
+    debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
+    command = _command(config)
+    program = Program(
+        command=command,
+        again=_command_again(config, command, Path(settings.directory)),
+        cwd=config.invocation_params.dir,
+        root=config.rootpath,
+        environ=program_environment(os.environ),
+        is_pytest=True,
+        interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
+    )
+    return Request(settings, program)
+
+
+def is_replaceable(config: pytest.Config) -> bool:
+    """Whether this process is nothing but the pytest command, as it was typed."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    is_pytest = (spec is not None and spec.name in ("pytest.__main__", "pytest")) or Path(
+        sys.argv[0]
+    ).name in ("pytest", "py.test")
+    return is_pytest and tuple(config.invocation_params.args) == tuple(sys.argv[1:])
+
+
+def _command(config: pytest.Config) -> tuple[str, ...]:
+    if is_replaceable(config):
+        # With the interpreter's own options (-X, -W, -m).
+        return (sys.executable, *sys.orig_argv[1:])
+    return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
+
+
+def _command_again(
+    config: pytest.Config, command: Sequence[str], directory: Path
+) -> tuple[str, ...]:
+    """The command for rounds that run some tests again. Reports: see ``report_files``."""
+    added = [*_AGAIN]
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        added += ["-o", f"cache_dir={directory / 'cache'}"]
+    return _with_options(command, added)
+
+
+def _with_options(command: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    words = list(command)
+    at = words.index("--") if "--" in words else len(words)
+    return (*words[:at], *added, *words[at:])
+
+
+def replace_process(request: Request) -> NoReturn:
+    """Become the supervisor. Never returns.
+
+    Raises:
+        NegativaError: the interpreter can't be started.
+    """
+    program = request.program
+    plain = {
+        "settings": request.settings.to_plain(),
+        "root": str(program.root),
+        "again": program.again,
+        "interactive": program.interactive,
+    }
+    # A -c program has the current folder at the head of its path, where any file may shadow
+    # a module; and this package may lie where only pytest was told to look.
+    start = (
+        f"import sys; sys.path[:] = [*filter(None, sys.path), {str(Path(__file__).parents[2])!r}]; "
+        "from pytest_negativa.session.request import main; sys.exit(main())"
+    )
+    environ = {**os.environ, _REQUEST: json.dumps(plain)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = [sys.executable, "-c", start, *program.command]
+    try:
+        os.chdir(program.cwd)
+        os.execve(sys.executable, arguments, environ)  # noqa: S606 (as the shell did)
+    except OSError as e:
+        raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
+
+
+def main() -> int:
+    """The supervisor's program, which ``replace_process`` starts."""
+    from pytest_negativa.models.settings import Settings
+    from pytest_negativa.verifying.rounds import Program, program_environment
+
+    plain = json.loads(os.environ.pop(_REQUEST))
+    program = Program(
+        command=tuple(sys.argv[1:]),
+        again=tuple(plain["again"]),
+        cwd=Path.cwd(),
+        root=Path(plain["root"]),
+        environ=program_environment(os.environ),
+        is_pytest=True,
+        interactive=plain["interactive"],
+    )
+    return fulfil(Request(Settings.from_plain(plain["settings"]), program))
+
+
+def fulfil(request: Request) -> int:
+    """Do what is requested; the exit status."""
+    from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
+
+    settings, program = request
+    if settings.measuring:
+        from pytest_negativa.measuring.session import measure_session
+
+        command = _with_options(program.command, _UNTRACED)
+        return run_supervisor(
+            lambda: measure_session(command, settings, program.environ, program.cwd)
+        )
+    return run_supervisor(lambda: verify_program(program, settings, trace_first=settings.enabled))

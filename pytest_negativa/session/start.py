@@ -1,0 +1,139 @@
+"""Starts the plugin's work in a pytest process: which role it has, and which hooks it needs.
+
+A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the workers
+run the tests and trace, and the controller reports what all of them traced. Traces are files, so
+what a killed worker had written is not lost; ``reporter`` reads them at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.environment import ROUND_VARIABLE
+from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.trace import Role
+from pytest_negativa.processes.watch import end_with
+from pytest_negativa.session.outcome_recorder import OutcomeRecorder
+from pytest_negativa.session.report_files import RoundReports, writes_reports
+from pytest_negativa.session.reporter import Reporter
+from pytest_negativa.session.request import (
+    Request,
+    fulfil,
+    is_replaceable,
+    replace_process,
+    request_of,
+)
+from pytest_negativa.session.round_hooks import RoundHooks
+from pytest_negativa.session.traced_process import HANDOVER, TracedProcess
+from pytest_negativa.settings.resolve import load_settings
+from pytest_negativa.storage.rounds import current_round, load_round
+from pytest_negativa.storage.runs import find_run
+from pytest_negativa.tracing.start import Run, new_run_id
+
+
+def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Determine the role of this process, start tracing, and register the hooks that it needs.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+    """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    role, run, round_spec = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run, in_round=round_spec is not None)
+    plugins = config.pluginmanager
+    plugins.register(traced, "negativa-traced-process")
+    verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
+    if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
+        plugins.register(RoundReports(config, round_spec), "negativa-round-reports")
+    if round_spec is not None and verified and role is not Role.CONTROLLER:
+        plugins.register(RoundHooks(round_spec), "negativa-round")
+    if role is Role.WORKER:
+        return
+    if verified or traced.not_traced is None:
+        # If the folder can't be written, tracing fails, too, and the reporter says so.
+        with contextlib.suppress(StoreError):
+            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
+    if not verified:
+        plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+
+
+def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+    """Hand the session to a supervisor, which runs its tests in a process of their own.
+
+    Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
+        NegativaError: the supervisor can't be started.
+    """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    # A session that traces verifies its own run, whatever the environment names. The supervisor
+    # looks the run up; a wrong name is an error of usage, so pytest must report it.
+    if settings.run is not None and not settings.enabled:
+        find_run(Path(settings.directory), Path(settings.run))
+    request = request_of(config, settings)
+    if is_replaceable(config):
+        replace_process(request)
+    config.pluginmanager.register(_Supervised(request), "negativa-supervised")
+
+
+class _Supervised:
+    """Runs the supervisor instead of the tests, in a process that can't be replaced."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> int:
+        return fulfil(self._request)
+
+
+def is_in_round() -> bool:
+    """Whether this process is the program of a round, or a pytest-xdist worker of it."""
+    return _handed() is not None or current_round(os.environ) is not None
+
+
+def _handed() -> dict[str, Any] | None:
+    """What the controller of pytest-xdist handed to this process, if it is a worker."""
+    handed: dict[str, Any] | None = json.loads(os.environ.get(HANDOVER, "null"))
+    # A pytest that a test starts inherits the variables too, but its parent is the worker.
+    if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
+        return handed
+    return None
+
+
+def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
+    if (handed := _handed()) is not None:
+        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
+        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
+    round_spec = current_round(os.environ)
+    if round_spec is not None:
+        end_with(round_spec.supervisor)
+        run = Run(base=Path(round_spec.base), run_id=round_spec.run_id, root=Path(round_spec.root))
+    else:
+        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
+    namespace = config.known_args_namespace
+    distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    if not distributed:
+        return Role.SOLO, run, round_spec
+    os.environ[HANDOVER] = json.dumps(
+        {
+            "pid": os.getpid(),
+            "base": str(run.base),
+            "run_id": run.run_id,
+            "root": str(run.root),
+            "round": round_spec and os.environ[ROUND_VARIABLE],
+        }
+    )
+    return Role.CONTROLLER, run, round_spec
