@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import pairwise
 
 from pytest_negativa.gpucode.cubin import (
@@ -25,6 +24,7 @@ from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_tables import CubinTables
+from pytest_negativa.rewriting.edits import Edits, Fill
 
 # gABI.
 _SHT_PROGBITS = 1
@@ -43,25 +43,18 @@ class CubinCodeError(Exception):
     """Why the code of a cubin is left as it is; the caller knows the file and the offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilledCubin:
-    """A cubin without some of its functions.
-
-    Attributes:
-        content: all of it, of the old length.
-        filled: the code that was overwritten.
-        tables: where else it changed. Sorted and disjoint, as ``filled`` is, and both together.
-    """
-
-    content: bytes
-    filled: tuple[CodeRange, ...]
-    tables: tuple[CodeRange, ...]
-
-
-def fill_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> FilledCubin:
-    """Set the code of ``unused`` to ``value``, and let no table name it.
+def overwrite_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Edits:
+    """The edits of an unpacked cubin that overwrite functions, and let no table name them.
 
     What code or data that stays refers to is not touched.
+
+    Args:
+        cubin: unpacked.
+        unused: the functions, as offsets in the cubin.
+        value: the byte that their code becomes.
+
+    Returns:
+        A fill for each function that is overwritten, and patches for the tables.
 
     Raises:
         CubinCodeError: the tables of the cubin are not as expected, or ``unused`` is no code.
@@ -74,16 +67,13 @@ def fill_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> FilledCu
         owner = tables.owned_by(found)
         referred = _referred(cubin, sections, found.keys(), owner)
         code = found.keys() - referred
-        content, changed = tables.remove(
+        patches = tables.remove(
             code, {index for index, of in owner.items() if of in code} - referred
         )
-    except PayloadError as e:
+        fills = (Fill(found[index].start, found[index].end, value) for index in code)
+        return Edits.of(len(cubin), (*fills, *patches))
+    except (PayloadError, ValueError) as e:
         raise CubinCodeError(str(e)) from e
-    filled = tuple(sorted(found[index] for index in code))
-    result = bytearray(content)
-    for span in filled:
-        result[span.start : span.end] = bytes([value]) * span.size
-    return FilledCubin(bytes(result), filled, changed)
 
 
 def _sections(cubin: bytes) -> list[SectionHeader]:

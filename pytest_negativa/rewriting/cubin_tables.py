@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.cubin import SECTION_HEADER, SYMBOL, section_bytes
 from pytest_negativa.gpucode.elf import ELF_HEADER
 from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.payload import PayloadError
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.rewriting.edits import Patch
 
 # gABI.
 _SHT_NULL = 0
@@ -83,38 +83,30 @@ class CubinTables:
             }
         return {index: of for index, of in owner.items() if index != of}
 
-    def remove(
-        self, code: Collection[int], owned: Collection[int]
-    ) -> tuple[bytes, tuple[CodeRange, ...]]:
-        """Take functions out.
+    def remove(self, code: Collection[int], owned: Collection[int]) -> Iterator[Patch]:
+        """What becomes of the tables when functions are taken out.
 
         Args:
             code: their code sections, whose content may be anything by now.
             owned: of the sections that there are for them, those to which nothing refers.
 
         Returns:
-            The cubin, and where it changed: sorted, disjoint. Unchanged where it has section
-            indices that don't fit into symbols.
+            Patches that are disjoint; none if symbols have section indices that don't fit.
         """
         symbols = [s for s in self._sections if s[1] == _SHT_SYMTAB]
         if any(row[3] == _SHN_XINDEX for table in symbols for row in self._rows(table)):
-            return self._cubin, ()
-        result = bytearray(self._cubin)
-        changed = [
-            CodeRange(self._header[6], self._header[6] + self._header[11] * self._header[12])
-        ]
+            return
+        headers = [SECTION_HEADER.pack(*section) for section in self._sections]
         for index in owned:
             section = self._sections[index]
             if section[1] != _SHT_NOBITS and section[5]:
-                span = CodeRange(section[4], section[4] + section[5])
-                result[span.start : span.end] = bytes(span.size)
-                changed.append(span)
-            self._set_header(result, index, SECTION_HEADER.pack(*[_SHT_NULL] * 10))
+                yield Patch(section[4], bytes(section[5]))
+            headers[index] = SECTION_HEADER.pack(*[_SHT_NULL] * 10)
         for table in symbols:
-            self._empty_symbols(result, table, {*code}, {*owned})
-            changed.append(CodeRange(table[4], table[4] + table[5]))
-        changed += self._empty_names(result, {*code}, {*owned}, symbols)
-        return bytes(result), tuple(sorted(span for span in changed if span.size))
+            if rows := b"".join(self._emptied_symbols(table, {*code}, {*owned})):
+                yield Patch(table[4], rows)
+        yield from self._empty_names(headers, {*code}, {*owned}, symbols)
+        yield Patch(self._header[6], b"".join(headers))
 
     def _section_names(self) -> list[bytes]:
         table = self._content(self._header[13], "section names")
@@ -142,27 +134,24 @@ class CubinTables:
             raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
         return SYMBOL.iter_unpack(rows)
 
-    def _set_header(self, result: bytearray, index: int, header: bytes) -> None:
-        at = self._header[6] + index * SECTION_HEADER.size
-        result[at : at + SECTION_HEADER.size] = header
-
-    def _empty_symbols(
-        self, result: bytearray, table: SectionHeader, code: set[int], owned: set[int]
-    ) -> None:
-        for number, row in enumerate(self._rows(table)):
-            at = table[4] + number * SYMBOL.size
+    def _emptied_symbols(
+        self, table: SectionHeader, code: set[int], owned: set[int]
+    ) -> Iterator[bytes]:
+        for row in self._rows(table):
             if row[3] in code:
-                SYMBOL.pack_into(result, at, 0, *row[1:4], 0, 0)
+                yield SYMBOL.pack(0, *row[1:4], 0, 0)
             elif row[3] in owned:
-                SYMBOL.pack_into(result, at, 0, 0, 0, 0, 0, 0)
+                yield bytes(SYMBOL.size)
+            else:
+                yield SYMBOL.pack(*row)
 
     def _empty_names(
         self,
-        result: bytearray,
+        headers: list[bytes],
         code: set[int],
         owned: set[int],
         symbols: Sequence[SectionHeader],
-    ) -> Iterator[CodeRange]:
+    ) -> Iterator[Patch]:
         """Zeros over the names of what is gone, and one name for all code sections that are cut."""
         gone = code | owned
         shstrndx = self._header[13]
@@ -183,9 +172,9 @@ class CubinTables:
             section = self._sections[index]
             emptied = _without(self._content(index, "names"), names, offsets | strings_used)
             if index == shstrndx:
-                self._cut_code(result, emptied, code)
-            result[section[4] : section[4] + section[5]] = emptied
-            yield CodeRange(section[4], section[4] + section[5])
+                self._cut_code(headers, emptied, code)
+            if emptied:
+                yield Patch(section[4], bytes(emptied))
 
     def _strings_of_call_graphs(self) -> Iterator[int]:
         for section in self._sections:
@@ -200,7 +189,7 @@ class CubinTables:
                     elif part in _PARTS_WITH_STRINGS:
                         yield second
 
-    def _cut_code(self, result: bytearray, names: bytearray, code: set[int]) -> None:
+    def _cut_code(self, headers: list[bytes], names: bytearray, code: set[int]) -> None:
         """Cut the code sections, and give all whose name is gone the same one."""
         common = None
         for index in sorted(code):
@@ -211,10 +200,9 @@ class CubinTables:
                     common = name
                     names[name : name + len(_CODE_PREFIX)] = _CODE_PREFIX
                 name = common
-            header = SECTION_HEADER.pack(
+            headers[index] = SECTION_HEADER.pack(
                 name, kind, flags, address, offset, min(size, _CODE_LEFT), *others
             )
-            self._set_header(result, index, header)
 
 
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:

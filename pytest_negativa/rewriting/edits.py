@@ -1,17 +1,16 @@
-"""What is to be written over a library's bytes: known, sorted and disjoint before any is.
+"""The bytes of a file that change while its size stays, sorted and disjoint.
 
-Edits are made from maps and plans without touching a file, by as many sources as there are
-ways of rewriting, and merged before they are applied to a copy.
+Edits are made from maps and plans without touching a file. Edits of several sources are merged
+before they are applied. They describe a whole library, or a cubin that was unpacked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from heapq import merge
-from itertools import chain, pairwise
 
 from pytest_negativa.models.base import Span
 
@@ -19,7 +18,7 @@ _FILL = struct.Struct("<cQQB")
 _PATCH = struct.Struct("<cQQ")
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Fill:
     """The bytes at file offsets ``[start, end)`` all become ``value`` (0 to 255)."""
 
@@ -33,25 +32,48 @@ class Fill:
         if not 0 <= self.value <= 255:
             raise ValueError(f"fill value {self.value}, expected a byte")
 
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return bytes([self.value]) * (end - start)
 
-@dataclass(frozen=True, slots=True, order=True)
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return self.value == 0 or start == end
+
+    def moved(self, start: int, end: int, target: int) -> Fill:
+        """The part at ``[start, end)``, for another file where it lies at ``target``."""
+        return Fill(target, target + end - start, self.value)
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
-    """The bytes from file ``offset`` on become ``data``."""
+    """The bytes from file offset ``start`` on become ``data``."""
 
-    offset: int
+    start: int
     data: bytes
 
     def __post_init__(self) -> None:
-        if self.offset < 0 or not self.data:
-            raise ValueError(f"bad patch of {len(self.data)} bytes at {self.offset:#x}")
-
-    @property
-    def start(self) -> int:
-        return self.offset
+        if self.start < 0 or not self.data:
+            raise ValueError(f"bad patch of {len(self.data)} bytes at {self.start:#x}")
 
     @property
     def end(self) -> int:
-        return self.offset + len(self.data)
+        return self.start + len(self.data)
+
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return self.data[start - self.start : end - self.start]
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return not any(self.content(start, end))
+
+    def moved(self, start: int, end: int, target: int) -> Patch:
+        """The part at ``[start, end)``, for another file where it lies at ``target``."""
+        return Patch(target, self.content(start, end))
+
+
+Change = Fill | Patch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,53 +81,47 @@ class Edits:
     """All that changes in a file; its size stays.
 
     Raises:
-        ValueError: fills or patches out of order, overlapping, or past the end of the file.
+        ValueError: changes are out of order, overlap, or end behind the file.
 
     Attributes:
-        size: bytes of the file that they are for.
-        fills, patches: by offset; no byte is in two of them.
+        size: bytes of the file.
+        changes: by offset; no byte is in two of them.
     """
 
     size: int
-    fills: tuple[Fill, ...] = ()
-    patches: tuple[Patch, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
-        starts = ([f.start for f in self.fills], [p.start for p in self.patches])
-        for before, after in chain.from_iterable(map(pairwise, starts)):
-            if after < before:
-                raise ValueError(f"edits not in order: {after:#x} is too late")
-        end = 0
-        for edit in self.in_order():
-            if edit.start < end:
-                raise ValueError(f"edits overlap at {edit.start:#x}")
-            end = edit.end
+        start = end = 0
+        for change in self.changes:
+            if change.start < start:
+                raise ValueError(f"edits not in order: {change.start:#x} is too late")
+            if change.start < end:
+                raise ValueError(f"edits overlap at {change.start:#x}")
+            start, end = change.start, change.end
         if end > self.size:
             raise ValueError(f"an edit ends at {end:#x}, the file at {self.size:#x}")
 
     @classmethod
-    def of(cls, size: int, edits: Iterable[Fill | Patch]) -> Edits:
-        """From edits in any order.
+    def of(cls, size: int, changes: Iterable[Change]) -> Edits:
+        """Edits from changes in any order.
 
         Raises:
             ValueError: see ``Edits``.
         """
-        fills: list[Fill] = []
-        patches: list[Patch] = []
-        for edit in edits:
-            if isinstance(edit, Fill):
-                fills.append(edit)
-            else:
-                patches.append(edit)
-        return cls(size, tuple(sorted(fills)), tuple(sorted(patches)))
+        return cls(size, tuple(sorted(changes, key=_start)))
 
-    def in_order(self) -> Iterable[Fill | Patch]:
-        """Fills and patches together, by offset."""
-        return merge(self.fills, self.patches, key=_start)
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        return tuple(change for change in self.changes if isinstance(change, Fill))
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        return tuple(change for change in self.changes if isinstance(change, Patch))
 
     @property
     def filled(self) -> tuple[Span, ...]:
-        """The filled spans, neighbours as one."""
+        """The filled spans; neighbours are one span."""
         spans: list[Span] = []
         for fill in self.fills:
             if spans and spans[-1].end == fill.start:
@@ -114,16 +130,30 @@ class Edits:
                 spans.append(Span(fill.start, fill.end))
         return tuple(spans)
 
+    def overlapping(self, start: int, end: int) -> Iterator[Change]:
+        """The changes that have bytes at file offsets ``[start, end)``, by offset."""
+        at = bisect_right(self.changes, start, key=_end)
+        while at < len(self.changes) and self.changes[at].start < end:
+            yield self.changes[at]
+            at += 1
+
+    def apply(self, window: bytearray, offset: int = 0) -> None:
+        """Make the changes in ``window``, which holds the bytes of the file from ``offset`` on."""
+        window_end = offset + len(window)
+        for change in self.overlapping(offset, window_end):
+            start, end = max(change.start, offset), min(change.end, window_end)
+            window[start - offset : end - offset] = change.content(start, end)
+
     def digest(self) -> str:
-        """SHA-256, in hex, that is equal for equal edits only."""
+        """SHA-256 in hex; only equal edits have the same."""
         parts = [_PATCH.pack(b"S", self.size, 0)]
         parts += [_FILL.pack(b"F", f.start, f.end, f.value) for f in self.fills]
         for patch in self.patches:
-            parts += [_PATCH.pack(b"P", patch.offset, len(patch.data)), patch.data]
+            parts += [_PATCH.pack(b"P", patch.start, len(patch.data)), patch.data]
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def __bool__(self) -> bool:
-        return bool(self.fills or self.patches)
+        return bool(self.changes)
 
 
 def merge_edits(first: Edits, *others: Edits) -> Edits:
@@ -135,13 +165,12 @@ def merge_edits(first: Edits, *others: Edits) -> Edits:
     for other in others:
         if other.size != first.size:
             raise ValueError(f"edits for files of {first.size} and {other.size} bytes")
-    every = (first, *others)
-    return Edits(
-        first.size,
-        tuple(sorted(fill for edits in every for fill in edits.fills)),
-        tuple(sorted(patch for edits in every for patch in edits.patches)),
-    )
+    return Edits.of(first.size, (c for edits in (first, *others) for c in edits.changes))
 
 
-def _start(edit: Fill | Patch) -> int:
-    return edit.start
+def _start(change: Change) -> int:
+    return change.start
+
+
+def _end(change: Change) -> int:
+    return change.end

@@ -19,9 +19,9 @@ from pytest_negativa.gpucode.fatbin import (
     OVERWRITTEN_ARCH,
     OVERWRITTEN_KIND,
 )
-from pytest_negativa.models.library import Element, Frame, LibraryMap
+from pytest_negativa.models.library import CodeBlock, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 _NO_KIND = OVERWRITTEN_KIND.to_bytes(2, "little")
 _NO_DEVICE = OVERWRITTEN_ARCH.to_bytes(4, "little")
@@ -39,47 +39,38 @@ def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
             f"{path}: its map and its plan are not of the same file; trace it again"
         )
     try:
-        return Edits.of(plan.library.size, _edits(library_map, plan, fill))
+        return Edits.of(plan.library.size, _changes(library_map, plan, fill))
     except ValueError as e:
         raise ReconstructError(f"{path}: its map contradicts itself: {e}; trace it again") from e
 
 
-def _edits(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Fill | Patch]:
-    parts = dict(_parts(library_map))
+def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Change]:
+    blocks = {(block.start, block.end): block for block in library_map.iter_code()}
     decided = Counter((d.start, d.end) for d in plan.decisions)
-    if decided != Counter(dict.fromkeys(parts, 1)):
-        raise ReconstructError(f"{plan.library.path}: {_mismatch(parts, decided)}; trace it again")
+    if decided != Counter(dict.fromkeys(blocks, 1)):
+        raise ReconstructError(f"{plan.library.path}: {_mismatch(blocks, decided)}; trace it again")
     for decision in plan.decisions:
         if decision.kept or not decision.size:
             continue
-        part = parts[decision.start, decision.end]
-        if part.unreadable is not None:
+        block = blocks[decision.start, decision.end]
+        if block.unreadable is not None:
             raise ReconstructError(
-                f"{plan.library.path}: the plan gives up [{decision.start:#x}, "
-                f"{decision.end:#x}), which is not understood ({part.unreadable}); trace it again"
+                f"{plan.library.path}: the plan gives up [{block.start:#x}, {block.end:#x}), which "
+                f"is not understood ({block.unreadable}); trace it again"
             )
-        yield Fill(decision.start, decision.end, fill)
-        if isinstance(part, Element):
-            yield Patch(part.header_offset + KIND_OFFSET, _NO_KIND)
-            yield Patch(part.header_offset + ARCH_OFFSET, _NO_DEVICE)
+        yield Fill(block.start, block.end, fill)
+        if block.region is not None:
+            yield Patch(block.header_offset + KIND_OFFSET, _NO_KIND)
+            yield Patch(block.header_offset + ARCH_OFFSET, _NO_DEVICE)
 
 
-def _parts(library_map: LibraryMap) -> Iterator[tuple[tuple[int, int], Element | Frame]]:
-    for element in library_map.iter_elements():
-        yield (element.payload.start, element.payload.end), element
-    for frame in library_map.iter_frames():
-        yield (frame.span.start, frame.span.end), frame
-
-
-def _mismatch(
-    parts: dict[tuple[int, int], Element | Frame], decided: Counter[tuple[int, int]]
-) -> str:
+def _mismatch(blocks: dict[tuple[int, int], CodeBlock], decided: Counter[tuple[int, int]]) -> str:
     """The first place at which plan and map differ, for people."""
     found = "the plan is not one for its map:"
-    for start, end in sorted(parts.keys() | decided.keys()):
+    for start, end in sorted(blocks.keys() | decided.keys()):
         if (start, end) not in decided:
             return f"{found} nothing is decided about [{start:#x}, {end:#x})"
-        if (start, end) not in parts:
+        if (start, end) not in blocks:
             return f"{found} it decides about [{start:#x}, {end:#x}), where no code lies"
         if decided[start, end] != 1:
             return f"{found} it decides more than once about [{start:#x}, {end:#x})"

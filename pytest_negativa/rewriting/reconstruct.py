@@ -42,19 +42,14 @@ from pytest_negativa.models.reconstruction import (
     RepackedCubin,
 )
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.records import CompactOptions, NotCompacted
-from pytest_negativa.rewriting.copies import (
-    StoppedError,
-    check_digest,
-    remove_abandoned,
-    state_of,
-    write_copy,
-)
+from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
 from pytest_negativa.rewriting.copies_lock import writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
+from pytest_negativa.rewriting.layout import StoppedError
 from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.rewriting.trim_kernels import KernelEdits, trim_kernels
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Raised when copies are written in another way: those of before are then written anew.
@@ -206,8 +201,7 @@ class _Reconstructor:
         reused = record is not None
         if record is None:
             remove_abandoned(target)
-            record = self._write_compacted(planned, target, recipe)
-            record = record or self._write(planned, edits, target, recipe)
+            record = self._write(planned, edits, target, recipe)
         unused = _without(edits, record.spared)
         made = ReconstructedLibrary(
             library=library,
@@ -224,44 +218,51 @@ class _Reconstructor:
         )
         return made, record
 
-    def _write(self, planned: Planned, edits: Edits, target: Path, recipe: str) -> CopyRecord:
-        """A copy of the same size, its unused code filled."""
-        trimmed = _trim(planned, self._fill)
-        every = edits if trimmed is None else merge_edits(edits, trimmed.edits)
-        facts = write_copy(planned.plan.library, target, every, self._stop.is_set)
+    def _write(self, planned: Planned, unused: Edits, target: Path, recipe: str) -> CopyRecord:
+        """Write a copy; of its old size if it is not to be compacted, or can't be.
+
+        Args:
+            unused: the edits that overwrite unused elements and frames.
+        """
+        plan = planned.plan
+        trimmed, cubins = self._trim(planned)
+        if self._compact is not None:
+            original = Path(plan.library.path)
+            before = state_of(original)
+            made = compact_library(
+                original, target, planned.library_map, plan, trimmed, self._compact
+            )
+            if isinstance(made, Compacted):
+                return CopyRecord(
+                    recipe=recipe,
+                    sha256=made.sha256,
+                    copy=state_of(target),
+                    original=before,
+                    boot=self._boot,
+                    spared=made.spared,
+                    repacked=cubins,
+                    compaction=Compaction(
+                        size=made.size_after, load_segments=made.load_segments, notes=made.notes
+                    ),
+                )
+        edits = merge_edits(unused, trimmed)
+        facts = write_copy(plan.library, target, edits, self._stop.is_set)
         return CopyRecord(
             recipe=recipe,
             sha256=facts.sha256,
             copy=facts.copy,
             original=facts.original,
             boot=self._boot,
-            repacked=_repacked(trimmed),
+            repacked=cubins,
         )
 
-    def _write_compacted(self, planned: Planned, target: Path, recipe: str) -> CopyRecord | None:
-        """A smaller copy; None where compaction leaves the library as it is."""
-        if self._compact is None:
-            return None
+    def _trim(self, planned: Planned) -> tuple[Edits, tuple[RepackedCubin, ...]]:
+        """What is to be done inside of cubins that stay; nothing is read if that is nothing."""
         plan = planned.plan
-        trimmed = _trim(planned, self._fill)
-        edits = None if trimmed is None else trimmed.edits
-        original = Path(plan.library.path)
-        before = state_of(original)
-        made = compact_library(original, target, planned.library_map, plan, edits, self._compact)
-        if isinstance(made, NotCompacted):
-            return None
-        return CopyRecord(
-            recipe=recipe,
-            sha256=made.sha256,
-            copy=state_of(target),
-            original=before,
-            boot=self._boot,
-            spared=made.spared,
-            repacked=_repacked(trimmed),
-            compaction=Compaction(
-                size=made.size_after, load_segments=made.load_segments, notes=made.notes
-            ),
-        )
+        if not plan.trimmed:
+            return Edits(plan.library.size), ()
+        with ByteSource(plan.library.path) as source:
+            return trim_kernels(source, planned.library_map, plan, self._fill)
 
     def _target(self, path: str) -> Path:
         """Where the copy goes; its folder is there.
@@ -343,31 +344,10 @@ class _Reconstructor:
         write_atomically(self._root / MANIFEST_NAME, data)
 
 
-def _trim(planned: Planned, fill: int) -> KernelEdits | None:
-    """What is to be done inside of cubins that stay."""
-    if not planned.plan.trimmed:
-        return None
-    with ByteSource(planned.plan.library.path) as source:
-        return trim_kernels(source, planned.library_map, planned.plan, fill)
-
-
 def _without(edits: Edits, spared: Sequence[Span]) -> Edits:
     """Only the fills, and of them those that were done."""
     left = {(span.start, span.end) for span in spared}
     return Edits(edits.size, tuple(f for f in edits.fills if (f.start, f.end) not in left))
-
-
-def _repacked(trimmed: KernelEdits | None) -> tuple[RepackedCubin, ...]:
-    return tuple(
-        RepackedCubin(
-            start=cubin.start,
-            filled=cubin.filled,
-            stored_before=cubin.stored_before,
-            stored_after=cubin.stored_after,
-            left_alone=cubin.left_alone,
-        )
-        for cubin in (trimmed.cubins if trimmed is not None else ())
-    )
 
 
 def _recipe(

@@ -22,6 +22,7 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.planning.by_arch import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
@@ -32,7 +33,7 @@ from pytest_negativa.rewriting.compact.records import (
     NotCompacted,
 )
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.trim_kernels import RewrittenCubin, trim_kernels
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Said of a result that has none left."""
@@ -110,11 +111,11 @@ class ByLock:
             plan = plan_from_lock(locked, library_map)
             if not plan.trimmed:
                 return Prepared(locked.sha256, library_map, plan)
-            trimmed = trim_kernels(source, library_map, plan, self.fill)
-        left = [cubin for cubin in trimmed.cubins if cubin.left_alone is not None]
+            edits, cubins = trim_kernels(source, library_map, plan, self.fill)
+        left = [cubin for cubin in cubins if cubin.left_alone is not None]
         notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
-        removed = sum(map(_removed_from, trimmed.cubins))
-        return Prepared(locked.sha256, library_map, plan, trimmed.edits, removed, notes)
+        removed = sum(map(_removed_from, cubins))
+        return Prepared(locked.sha256, library_map, plan, edits, removed, notes)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def foresee(prepared: Prepared, path: Path, *, strip: bool) -> Forecast | NotCom
     return foresee_compaction(path, prepared.library_map, prepared.plan, prepared.edits, options)
 
 
-def _removed_from(cubin: RewrittenCubin) -> int:
+def _removed_from(cubin: RepackedCubin) -> int:
     # By the code where packing gains nothing: it is gone all the same.
     saved = max(cubin.stored_before - cubin.stored_after, 0)
     return saved or sum(code.size for code in cubin.filled)

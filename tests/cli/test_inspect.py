@@ -377,7 +377,7 @@ class TestSlimmed:
         before = read(BIN / "libcallgraph.so")
         plan = plan_for(before, "calls_nothing")
         with ByteSource(BIN / "libcallgraph.so") as source:
-            edits = trim_kernels(source, before, plan, 1).edits
+            edits, _ = trim_kernels(source, before, plan, 1)
         compact(before, plan, tmp_path / "lib.so", edits)
         output = inspect("--arch=9.0", "--kernels", tmp_path / "lib.so").stdout
         assert "calls_nothing  [sm_90 " in output

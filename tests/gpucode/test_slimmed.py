@@ -68,10 +68,10 @@ class TestFixtures:
         plan = plan_for(before, min(k.name for k in all_kernels(before)))
         assert plan.trimmed
         with ByteSource(library) as source:
-            trimmed = trim_kernels(source, before, plan, 1)
-        filled = {c.start: {code.start for code in c.filled} for c in trimmed.cubins}
+            edits, trimmed = trim_kernels(source, before, plan, 1)
+        filled = {c.start: {code.start for code in c.filled} for c in trimmed}
         assert any(filled.values())
-        compact(before, plan, tmp_path / "lib.so", trimmed.edits)
+        compact(before, plan, tmp_path / "lib.so", edits)
         after, removed = read_slimmed(tmp_path / "lib.so", Scope(devices=("9.0",)))
 
         gone = 0

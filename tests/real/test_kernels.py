@@ -18,7 +18,7 @@ from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
-from pytest_negativa.rewriting.cubin_code import fill_code
+from pytest_negativa.rewriting.cubin_code import overwrite_code
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from tests.support.usages import library_usage, usage_of
@@ -91,21 +91,21 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
     assert trimmed
 
     with ByteSource(path) as source:
-        made = trim_kernels(source, library_map, plan, 1)
-        assert {c.left_alone for c in made.cubins} == {None}
+        edits, cubins = trim_kernels(source, library_map, plan, 1)
+        assert {c.left_alone for c in cubins} == {None}
         # Relocations say the same as the call graph.
-        assert [(c.start, c.filled) for c in made.cubins] == [
-            (t.start, t.unused) for t in plan.trimmed
-        ]
-        assert sum(c.stored_after for c in made.cubins) <= sum(c.stored_before for c in made.cubins)
-        patches = {p.offset: p for p in made.edits.patches}
+        assert [(c.start, c.filled) for c in cubins] == [(t.start, t.unused) for t in plan.trimmed]
+        assert sum(c.stored_after for c in cubins) <= sum(c.stored_before for c in cubins)
+        patches = {p.start: p for p in edits.patches}
         pairs = [
             pair
             for block in library_map.iter_code()
             if (pair := unpacked(source, block, trimmed, patches)) is not None
         ]
     for cubin, old, new in pairs:
-        assert new == fill_code(old, cubin.unused, 1).content
+        wanted = bytearray(old)
+        overwrite_code(old, cubin.unused, 1).apply(wanted)
+        assert new == wanted
         for code in cubin.unused:
             assert new[code.start : code.end] == b"\1" * code.size
     # The smallest: cuobjdump takes minutes for the largest.

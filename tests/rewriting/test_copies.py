@@ -19,16 +19,16 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.rewriting import copies
 from pytest_negativa.rewriting.copies import (
     CopyFacts,
-    StoppedError,
-    remove_abandoned,
     state_of,
     write_copy,
 )
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.layout import LayoutBuilder, StoppedError, write_layout
 from pytest_negativa.rewriting.overwrite import overwrite
 from tests.support.copying import MANY, SIZE, STEP, identity
 from tests.support.libraries import BIN, IS_ROOT, SHARED_OBJECTS
@@ -53,17 +53,9 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "edits",
-    [MANY, Edits(SIZE), Edits(SIZE, (Fill(0, SIZE, 1),)), Edits(SIZE, (), (Patch(9, b"a"),))],
+    [MANY, Edits(SIZE), Edits(SIZE, (Fill(0, SIZE, 1),)), Edits(SIZE, (Patch(9, b"a"),))],
 )
-@pytest.mark.parametrize("way", ["as it is", "named temporary", "by reading"])
-def test_content(
-    original: Path, target: Path, edits: Edits, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "named temporary":
-        # What a kernel without O_TMPFILE makes of it: a folder can't be opened for writing.
-        monkeypatch.setattr(copies, "_TMPFILE", os.O_DIRECTORY)
-    if way == "by reading":
-        monkeypatch.setattr(copies, "_SMALL_RANGE", SIZE + 1)
+def test_content(original: Path, target: Path, edits: Edits) -> None:
     before = original.read_bytes(), state_of(original)
     facts = write_copy(identity(original), target, edits)
 
@@ -74,6 +66,32 @@ def test_content(
     )
     assert (original.read_bytes(), state_of(original)) == before
     assert os.listdir(target.parent) == [target.name]
+
+
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_parts_in_another_order(original: Path, target: Path, in_kernel: bool) -> None:
+    """Of a new file: ranges of the old one, new bytes, zeros behind the old one's end."""
+    builder = LayoutBuilder()
+    assert builder.append_copy(SIZE - STEP, SIZE + 100) == 0
+    assert builder.append(b"new", alignment=4096) == -(-(STEP + 100) // 4096) * 4096
+    start = builder.append_copy(10, 3 * STEP, alignment=16)
+    builder.change(Patch(7, b"header"))
+    # In the first range, over the end of the old file; and in the last.
+    builder.change(Fill(STEP - 50, STEP + 50, 9))
+    builder.change(Fill(start + 5, start + 2 * STEP, 0))
+    data = original.read_bytes()
+    with ByteSource(original) as source, target.open("wb+") as file:
+        write_layout(builder.build(), source, file.fileno(), copy_in_kernel=in_kernel)
+    found = target.read_bytes()
+    expected = bytearray(builder.size)
+    expected[:STEP] = data[SIZE - STEP :]
+    expected[7:13] = b"header"
+    expected[STEP - 50 : STEP + 50] = bytes([9]) * 100
+    new = -(-(STEP + 100) // 4096) * 4096
+    expected[new : new + 3] = b"new"
+    expected[start:] = data[10 : 3 * STEP]
+    expected[start + 5 : start + 2 * STEP] = bytes(2 * STEP - 5)
+    assert found == expected
 
 
 def test_across_file_systems(original: Path) -> None:
@@ -281,16 +299,12 @@ class TestDisk:
         assert os.listdir(target.parent) == []
 
 
-@pytest.mark.parametrize("flag", [os.O_TMPFILE, os.O_DIRECTORY])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, StoppedError])
 def test_interrupted(
     original: Path,
     target: Path,
     error: type[BaseException],
-    flag: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copies, "_TMPFILE", flag)
     target.write_text("earlier copy")
     for when in (0, 1, 5, 20):
         calls = iter(range(10**9))
@@ -318,8 +332,7 @@ from pathlib import Path
 from tests.support.copying import MANY, identity
 from pytest_negativa.rewriting import copies
 
-original, target, number, at, flag = sys.argv[1:]
-copies._TMPFILE = int(flag)
+original, target, number, at = sys.argv[1:]
 calls = iter(range(10**9))
 
 def stop():
@@ -332,23 +345,16 @@ copies.write_copy(identity(Path(original)), Path(target), MANY, stop)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("flag", [os.O_TMPFILE, os.O_DIRECTORY])
 @pytest.mark.parametrize("at", [0, 30])
-def test_killed(original: Path, target: Path, number: signal.Signals, flag: int, at: int) -> None:
+def test_killed(original: Path, target: Path, number: signal.Signals, at: int) -> None:
     target.write_text("earlier copy")
     before = original.read_bytes()
-    arguments = [original, target, int(number), at, flag]
+    arguments = [original, target, int(number), at]
     done = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], cwd=BIN.parents[2])
     assert done.returncode == -number
     assert target.read_text() == "earlier copy"
     assert original.read_bytes() == before
-    others = [name for name in os.listdir(target.parent) if name != target.name]
-    if flag == os.O_TMPFILE:
-        assert others == []
-    else:
-        assert len(others) == 1
-        remove_abandoned(target)
-        assert os.listdir(target.parent) == [target.name]
+    assert os.listdir(target.parent) == [target.name]
 
 
 def test_two_write_the_same(original: Path, target: Path) -> None:

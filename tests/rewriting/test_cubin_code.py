@@ -6,6 +6,7 @@ import io
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -19,7 +20,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.plan import CodeRange
-from pytest_negativa.rewriting.cubin_code import CubinCodeError, fill_code
+from pytest_negativa.rewriting.cubin_code import CubinCodeError, overwrite_code
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from tests.support.libraries import BIN
 
@@ -36,6 +37,25 @@ def cubin_of(name: str, arch: str = "sm_90") -> bytes:
             stored = data[start : start + element.stored_size]
             return unpack(stored, element.compression, element.unpacked_size)
     raise AssertionError(f"no {arch} cubin in {name}")
+
+
+class Overwritten(NamedTuple):
+    """A cubin without some functions, and where it changed."""
+
+    content: bytes
+    filled: tuple[CodeRange, ...]
+    tables: tuple[CodeRange, ...]
+
+
+def overwritten(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Overwritten:
+    edits = overwrite_code(cubin, unused, value)
+    content = bytearray(cubin)
+    edits.apply(content)
+    filled, tables = (
+        tuple(CodeRange(change.start, change.end) for change in changes)
+        for changes in (edits.fills, edits.patches)
+    )
+    return Overwritten(bytes(content), filled, tables)
 
 
 def code_of(cubin: bytes) -> dict[str, CodeRange]:
@@ -85,7 +105,7 @@ def test_overwrites_code_and_tells_all_it_changes(value: int) -> None:
     code = code_of(cubin)
     unused = sorted([code["calls_chain"], code["calls_printf"]])
 
-    made = fill_code(cubin, unused, value)
+    made = overwritten(cubin, unused, value)
 
     assert made.filled == tuple(unused)
     for span in unused:
@@ -105,7 +125,7 @@ def test_what_is_gone_has_no_name(library: str) -> None:
     sections = [span for span in code.values() if not any(inside(span, s) for s in code.values())]
     unused = sorted(span for span in sections if span != code[kernel])
 
-    made = fill_code(cubin, unused, 1)
+    made = overwritten(cubin, unused, 1)
 
     gone = {
         name
@@ -123,7 +143,7 @@ def test_what_stays_is_as_it_was_to_another_reader() -> None:
     cubin = cubin_of("libpointers.so")
     code = code_of(cubin)
 
-    made = fill_code(cubin, sorted(code.values()), 1)
+    made = overwritten(cubin, sorted(code.values()), 1)
 
     gone = {name for name, span in code.items() if span in made.filled}
     assert gone and code.keys() - gone
@@ -164,7 +184,7 @@ def test_prototypes_of_the_call_graph_stay() -> None:
     prototypes = {names.names()[s.prototype] for s in (*read.address_taken, *read.indirect_calls)}
     assert prototypes
 
-    made = fill_code(cubin, [code["plain"]], 1)
+    made = overwritten(cubin, [code["plain"]], 1)
 
     names = NameTable()
     again = parse_cubin(made.content, names)
@@ -178,7 +198,7 @@ def test_extended_section_indices_leave_the_tables_alone() -> None:
     symtab = symbol_table(elf_of(bytes(cubin)))
     struct.pack_into("<H", cubin, symtab["sh_offset"] + 24 + 6, 0xFFFF)
 
-    made = fill_code(bytes(cubin), [code], 1)
+    made = overwritten(bytes(cubin), [code], 1)
 
     assert made.filled == (code,)
     assert made.tables == ()
@@ -209,7 +229,7 @@ def test_relocations_are_the_second_witness(
     cubin = cubin_of("libpointers.so")
     code = code_of(cubin)
 
-    made = fill_code(cubin, sorted(code[name] for name in unused), 1)
+    made = overwritten(cubin, sorted(code[name] for name in unused), 1)
 
     assert made.filled == tuple(sorted(code[name] for name in {*unused} - {*spared}))
     for name, span in code.items():
@@ -232,7 +252,7 @@ def test_what_is_a_functions_own_stays_with_its_relocations() -> None:
     assert rows is not None
     struct.pack_into("<I", cubin, rows["sh_offset"] + 12, symbol)
 
-    made = fill_code(bytes(cubin), sorted([code["calls_passed"], code["calls_chain"]]), 1)
+    made = overwritten(bytes(cubin), sorted([code["calls_passed"], code["calls_chain"]]), 1)
 
     assert made.filled == (code["calls_chain"],)
     for name in (".nv.constant2.calls_passed", ".rela.nv.constant2.calls_passed"):
@@ -260,7 +280,7 @@ def test_code_in_two_forms_is_left_alone() -> None:
     cubin = cubin_of("libcallgraph.so", "sm_100")
 
     with pytest.raises(CubinCodeError, match="second form"):
-        fill_code(cubin, [code_of(cubin)["calls_chain"]], 1)
+        overwritten(cubin, [code_of(cubin)["calls_chain"]], 1)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, -16), (16, 0), (-16, 0), (0, 16)])
@@ -269,7 +289,7 @@ def test_a_part_of_a_section_is_not_filled(before: int, after: int) -> None:
     code = code_of(cubin)["calls_chain"]
 
     with pytest.raises(CubinCodeError, match="no section of its own"):
-        fill_code(cubin, [CodeRange(code.start + before, code.end + after)], 1)
+        overwritten(cubin, [CodeRange(code.start + before, code.end + after)], 1)
 
 
 def test_a_section_that_overlaps_another_is_not_filled() -> None:
@@ -280,7 +300,7 @@ def test_a_section_that_overlaps_another_is_not_filled() -> None:
     struct.pack_into("<Q", cubin, header + _SH_OFFSET, moved)
 
     with pytest.raises(CubinCodeError, match="overlaps"):
-        fill_code(bytes(cubin), [CodeRange(moved, moved + code["calls_chain"].size)], 1)
+        overwritten(bytes(cubin), [CodeRange(moved, moved + code["calls_chain"].size)], 1)
 
 
 def test_damaged_tables() -> None:
@@ -288,11 +308,11 @@ def test_damaged_tables() -> None:
     code = code_of(cubin)["calls_chain"]
 
     with pytest.raises(CubinCodeError, match="section headers end"):
-        fill_code(cubin[:-700], [code], 1)
+        overwritten(cubin[:-700], [code], 1)
     for field, value, words in ((62, 999, "no section 999"), (60, 1, "no section of its own")):
         changed = bytearray(cubin)
         struct.pack_into("<H", changed, field, value)
         with pytest.raises(CubinCodeError, match=words):
-            fill_code(bytes(changed), [code], 1)
+            overwritten(bytes(changed), [code], 1)
     with pytest.raises(CubinCodeError, match="not a cubin"):
-        fill_code(b"\x7fELF" + bytes(100), [code], 1)
+        overwritten(b"\x7fELF" + bytes(100), [code], 1)

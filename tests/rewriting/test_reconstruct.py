@@ -351,19 +351,20 @@ def test_interrupted(planned: list[Planned], root: Path) -> None:
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
-from pytest_negativa.rewriting import copies, reconstruct as module
+from pytest_negativa.rewriting import reconstruct as module
 from tests.support.reconstructing import planned_of
 
 root, kill_at, *libraries = sys.argv[1:]
-renames = iter(range(1000))
-publish = copies._NewFile.publish
+written = iter(range(1000))
+write_copy = module.write_copy
 
-def publish_or_die(self):
-    publish(self)
-    if next(renames) == int(kill_at):
+def write_or_die(*arguments):
+    facts = write_copy(*arguments)
+    if next(written) == int(kill_at):
         os.kill(os.getpid(), signal.SIGKILL)
+    return facts
 
-copies._NewFile.publish = publish_or_die
+module.write_copy = write_or_die
 planned = [planned_of(Path(path)) for path in libraries]
 made = module.reconstruct(planned, Path(root), jobs=1)
 print(sum(not c.reused for c in made.libraries), len(made.libraries), len(made.refused))

@@ -15,13 +15,14 @@ from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import CodeRange, LibraryPlan
+from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting import repack as packing
-from pytest_negativa.rewriting.cubin_code import fill_code
+from pytest_negativa.rewriting.cubin_code import overwrite_code
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
-from pytest_negativa.rewriting.trim_kernels import KernelEdits, trim_kernels
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from tests.support.libraries import BIN
 from tests.support.slimmed import H200, plan_for
 from tests.support.usages import library_usage, usage_of
@@ -41,7 +42,9 @@ def applied(data: bytes, edits: Edits) -> bytes:
     return bytes(result)
 
 
-def trim(path: Path, library_map: LibraryMap, plan: LibraryPlan, value: int = 1) -> KernelEdits:
+def trim(
+    path: Path, library_map: LibraryMap, plan: LibraryPlan, value: int = 1
+) -> tuple[Edits, tuple[RepackedCubin, ...]]:
     with ByteSource(path) as source:
         return trim_kernels(source, library_map, plan, value)
 
@@ -53,9 +56,11 @@ def content_of(data: bytes, element: Element) -> bytes:
 
 
 def without(content: bytes, unused: tuple[CodeRange, ...], value: int) -> bytes:
-    made = fill_code(content, unused, value)
-    assert made.filled == unused
-    return made.content
+    edits = overwrite_code(content, unused, value)
+    assert tuple(CodeRange(fill.start, fill.end) for fill in edits.fills) == unused
+    edited = bytearray(content)
+    edits.apply(edited)
+    return bytes(edited)
 
 
 def cubin_element(library_map: LibraryMap, start: int) -> Element:
@@ -84,11 +89,10 @@ def test_elements(
     assert element.compression is compression
     original = (BIN / name).read_bytes()
 
-    made = trim(BIN / name, library_map, plan, value)
+    edits, [cubin] = trim(BIN / name, library_map, plan, value)
 
-    changed = applied(original, made.edits)
+    changed = applied(original, edits)
     (tmp_path / name).write_bytes(changed)
-    [cubin] = made.cubins
     assert (cubin.start, cubin.filled) == (trimmed.start, trimmed.unused)
     assert cubin.left_alone is None
     assert cubin.stored_before == element.stored_size
@@ -107,15 +111,14 @@ def test_elements(
     assert kernel in {k.name for k in again.kernels_of(found.content)}
     content = content_of(original, element)
     assert content_of(changed, found) == without(content, trimmed.unused, value) != content
-    assert changed[cubin.zeros.start : cubin.zeros.end] == bytes(cubin.zeros.size)
+    end = element.payload.start + cubin.stored_after
+    assert not any(changed[end : element.payload.end])
     if compression is Compression.NONE:
         assert cubin.stored_after == cubin.stored_before
         # Code as fills, of any size; tables as they are now.
-        assert [f.end - f.start for f in made.edits.fills] == [c.size for c in trimmed.unused]
+        assert [f.end - f.start for f in edits.fills] == [c.size for c in trimmed.unused]
     else:
         assert cubin.stored_after <= cubin.stored_before
-        assert cubin.zeros.start == element.payload.start + cubin.stored_after
-        assert cubin.zeros.end == element.payload.end
 
 
 def frame_with(library_map: LibraryMap, kernel: str) -> Frame:
@@ -137,10 +140,10 @@ def test_frames_keep_their_length(tmp_path: Path) -> None:
     plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
     original = path.read_bytes()
 
-    made = trim(path, library_map, plan)
+    edits, [cubin] = trim(path, library_map, plan)
 
-    changed = applied(original, made.edits)
-    [trimmed], [cubin] = plan.trimmed, made.cubins
+    changed = applied(original, edits)
+    [trimmed] = plan.trimmed
     old = original[frame.span.start : frame.span.end]
     new = changed[frame.span.start : frame.span.end]
     content = zstandard.ZstdDecompressor().decompress(old)
@@ -154,7 +157,7 @@ def test_frames_keep_their_length(tmp_path: Path) -> None:
     assert len({(p.content_size, p.window_size, p.has_checksum) for p in parameters}) == 1
     magic, length = struct.unpack_from("<II", new, cubin.stored_after - 8)
     assert (magic, length) == (0x184D2A50, len(new) - cubin.stored_after)
-    assert cubin.zeros.size == length
+    assert not any(new[cubin.stored_after :])
     (tmp_path / path.name).write_bytes(changed)
     again = frame_with(read(tmp_path / path.name), "calls_chain")
     assert again.span.start == frame.span.start
@@ -172,14 +175,16 @@ def test_what_contradicts_the_cubin_stays() -> None:
     in_table = CodeRange(code.offset_in_cubin, code.offset_in_cubin + code.code_size)
     both = tuple(sorted([in_table, *trimmed.unused]))
 
-    made = trim(path, library_map, replace(plan, trimmed=(replace(trimmed, unused=both),)))
-    alone = trim(path, library_map, replace(plan, trimmed=(replace(trimmed, unused=(in_table,)),)))
+    _, [cubin] = trim(path, library_map, replace(plan, trimmed=(replace(trimmed, unused=both),)))
+    no_edits, [alone] = trim(
+        path, library_map, replace(plan, trimmed=(replace(trimmed, unused=(in_table,)),))
+    )
 
-    assert made.cubins[0].filled == trimmed.unused
-    assert not alone.edits
-    assert alone.cubins[0].left_alone == "all its code is referred to by what stays"
-    assert alone.cubins[0].filled == ()
-    assert alone.cubins[0].stored_after == alone.cubins[0].stored_before
+    assert cubin.filled == trimmed.unused
+    assert not no_edits
+    assert alone.left_alone == "all its code is referred to by what stays"
+    assert alone.filled == ()
+    assert alone.stored_after == alone.stored_before
 
 
 def test_a_cubin_that_cant_be_read_is_left_alone(tmp_path: Path) -> None:
@@ -192,11 +197,11 @@ def test_a_cubin_that_cant_be_read_is_left_alone(tmp_path: Path) -> None:
     damaged = tmp_path / path.name
     damaged.write_bytes(data)
 
-    made = trim(damaged, library_map, plan)
+    edits, [cubin] = trim(damaged, library_map, plan)
 
-    assert not made.edits
-    assert made.cubins[0].left_alone is not None
-    assert made.cubins[0].left_alone.startswith("damaged zstd payload")
+    assert not edits
+    assert cubin.left_alone is not None
+    assert cubin.left_alone.startswith("damaged zstd payload")
 
 
 def test_plan_of_another_map() -> None:
@@ -205,7 +210,7 @@ def test_plan_of_another_map() -> None:
     plan = plan_for(library_map, "calls_chain")
     [trimmed] = plan.trimmed
 
-    with pytest.raises(ValueError, match="not in the map"):
+    with pytest.raises(ValueError, match="which the map lacks"):
         trim(path, library_map, replace(plan, trimmed=(replace(trimmed, start=1),)))
 
 

@@ -25,7 +25,7 @@ def identity(path: Path) -> LibraryIdentity:
     )
 
 
-STEP = copies._STEP
+STEP = copies.STEP
 MANY = Edits.of(
     SIZE,
     [

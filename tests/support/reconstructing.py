@@ -53,5 +53,5 @@ def apply(data: bytes, edits: Edits) -> bytes:
             changed[offset] = fill.value
     for patch in edits.patches:
         for number, byte in enumerate(patch.data):
-            changed[patch.offset + number] = byte
+            changed[patch.start + number] = byte
     return bytes(changed)

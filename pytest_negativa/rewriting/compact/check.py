@@ -9,18 +9,25 @@ and what a reader would see of the sections that are never loaded.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from pytest_negativa.gpucode.elf import ELF_HEADER, HostSegment, read_host_elf, read_segments
+from pytest_negativa.gpucode.elf import (
+    ELF_HEADER,
+    HostElf,
+    HostSegment,
+    read_host_elf,
+    read_segments,
+)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.pages import Range
+from pytest_negativa.rewriting.compact.pages import Range, merged
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.rewriting.compact.regions import Removal
-from pytest_negativa.rewriting.compact.write import merged
-from pytest_negativa.rewriting.edits import Edits, Fill
+from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 
 _STEP = 256 << 10
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
@@ -40,46 +47,43 @@ class CheckError(CannotCompactError):
     """The result is not what it should be: a bug of ours, or a faulty disk."""
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """SHA-256 of both files, in hex, of the bytes that were compared."""
+
+    original: str
+    compacted: str
+
+
 def check_compacted(
     original: ByteSource,
     compacted: ByteSource,
-    removal: Removal,
-    edits: Edits | None,
+    removal: Edits,
+    edits: Edits,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     page_size: int,
-) -> None:
-    """Compare the memory images and check the tables.
+) -> Digests:
+    """Check the tables, then compare the memory images; that pass hashes both files, too.
+
+    Args:
+        original, compacted: the files.
+        removal: what was to happen to unused code.
+        edits: what was to happen to kept GPU code.
+        library_map, plan: of the original, or both None.
+        page_size: bytes.
 
     Raises:
         CheckError: they differ where they may not.
         FormatError: a file can't be read.
     """
     checker = _Checker(original, compacted, page_size)
-    removed, edited = list(_removed(removal)), list(_edited_parts(edits))
-    checker.check_changes(removed, _parts(library_map, plan, kept=False), "unused")
-    checker.check_changes(edited, _parts(library_map, plan, kept=True), "kept GPU code")
-    changes = removed + edited
+    checker.check_changes(removal, _parts(library_map, plan, kept=False), "unused")
+    checker.check_changes(edits, _parts(library_map, plan, kept=True), "kept GPU code")
     header = compacted.read(0, ELF_HEADER.size)
-    changes += [(start, end, header[start:end]) for start, end in _HEADER_FIELDS]
+    fields = (Patch(start, header[start:end]) for start, end in _HEADER_FIELDS)
     checker.check_tables()
-    checker.check_image(sorted(changes, key=lambda change: change[0]))
-
-
-_Change = tuple[int, int, "bytes | int"]
-"""Start and end in the original file, and the bytes that are there afterwards, or the one."""
-
-
-def _removed(removal: Removal) -> Iterator[_Change]:
-    for start, end in removal.zeros:
-        yield start, end, 0
-    for offset, data in removal.patches:
-        yield offset, offset + len(data), data
-
-
-def _edited_parts(edits: Edits | None) -> Iterator[_Change]:
-    for edit in edits.in_order() if edits is not None else ():
-        yield edit.start, edit.end, edit.value if isinstance(edit, Fill) else edit.data
+    return checker.compare(merge_edits(removal, edits, Edits.of(original.size, fields)))
 
 
 def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bool) -> list[Range]:
@@ -101,6 +105,45 @@ def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bo
     return merged(ranges)
 
 
+class _Unloaded(NamedTuple):
+    """A section that is never loaded and stays; sizes and offsets in bytes."""
+
+    number: int
+    type: int
+    offset_before: int
+    size: int
+    offset_after: int
+
+
+class _HashedFile:
+    """Reads a file, and hashes it on the way: each byte once, if it is read from front to back."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._digest = hashlib.sha256()
+        self._hashed = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See ``ByteSource.read``."""
+        self._hash_up_to(offset)
+        data = self._source.read(offset, length)
+        if self._hashed < offset + length:
+            self._digest.update(memoryview(data)[self._hashed - offset :])
+            self._hashed = offset + length
+        return data
+
+    def sha256(self) -> str:
+        """Hex digest of the whole file."""
+        self._hash_up_to(self._source.size)
+        return self._digest.hexdigest()
+
+    def _hash_up_to(self, end: int) -> None:
+        while self._hashed < end:
+            data = self._source.read(self._hashed, min(_STEP, end - self._hashed))
+            self._digest.update(data)
+            self._hashed += len(data)
+
+
 class _Checker:
     def __init__(self, original: ByteSource, compacted: ByteSource, page_size: int) -> None:
         self._original = original
@@ -112,18 +155,17 @@ class _Checker:
         self._rows_before = _program_headers(original)
         self._rows_after = _program_headers(compacted)
         header = ELF_HEADER.unpack(original.read(0, ELF_HEADER.size))
-        self._has_sections = bool(header[12])
-        self._sections = read_host_elf(original).sections if self._has_sections else ()
+        self._elf = read_host_elf(original) if header[12] else None
+        self._unloaded: list[_Unloaded] = []
 
-    def check_changes(
-        self, changes: Sequence[_Change], allowed: Sequence[Range], name: str
-    ) -> None:
-        for start, end, value in changes:
-            for rest_start, rest_end in _outside(start, end, allowed):
+    def check_changes(self, edits: Edits, allowed: Sequence[Range], name: str) -> None:
+        for change in edits.changes:
+            for start, end in _outside(change.start, change.end, allowed):
                 # Padding may go with what it pads: it is zeros before and after.
-                size = rest_end - rest_start
-                if value != 0 or size > _STEP or any(self._original.read(rest_start, size)):
-                    self._fail(f"[{rest_start:#x}, {rest_end:#x}) would change and is not {name}")
+                size = end - start
+                zeros = isinstance(change, Fill) and change.value == 0
+                if not zeros or size > _STEP or any(self._original.read(start, size)):
+                    self._fail(f"[{start:#x}, {end:#x}) would change and is not {name}")
 
     def check_tables(self) -> None:
         for load in self._loads:
@@ -135,8 +177,8 @@ class _Checker:
         self._check_header()
         self._check_program_headers()
         self._check_other_segments()
-        if self._has_sections:
-            self._check_sections()
+        if self._elf is not None:
+            self._check_sections(self._elf)
             self._check_unloaded_sections()
 
     def _check_header(self) -> None:
@@ -175,8 +217,8 @@ class _Checker:
             if segment.kind != "PT_LOAD" and segment.file_size:
                 self._check_place(segment.kind, segment.vaddr, segment.offset, segment.file_size)
 
-    def _check_sections(self) -> None:
-        before, after = read_host_elf(self._original), read_host_elf(self._compacted)
+    def _check_sections(self, before: HostElf) -> None:
+        after = read_host_elf(self._compacted)
         if (before.build_id, before.soname) != (after.build_id, after.soname):
             self._fail("the build id or soname is another one")
         for section in after.sections:
@@ -199,22 +241,7 @@ class _Checker:
             if not same and not (loaded and was[2] == now[2] and now[1] in (was[1], _SHT_NOBITS)):
                 self._fail(f"section {index} is gone or another one")
             if not loaded and was[1] not in (_SHT_NULL, _SHT_NOBITS):
-                self._check_unloaded_bytes(index, was, now[4])
-
-    def _check_unloaded_bytes(self, index: int, section: tuple[int, ...], offset: int) -> None:
-        # A multiple of a symbol's size, so that each begins where a step does.
-        step = _STEP - _STEP % _SYMBOL_SIZE
-        for position in range(0, section[5], step):
-            length = min(step, section[5] - position)
-            was = bytearray(self._original.read(section[4] + position, length))
-            now = bytearray(self._compacted.read(offset + position, length))
-            if section[1] == _SHT_SYMTAB:
-                # Symbols name the piece of a section that they are in now.
-                for data in (was, now):
-                    for byte in (6, 7):
-                        data[byte::_SYMBOL_SIZE] = bytes(len(range(byte, length, _SYMBOL_SIZE)))
-            if was != now:
-                self._fail(f"the bytes of section {index} differ")
+                self._unloaded.append(_Unloaded(index, was[1], was[4], was[5], now[4]))
 
     def _check_place(self, name: str, vaddr: int, offset: int, size: int) -> None:
         """Whether the file's bytes at ``offset`` are those that get to ``vaddr``.
@@ -232,7 +259,36 @@ class _Checker:
         if vaddr < end:
             self._fail(f"{name}: address {vaddr:#x} does not get the bytes at {offset:#x}")
 
-    def check_image(self, changes: Sequence[_Change]) -> None:
+    def compare(self, changes: Edits) -> Digests:
+        """Compare the bytes, in the order in which linkers put them into files.
+
+        Args:
+            changes: what may differ.
+        """
+        original, compacted = _HashedFile(self._original), _HashedFile(self._compacted)
+        self._check_image(original, compacted, changes)
+        for section in self._unloaded:
+            self._check_unloaded_bytes(original, compacted, section)
+        return Digests(original.sha256(), compacted.sha256())
+
+    def _check_unloaded_bytes(
+        self, original: _HashedFile, compacted: _HashedFile, section: _Unloaded
+    ) -> None:
+        # A multiple of a symbol's size, so that each begins where a step does.
+        step = _STEP - _STEP % _SYMBOL_SIZE
+        for position in range(0, section.size, step):
+            length = min(step, section.size - position)
+            was = bytearray(original.read(section.offset_before + position, length))
+            now = bytearray(compacted.read(section.offset_after + position, length))
+            if section.type == _SHT_SYMTAB:
+                # Symbols name the piece of a section that they are in now.
+                for data in (was, now):
+                    for byte in (6, 7):
+                        data[byte::_SYMBOL_SIZE] = bytes(len(range(byte, length, _SYMBOL_SIZE)))
+            if was != now:
+                self._fail(f"the bytes of section {section.number} differ")
+
+    def _check_image(self, original: _HashedFile, compacted: _HashedFile, changes: Edits) -> None:
         loads = list(zip(self._loads, _load_flags(self._rows_after), strict=True))
         befores = (s for s in self._before if s.kind == "PT_LOAD")
         for before, flags_before in zip(befores, _load_flags(self._rows_before), strict=True):
@@ -244,7 +300,7 @@ class _Checker:
                 if load.vaddr != position:
                     self._fail(f"address {position:#x} is no longer mapped")
                 self._check_protection(before, flags_before, load, flags)
-                self._check_load(before, load, changes)
+                self._check_load(original, compacted, before, load, changes)
                 position = load.vaddr + load.memory_size
             if position != memory_end:
                 self._fail(f"memory ends at {position:#x} instead of {memory_end:#x}")
@@ -260,9 +316,9 @@ class _Checker:
         if flags & ~flags_before or lost & ~_PF_X:
             self._fail(f"PT_LOAD at {load.vaddr:#x} has another protection")
         end = load.vaddr + load.file_size
-        if lost and not self._has_sections:
+        if lost and self._elf is None:
             self._fail(f"PT_LOAD at {load.vaddr:#x} may hold code and is not executable")
-        for section in self._sections if lost else ():
+        for section in self._elf.sections if lost and self._elf is not None else ():
             if (
                 section.executable
                 and load.vaddr < section.vaddr + section.size
@@ -275,7 +331,12 @@ class _Checker:
             self._fail(f"the zeros behind {load.vaddr + load.file_size:#x} would be executable")
 
     def _check_load(
-        self, before: HostSegment, load: HostSegment, changes: Sequence[_Change]
+        self,
+        original: _HashedFile,
+        compacted: _HashedFile,
+        before: HostSegment,
+        load: HostSegment,
+        changes: Edits,
     ) -> None:
         shift = before.offset - before.vaddr
         file_end = before.offset + before.file_size
@@ -285,17 +346,17 @@ class _Checker:
             self._fail(f"address {load.vaddr:#x}: more bytes than the original has")
         for position in range(start, end, _STEP):
             length = min(_STEP, end - position)
-            wanted = _edited(self._original.read(position, length), position, changes)
-            if wanted != self._compacted.read(load.offset + position - start, length):
+            wanted = bytearray(original.read(position, length))
+            changes.apply(wanted, position)
+            if wanted != compacted.read(load.offset + position - start, length):
                 self._fail(f"the bytes at {position - shift:#x} and behind differ")
         # Zeros behind the bytes: of holes first, then .bss.
         zeros_end = min(start + load.memory_size, file_end)
         position = end
-        for change_start, change_end, value in _overlapping(changes, end, zeros_end):
-            part = value if isinstance(value, int) else any(value[position - change_start :])
-            if change_start > position or part:
+        for change in changes.overlapping(end, zeros_end):
+            if change.start > position or not change.is_zero(position, change.end):
                 break
-            position = change_end
+            position = change.end
         if position < zeros_end:
             self._fail(f"address {position - shift:#x} would read as zero and is not unused")
 
@@ -332,26 +393,3 @@ def _outside(start: int, end: int, ranges: Sequence[Range]) -> Iterator[Range]:
             yield start, ranges[at][0]
         start = ranges[at][1]
         at += 1
-
-
-def _overlapping(changes: Sequence[_Change], start: int, end: int) -> Iterator[_Change]:
-    at = bisect.bisect_right(changes, start, key=lambda change: change[1])
-    while at < len(changes) and changes[at][0] < end:
-        yield changes[at]
-        at += 1
-
-
-def _edited(data: bytes, offset: int, changes: Sequence[_Change]) -> bytes:
-    """``data``, which lies at ``offset`` of the original, after the changes."""
-    edited: bytearray | None = None
-    end = offset + len(data)
-    for change_start, change_end, value in _overlapping(changes, offset, end):
-        if edited is None:
-            edited = bytearray(data)
-        start, stop = max(change_start, offset), min(change_end, end)
-        if isinstance(value, int):
-            edited[start - offset : stop - offset] = bytes([value]) * (stop - start)
-        else:
-            part = value[start - change_start : stop - change_start]
-            edited[start - offset : stop - offset] = part
-    return data if edited is None else bytes(edited)

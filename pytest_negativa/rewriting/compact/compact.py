@@ -11,25 +11,29 @@ child process has loaded it.
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import os
 import stat
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import LibraryIdentity, LibraryMap
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.check import check_compacted
+from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.elf_tables import MAX_HEADERS, ElfTables, read_tables
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
-from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Range, lay_out
+from pytest_negativa.rewriting.compact.pages import (
+    PageLayout,
+    PageMap,
+    Range,
+    lay_out,
+    merged,
+    unsegmented,
+)
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     Compacted,
@@ -37,11 +41,12 @@ from pytest_negativa.rewriting.compact.records import (
     Forecast,
     NotCompacted,
 )
-from pytest_negativa.rewriting.compact.regions import Removal, plan_removal
-from pytest_negativa.rewriting.compact.tables import MARKER, Tail, build_tail, junk
-from pytest_negativa.rewriting.compact.write import Blueprint, merged, write_blueprint
-from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
+from pytest_negativa.rewriting.compact.regions import plan_removal
+from pytest_negativa.rewriting.compact.tables import MARKER, NewTables, append_tables
+from pytest_negativa.rewriting.copies import check_sha256, check_size
+from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
+from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout
+from pytest_negativa.storage.atomic import new_file
 
 _PAGE_SIZES = range(4096, (1 << 30) + 1)
 
@@ -82,20 +87,29 @@ def compact_library(
         raise ValueError("map and plan go together, and edits with them")
     try:
         with ByteSource(path) as source:
-            if edits is not None and edits.size != source.size:
-                raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
             if library_map is not None and plan is not None:
                 if library_map.library != plan.library:
                     raise ReconstructError(
                         f"{source.path}: its map and its plan are not of the same file"
                     )
-                _check_identity(source, plan.library)
+                check_size(source, plan.library)
+            if edits is not None and edits.size != source.size:
+                raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
             try:
-                return _compact(source, target, library_map, plan, edits, options)
-            except CannotCompactError as e:
-                return NotCompacted(path=source.path, size=source.size, reason=e.reason)
+                return _compact(
+                    source, target, library_map, plan, edits or Edits(source.size), options
+                )
+            except (CheckError, FormatError, ValueError):
+                # A file that is not the one that was analyzed is the likelier reason.
+                if plan is not None:
+                    check_sha256(plan.library, source.sha256())
+                raise
+    except CannotCompactError as e:
+        return NotCompacted(path=source.path, size=source.size, reason=e.reason)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
 
 
 def foresee_compaction(
@@ -113,54 +127,62 @@ def foresee_compaction(
     """
     try:
         with ByteSource(path) as source:
-            try:
-                design = _design(source, library_map, plan, edits, options or CompactOptions())
-            except CannotCompactError as e:
-                return NotCompacted(path=source.path, size=source.size, reason=e.reason)
-            return Forecast(path=source.path, size_before=source.size, size_after=design.tail.size)
+            edits = edits or Edits(source.size)
+            design = _design(source, library_map, plan, edits, options or CompactOptions())
+            size = design.layout.edits.size
+            return Forecast(path=source.path, size_before=source.size, size_after=size)
+    except CannotCompactError as e:
+        return NotCompacted(path=source.path, size=source.size, reason=e.reason)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
 
 
 @dataclass(frozen=True, slots=True)
 class _Design:
-    """What a compacted file is to be."""
+    """What a compacted file is to be.
+
+    Attributes:
+        tables: those of the original.
+        page_size: bytes; whole pages leave the file.
+        removal: the edits that take unused code out.
+        pages: which pages stay.
+        new_tables: those of the new file.
+        layout: the new file.
+        notes: what was not removed though planned.
+    """
 
     tables: ElfTables
     page_size: int
-    removal: Removal
-    layout: PageLayout
-    tail: Tail
+    removal: Edits
+    pages: PageLayout
+    new_tables: NewTables
+    layout: FileLayout
+    notes: tuple[str, ...]
 
 
 def _design(
     source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
-    edits: Edits | None,
+    edits: Edits,
     options: CompactOptions,
 ) -> _Design:
-    """Raises CannotCompactError where the library is better left as it is."""
+    """Raises CannotCompactError if the library is better left as it is."""
     tables = read_tables(source)
     if MARKER in tables.names:
         raise CannotCompactError(
             source.path, "was compacted before; compact the original for another result"
         )
-    if not 0 < options.max_headers <= MAX_HEADERS:
-        raise ValueError(f"{options.max_headers} program headers, expected 1 to {MAX_HEADERS}")
-    page_size = tables.page_size
-    if options.page_size is not None:
-        if options.page_size not in _PAGE_SIZES or options.page_size & (options.page_size - 1):
-            raise ValueError(f"page size {options.page_size}, expected a power of two from 4096")
-        # Where pages are larger than the library's alignment, it can't be loaded.
-        page_size = min(options.page_size, *(s.p_align for s in tables.loads))
     refuse_programs(source, tables)
-    removal, ends = Removal((), ()), list(_zeros_of(edits))
+    page_size = _page_size(tables, options)
+    removal = Edits(source.size)
+    notes: tuple[str, ...] = ()
     functions: tuple[int, ...] = ()
+    ends = list(_zeros_of(edits))
     if library_map is not None and plan is not None:
         guards = read_guards(source, tables)
         functions = guards.functions
-        removal = plan_removal(
+        removal, notes = plan_removal(
             source,
             library_map,
             plan,
@@ -168,10 +190,14 @@ def _design(
             keep_region_headers=options.keep_region_headers,
         )
         ends = [zero for zero in ends if not _in_use(tables, guards, *zero)]
-    zeros = merged((*removal.zeros, *ends))
-    layout = lay_out(tables, zeros, page_size, options.max_headers, functions)
-    tail = build_tail(source, tables, layout, strip=options.strip)
-    gain = source.size - tail.size
+    changes = merge_edits(removal, edits)
+    zeros = merged((*((fill.start, fill.end) for fill in removal.fills), *ends))
+    pages = lay_out(tables, zeros, page_size, options.max_headers, functions)
+    builder = LayoutBuilder()
+    for start, end in pages.pages.kept:
+        builder.append_copy(start, end)
+    new_tables = append_tables(builder, source, tables, pages, strip=options.strip)
+    gain = source.size - builder.size
     if gain < options.min_gain:
         reason = (
             f"saves only {gain:,} bytes, the minimum is {options.min_gain:,}"
@@ -179,7 +205,41 @@ def _design(
             else "there is nothing to remove"
         )
         raise CannotCompactError(source.path, reason)
-    return _Design(tables, page_size, removal, layout, tail)
+    unsegmented_zeros = (Fill(start, end, 0) for start, end in unsegmented(tables, pages.pages))
+    try:
+        for change in (*changes.changes, *unsegmented_zeros):
+            for moved in _moved(change, pages.pages):
+                builder.change(moved)
+        layout = builder.build()
+    except ValueError as e:
+        raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
+    return _Design(tables, page_size, removal, pages, new_tables, layout, notes)
+
+
+def _page_size(tables: ElfTables, options: CompactOptions) -> int:
+    if not 0 < options.max_headers <= MAX_HEADERS:
+        raise ValueError(f"{options.max_headers} program headers, expected 1 to {MAX_HEADERS}")
+    if options.page_size is None:
+        return tables.page_size
+    if options.page_size not in _PAGE_SIZES or options.page_size & (options.page_size - 1):
+        raise ValueError(f"page size {options.page_size}, expected a power of two from 4096")
+    # A library can't be loaded if pages are larger than its alignment.
+    return min(options.page_size, *(s.p_align for s in tables.loads))
+
+
+def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
+    """A change of the original, in the new file; parts that are zeros may have left it.
+
+    Raises:
+        ValueError: other parts have left it.
+    """
+    position = change.start
+    for start, end in (*pages.pieces(change.start, change.end), (change.end, change.end)):
+        if not change.is_zero(position, start):
+            raise ValueError(f"offset {position:#x} is edited and removed")
+        if start < end:
+            yield change.moved(start, end, pages.offset_of(start))
+        position = end
 
 
 def _compact(
@@ -187,58 +247,61 @@ def _compact(
     target: Path,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
-    edits: Edits | None,
+    edits: Edits,
     options: CompactOptions,
 ) -> Compacted:
     design = _design(source, library_map, plan, edits, options)
-    tables, removal, layout, tail = design.tables, design.removal, design.layout, design.tail
-    blueprint = _blueprint(tables, layout.pages, tail, removal, edits)
-    with _new_file(target) as temporary:
-        with temporary.open("r+b") as file:
-            write_blueprint(blueprint, source, file.fileno())
-            # Only now: the original's permissions may allow nobody to write.
-            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777
-            os.fchmod(file.fileno(), mode)
-        with ByteSource(temporary) as compacted:
-            check_compacted(source, compacted, removal, edits, library_map, plan, design.page_size)
-            sha256 = compacted.sha256()
+    tables, removal, pages = design.tables, design.removal, design.pages
+    with new_file(target) as new:
+        write_layout(design.layout, source, new.fd)
+        # Only now: the original's permissions may allow nobody to write.
+        os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+        with ByteSource(new.path()) as compacted:
+            digests = check_compacted(
+                source, compacted, removal, edits, library_map, plan, design.page_size
+            )
+        if plan is not None:
+            check_sha256(plan.library, digests.original)
         outcome = "switched off"
         if options.load_check:
-            loading = check_loading(source, tables, temporary)
+            loading = check_loading(source, tables, new.path())
             if loading.problem is not None:
                 raise CannotCompactError(source.path, loading.problem)
             outcome = loading.outcome
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was compacted; try again")
-        temporary.replace(target)
-    zeroed = sum(end - start for zero in removal.zeros for start, end in layout.pages.pieces(*zero))
+        new.publish()
+    stay = (pages.pages.pieces(fill.start, fill.end) for fill in removal.fills)
     return Compacted(
         path=source.path,
         target=os.fspath(target),
         size_before=source.size,
-        size_after=tail.size,
-        sha256=sha256,
-        gpu_code_removed=sum(end - start for start, end in layout.holes),
-        gpu_code_zeroed=zeroed,
-        unloaded_removed=tail.dropped_bytes,
-        holes=len(layout.holes),
+        size_after=design.layout.edits.size,
+        original_sha256=digests.original,
+        sha256=digests.compacted,
+        gpu_code_removed=sum(end - start for start, end in pages.holes),
+        gpu_code_zeroed=sum(end - start for pieces in stay for start, end in pieces),
+        unloaded_removed=design.new_tables.dropped_bytes,
+        holes=len(pages.holes),
         load_segments_before=len(tables.loads),
-        load_segments=sum(map(len, layout.runs)),
-        dropped_sections=tail.dropped,
+        load_segments=sum(map(len, pages.runs)),
+        dropped_sections=design.new_tables.dropped,
         load_check=outcome,
-        spared=tuple(_spared(plan, removal.zeros)),
-        notes=(*removal.notes, *_notes(layout, options)),
+        spared=tuple(_spared(plan, removal)),
+        notes=(*design.notes, *_notes(pages, options)),
     )
 
 
-def _spared(plan: LibraryPlan | None, zeros: Sequence[Range]) -> Iterator[Span]:
-    """What the plan calls unused and is not zeros as a whole. ``zeros``: disjoint, ascending."""
-    starts = [start for start, _ in zeros]
+def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
+    """What the plan calls unused and is not zeros as a whole."""
     for decision in plan.decisions if plan is not None else ():
         if decision.kept or not decision.size:
             continue
-        at = bisect.bisect_right(starts, decision.start) - 1
-        if at < 0 or zeros[at][1] < decision.end:
+        first = next(removal.overlapping(decision.start, decision.end), None)
+        gone = (
+            isinstance(first, Fill) and first.start <= decision.start and decision.end <= first.end
+        )
+        if not gone:
             yield Span(decision.start, decision.end)
 
 
@@ -250,56 +313,11 @@ def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:
         )
 
 
-def _check_identity(source: ByteSource, library: LibraryIdentity) -> None:
-    if library.sha256 is None:
-        raise StaleLibraryError(
-            f"{source.path}: its digest isn't known, for it changed while it was read or was read "
-            "by an earlier release; run pytest --negativa again"
-        )
-    if source.size != library.size or source.sha256() != library.sha256:
-        raise StaleLibraryError(
-            f"{source.path} is not the file that was analyzed (sha256 {library.sha256}); "
-            "run pytest --negativa again"
-        )
-
-
-def _blueprint(
-    tables: ElfTables, pages: PageMap, tail: Tail, removal: Removal, edits: Edits | None
-) -> Blueprint:
-    copies = [
-        (start, end, place) for (start, end), place in zip(pages.kept, pages.places, strict=True)
-    ]
-    zeros = merged((*removal.zeros, *junk(tables, pages)))
-    patches = [(_new_offset(pages, start), data) for start, data in removal.patches]
-    for edit in edits.in_order() if edits is not None else ():
-        data = (
-            edit.data if isinstance(edit, Patch) else bytes([edit.value]) * (edit.end - edit.start)
-        )
-        position = edit.start
-        for start, end in (*pages.pieces(edit.start, edit.end), (edit.end, edit.end)):
-            if any(data[position - edit.start : start - edit.start]):
-                raise ValueError(f"offset {position:#x} is edited and removed")
-            if start < end:
-                part = data[start - edit.start : end - edit.start]
-                patches.append((_new_offset(pages, start), part))
-            position = end
-    return Blueprint(
-        size=tail.size,
-        copies=(*copies, *tail.copies),
-        zeros=tuple(
-            (_new_offset(pages, start), _new_offset(pages, end - 1) + 1)
-            for zero in zeros
-            for start, end in pages.pieces(*zero)
-        ),
-        patches=(*patches, *tail.patches),
-    )
-
-
-def _zeros_of(edits: Edits | None) -> Iterator[Range]:
+def _zeros_of(edits: Edits) -> Iterator[Range]:
     """Where kept GPU code ends in zeros after its edits, as cubins do that are packed anew."""
-    for edit in edits.in_order() if edits is not None else ():
+    for edit in edits.changes:
         if isinstance(edit, Patch):
-            yield edit.offset + len(edit.data.rstrip(b"\0")), edit.end
+            yield edit.start + len(edit.data.rstrip(b"\0")), edit.end
         elif edit.value == 0:
             yield edit.start, edit.end
 
@@ -314,33 +332,3 @@ def _in_use(tables: ElfTables, guards: Guards, start: int, end: int) -> bool:
         for load in tables.loads
         if load.p_offset < end and start < load.file_end
     )
-
-
-def _new_offset(pages: PageMap, offset: int) -> int:
-    new = pages.new_offset(offset)
-    if new is None:
-        raise ValueError(f"offset {offset:#x} is needed and removed")
-    return new
-
-
-@contextlib.contextmanager
-def _new_file(target: Path) -> Iterator[Path]:
-    """A file beside ``target`` that is gone if not renamed.
-
-    It needs a name: the loader is to load it.
-    """
-    temporary = None
-    try:
-        handle, name = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX
-        )
-        temporary = Path(name)
-        os.close(handle)
-        yield temporary
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
-    finally:
-        # Also when interrupted.
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()

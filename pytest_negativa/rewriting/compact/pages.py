@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_negativa.rewriting.compact.elf_tables import (
+    EHDR,
     PF_X,
     PT_LOAD,
     SHF_EXECINSTR,
@@ -52,6 +53,12 @@ class PageMap:
         if at < 0 or offset >= self.kept[at][1]:
             return None
         return self.places[at] + offset - self.kept[at][0]
+
+    def offset_of(self, offset: int) -> int:
+        """Where ``offset``, whose page stays, goes."""
+        new = self.new_offset(offset)
+        assert new is not None
+        return new
 
     def nearest_offset(self, offset: int) -> int:
         """As ``new_offset``; for what falls away, where the next page that stays goes."""
@@ -232,15 +239,10 @@ def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> li
 
 def _place(kept: Sequence[Range], page_size: int) -> PageMap:
     # Neighbours unite, so that they are copied in one go.
-    merged: list[Range] = []
-    for start, end in kept:
-        if merged and merged[-1][1] == start:
-            merged[-1] = merged[-1][0], end
-        else:
-            merged.append((start, end))
-    sizes = (end - start for start, end in merged)
+    united = merged(kept)
+    sizes = (end - start for start, end in united)
     places = tuple(itertools.accumulate(sizes, initial=0))[:-1]
-    return PageMap(tuple(merged), page_size, places)
+    return PageMap(tuple(united), page_size, places)
 
 
 def _up(value: int, page_size: int) -> int:
@@ -249,3 +251,31 @@ def _up(value: int, page_size: int) -> int:
 
 def _down(value: int, page_size: int) -> int:
     return value - value % page_size
+
+
+def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
+    """Old ranges in pages that stay which are in no segment: what shared a page with one."""
+    loaded = sorted((s.p_offset, s.file_end) for s in tables.loads if s.p_filesz)
+    for start, end in pages.kept:
+        position = max(start, EHDR.size)
+        for load_start, load_end in loaded:
+            if load_end <= position or load_start >= end:
+                continue
+            if position < load_start:
+                yield position, load_start
+            position = load_end
+        if position < end:
+            yield position, end
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges in order, those that touch or overlap united, empty ones left out."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if start >= end:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found

@@ -54,7 +54,7 @@ class Compacted(Record, frozen=True, kw_only=True):
         path: the original.
         target: the result.
         size_before, size_after: of the files.
-        sha256: hex digest of the result.
+        original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of unused GPU code that are no longer in the file.
         gpu_code_zeroed: bytes of unused GPU code that share a page with what is kept, and are
             zeros now.
@@ -72,6 +72,7 @@ class Compacted(Record, frozen=True, kw_only=True):
     target: str
     size_before: Offset
     size_after: Offset
+    original_sha256: str
     sha256: str
     gpu_code_removed: Offset
     gpu_code_zeroed: Offset

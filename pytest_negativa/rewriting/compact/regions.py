@@ -12,12 +12,12 @@ Rules, by what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 were 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pytest_negativa.gpucode.fatbin import ELEMENT_HEADER, OVERWRITTEN_KIND, REGION_HEADER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 REGISTERED = ".nv_fatbin"
 """The section whose regions are registered with the driver when the library is loaded."""
@@ -32,25 +32,6 @@ WhyKept = Callable[[int, int], str | None]
 """From a range of addresses to why it must stay as it is, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What becomes of a library's GPU code; all in offsets of the original file.
-
-    Attributes:
-        zeros: disjoint ascending ``(start, end)``: nothing in there is needed.
-        patches: ``(offset, bytes)``, ascending, outside ``zeros``.
-        notes: what was not removed though planned, and why.
-    """
-
-    zeros: tuple[tuple[int, int], ...]
-    patches: tuple[tuple[int, bytes], ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def zeroed_bytes(self) -> int:
-        return sum(end - start for start, end in self.zeros)
-
-
 def plan_removal(
     source: ByteSource,
     library_map: LibraryMap,
@@ -58,8 +39,8 @@ def plan_removal(
     why_kept: WhyKept,
     *,
     keep_region_headers: bool = False,
-) -> Removal:
-    """What ``plan`` allows to remove.
+) -> tuple[Edits, tuple[str, ...]]:
+    """What ``plan`` allows to remove: fills of zeros, which may leave the file, and new headers.
 
     Args:
         source: the library; only padding is read.
@@ -67,6 +48,12 @@ def plan_removal(
         plan: a decision for each of its elements and frames; one that is missing means kept.
         why_kept: asked for each range before it is touched.
         keep_region_headers: leave the headers of regions in ``.nv_fatbin``.
+
+    Returns:
+        The edits of the library, and notes on what was not removed though planned.
+
+    Raises:
+        ValueError: the map contradicts itself.
     """
     planner = _Planner(source, plan, why_kept, keep_region_headers)
     for section in library_map.sections:
@@ -85,8 +72,7 @@ class _Planner:
         self._why_kept = why_kept
         self._keep_headers = keep_headers
         self._zeros: list[tuple[int, int]] = []
-        self._done: list[tuple[int, int]] = []
-        self._patches: list[tuple[int, bytes]] = []
+        self._changes: list[Change] = []
         self._guarded: list[str] = []
 
     def add_section(self, section: Section) -> None:
@@ -102,7 +88,7 @@ class _Planner:
                 span.start, span.end, shift
             ):
                 self._zeros.append((span.start, span.end))
-        self._done += self._with_padding(shift)
+        self._changes += (Fill(start, end, 0) for start, end in self._with_padding(shift))
         self._zeros = []
 
     def _with_padding(self, shift: int) -> list[tuple[int, int]]:
@@ -124,14 +110,15 @@ class _Planner:
             return False
         return self._why_kept(start + shift, end + shift) is None
 
-    def removal(self) -> Removal:
-        notes = []
-        if self._guarded:
-            notes.append(
-                f"{len(self._guarded):,} unused regions or frames stay as they are, for the "
-                f"library itself has a use for their bytes: {self._guarded[0]}"
-            )
-        return Removal(tuple(sorted(self._done)), tuple(sorted(self._patches)), tuple(notes))
+    def removal(self) -> tuple[Edits, tuple[str, ...]]:
+        edits = Edits.of(self._source.size, self._changes)
+        if not self._guarded:
+            return edits, ()
+        note = (
+            f"{len(self._guarded):,} unused regions or frames stay as they are, for the "
+            f"library itself has a use for their bytes: {self._guarded[0]}"
+        )
+        return edits, (note,)
 
     def _is_guarded(self, start: int, end: int, shift: int) -> bool:
         why = self._why_kept(start + shift, end + shift)
@@ -148,11 +135,11 @@ class _Planner:
             run_start, run_end = run[0].header_offset, run[-1].payload.end
             if run_end == end:
                 size = run_start - start - REGION_HEADER.size
-                self._patches.append((start + _SIZE_OFFSET, size.to_bytes(8, "little")))
+                self._changes.append(Patch(start + _SIZE_OFFSET, size.to_bytes(8, "little")))
                 self._zeros.append((run_start, run_end))
             else:
                 header = _filler(run_end - run_start)
-                self._patches.append((run_start, header))
+                self._changes.append(Patch(run_start, header))
                 self._zeros.append((run_start + len(header), run_end))
 
 

@@ -35,8 +35,10 @@ from pytest_negativa.rewriting.compact.elf_tables import (
     SectionHeader,
 )
 from pytest_negativa.rewriting.compact.guards import SYMBOL
-from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Range, Run
+from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Run
 from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.edits import Patch
+from pytest_negativa.rewriting.layout import LayoutBuilder
 
 MARKER = b".negativa"
 """A section, never loaded, whose JSON tells what the library was before."""
@@ -52,61 +54,53 @@ _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
-class Tail:
-    """What comes behind the mapped pages; offsets are of the new file unless called old.
+class NewTables:
+    """The tables of the new file.
 
     Attributes:
-        size: of the whole new file.
-        copies: ``(old start, old end, new start)``.
-        patches: ``(offset, bytes)``, to be written after the copies.
-        segments: the new program headers.
-        sections: the new section headers.
+        segments: the program headers.
+        sections: the section headers.
         dropped: names of the sections that are gone.
         dropped_bytes: their size.
     """
 
-    size: int
-    copies: list[tuple[int, int, int]] = field(default_factory=list)
-    patches: list[tuple[int, bytes]] = field(default_factory=list)
-    segments: tuple[ProgramHeader, ...] = ()
+    segments: tuple[ProgramHeader, ...]
     sections: list[SectionHeader] = field(default_factory=list)
     dropped: tuple[str, ...] = ()
     dropped_bytes: int = 0
 
-    def add(self, data: bytes, alignment: int = 1) -> int:
-        """Append bytes; returns where they begin."""
-        start = self._align(alignment)
-        self.patches.append((start, data))
-        self.size += len(data)
-        return start
 
-    def copy(self, start: int, end: int, alignment: int) -> int:
-        """Append bytes of the old file; returns where they begin."""
-        new = self._align(alignment)
-        self.copies.append((start, end, new))
-        self.size += end - start
-        return new
+def append_tables(
+    builder: LayoutBuilder,
+    source: ByteSource,
+    tables: ElfTables,
+    layout: PageLayout,
+    *,
+    strip: bool,
+) -> NewTables:
+    """Append, behind the pages that stay, what is never loaded, and the tables.
 
-    def _align(self, alignment: int) -> int:
-        self.size = -(-self.size // alignment) * alignment
-        return self.size
+    Args:
+        builder: has the pages; also gets the ELF header that leads to the tables.
+        source: the library.
+        tables: its tables.
+        layout: its pages that stay.
+        strip: drop what is never loaded.
 
-
-def build_tail(source: ByteSource, tables: ElfTables, layout: PageLayout, *, strip: bool) -> Tail:
-    """The tables that fit ``layout``, and the ELF header that leads to them."""
-    pages = layout.pages
-    tail = Tail(size=pages.size)
-    tail.segments = _aligned(source, tables, tuple(_segments(tables, layout)))
-    phoff = tail.add(b"".join(PHDR.pack(*s) for s in tail.segments), pages.page_size)
+    Raises:
+        CannotCompactError: the load address can't be aligned as before.
+    """
+    new = NewTables(_aligned(source, tables, tuple(_segments(tables, layout))))
+    phoff = builder.append(b"".join(PHDR.pack(*s) for s in new.segments), layout.pages.page_size)
     shoff = names_index = 0
     if tables.sections:
-        names_index = _add_sections(tail, source, tables, pages, strip=strip)
-        shoff = tail.add(b"".join(SHDR.pack(*s) for s in tail.sections), 8)
+        names_index = _add_sections(builder, new, source, tables, layout.pages, strip=strip)
+        shoff = builder.append(b"".join(SHDR.pack(*s) for s in new.sections), 8)
     fields = list(EHDR.unpack(tables.header))
     fields[5], fields[6] = phoff, shoff
-    fields[10], fields[12], fields[13] = len(tail.segments), len(tail.sections), names_index
-    tail.patches.append((0, EHDR.pack(*fields)))
-    return tail
+    fields[10], fields[12], fields[13] = len(new.segments), len(new.sections), names_index
+    builder.change(Patch(0, EHDR.pack(*fields)))
+    return new
 
 
 def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
@@ -166,9 +160,15 @@ def _load_headers(
 
 
 def _add_sections(
-    tail: Tail, source: ByteSource, tables: ElfTables, pages: PageMap, *, strip: bool
+    builder: LayoutBuilder,
+    new_tables: NewTables,
+    source: ByteSource,
+    tables: ElfTables,
+    pages: PageMap,
+    *,
+    strip: bool,
 ) -> int:
-    """Fill ``tail.sections``; returns the index of the section with their names."""
+    """Fill ``new_tables.sections``; returns the index of the section with their names."""
     kept = _kept_unloaded(tables, strip=strip)
     names = list(tables.names)
     later: list[tuple[bytes, SectionHeader]] = []
@@ -187,24 +187,24 @@ def _add_sections(
         elif section.sh_flags & SHF_ALLOC:
             new = section._replace(sh_offset=pages.nearest_offset(section.sh_offset))
         elif index in kept:
-            new = _copy_unloaded(tail, section)
+            new = _copy_unloaded(builder, section)
         else:
             new = _NO_SECTION
             dropped.append((names[index].decode(errors="replace"), section))
             names[index] = b""
-        tail.sections.append(new)
+        new_tables.sections.append(new)
     for index, section in enumerate(tables.sections):
         if index in kept and section.sh_type == SHT_SYMTAB and split:
-            _mend_symbols(tail, source, section, tail.sections[index].sh_offset, split)
+            _mend_symbols(builder, source, section, new_tables.sections[index].sh_offset, split)
     for name, piece in later:
         names.append(name)
-        tail.sections.append(piece)
-    tail.dropped = tuple(name for name, _ in dropped)
-    tail.dropped_bytes = sum(s.sh_size for _, s in dropped if s.in_file)
+        new_tables.sections.append(piece)
+    new_tables.dropped = tuple(name for name, _ in dropped)
+    new_tables.dropped_bytes = sum(s.sh_size for _, s in dropped if s.in_file)
     names.append(MARKER)
-    text = _marker_text(tables, tail, source.size)
-    tail.sections.append(_unloaded(SHT_PROGBITS, tail.add(text), len(text)))
-    return _add_names(tail, tables, names)
+    text = _marker_text(tables, new_tables, source.size)
+    new_tables.sections.append(_unloaded(SHT_PROGBITS, builder.append(text), len(text)))
+    return _add_names(builder, new_tables, tables, names)
 
 
 def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
@@ -249,18 +249,18 @@ def _pieces(section: SectionHeader, pages: PageMap) -> list[SectionHeader]:
     return pieces
 
 
-def _copy_unloaded(tail: Tail, section: SectionHeader) -> SectionHeader:
+def _copy_unloaded(builder: LayoutBuilder, section: SectionHeader) -> SectionHeader:
     if not section.in_file:
-        return section._replace(sh_offset=tail.size)
+        return section._replace(sh_offset=builder.size)
     alignment = max(section.sh_addralign, 1)
     # The field may hold anything; what is never loaded needs no more than this.
     alignment = alignment if alignment <= 4096 else 1
-    start = tail.copy(section.sh_offset, section.file_end, alignment)
+    start = builder.append_copy(section.sh_offset, section.file_end, alignment)
     return section._replace(sh_offset=start)
 
 
 def _mend_symbols(
-    tail: Tail,
+    builder: LayoutBuilder,
     source: ByteSource,
     table: SectionHeader,
     new_offset: int,
@@ -273,28 +273,30 @@ def _mend_symbols(
             pieces = [i for i, address in split[index] if address <= value]
             if pieces:
                 where = new_offset + number * SYMBOL.size + 6
-                tail.patches.append((where, pieces[-1].to_bytes(2, "little")))
+                builder.change(Patch(where, pieces[-1].to_bytes(2, "little")))
 
 
-def _add_names(tail: Tail, tables: ElfTables, names: list[bytes]) -> int:
+def _add_names(
+    builder: LayoutBuilder, new: NewTables, tables: ElfTables, names: list[bytes]
+) -> int:
     """Write the names of all sections; returns the index of the section that holds them."""
-    own = tail.sections[tables.names_index]
+    own = new.sections[tables.names_index]
     index = tables.names_index
     # It may serve another purpose as well: then it stays, and the names get one of their own.
     if own.loaded:
-        index = len(tail.sections)
+        index = len(new.sections)
         names.append(b".shstrtab")
-        tail.sections.append(own)
+        new.sections.append(own)
     table = bytearray(b"\0")
     places = {b"": 0}
     for at, name in enumerate(names):
         if name not in places:
             places[name] = len(table)
             table += name + b"\0"
-        tail.sections[at] = tail.sections[at]._replace(sh_name=places[name])
-    start = tail.add(bytes(table))
+        new.sections[at] = new.sections[at]._replace(sh_name=places[name])
+    start = builder.append(bytes(table))
     header = _unloaded(3, start, len(table))._replace(sh_name=places[names[index]])
-    tail.sections[index] = header
+    new.sections[index] = header
     return index
 
 
@@ -302,26 +304,11 @@ def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
     return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
 
 
-def _marker_text(tables: ElfTables, tail: Tail, size: int) -> bytes:
+def _marker_text(tables: ElfTables, new: NewTables, size: int) -> bytes:
     facts = {
         "compacted": MARKER_VERSION,
-        "load_segments": sum(1 for s in tail.segments if s.p_type == PT_LOAD),
+        "load_segments": sum(1 for s in new.segments if s.p_type == PT_LOAD),
         "load_segments_before": len(tables.loads),
         "size_before": size,
     }
     return json.dumps(facts, sort_keys=True).encode()
-
-
-def junk(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
-    """Old ranges in pages that stay which are in no segment: what shared a page with one."""
-    loaded = sorted((s.p_offset, s.file_end) for s in tables.loads if s.p_filesz)
-    for start, end in pages.kept:
-        position = max(start, EHDR.size)
-        for load_start, load_end in loaded:
-            if load_end <= position or load_start >= end:
-                continue
-            if position < load_start:
-                yield position, load_start
-            position = load_end
-        if position < end:
-            yield position, end

@@ -21,8 +21,8 @@ from pytest_negativa.rewriting.compact.elf_tables import read_tables
 from pytest_negativa.rewriting.compact.guards import read_guards
 from pytest_negativa.rewriting.compact.load_check import LOADED, check_loading
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
-from pytest_negativa.rewriting.compact.regions import Removal, plan_removal
-from pytest_negativa.rewriting.edits import Edits, Fill
+from pytest_negativa.rewriting.compact.regions import plan_removal
+from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 from tests.support.compacting import (
     build,
     image,
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     path: Path
     library_map: LibraryMap
     plan: LibraryPlan
-    removal: Removal
+    removal: Edits
     result: bytes
 
 
@@ -68,7 +68,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
             break
     with ByteSource(path) as source:
         guards = read_guards(source, read_tables(source))
-        removal = plan_removal(source, library_map, plan, guards.why_kept)
+        removal, _ = plan_removal(source, library_map, plan, guards.why_kept)
     return Case(path, library_map, plan, removal, (folder / "small.so").read_bytes())
 
 
@@ -76,7 +76,7 @@ def check(
     case: Case,
     folder: Path,
     data: bytes,
-    removal: Removal | None = None,
+    removal: Edits | None = None,
     edits: Edits | None = None,
 ) -> None:
     target = folder / "changed.so"
@@ -86,7 +86,7 @@ def check(
             original,
             compacted,
             case.removal if removal is None else removal,
-            edits,
+            edits or Edits(original.size),
             case.library_map,
             case.plan,
             4096,
@@ -303,12 +303,10 @@ def test_program_headers_in_a_page_that_is_mapped(case: Case, tmp_path: Path) ->
 
 def test_removal_that_is_not_planned(case: Case, tmp_path: Path) -> None:
     kept = case.library_map.sections[0].regions[1].elements[1].payload
-    wrong = Removal((*case.removal.zeros, (kept.start, kept.start + 8)), case.removal.patches)
-    with pytest.raises(CheckError, match="would change and is not unused"):
-        check(case, tmp_path, case.result, wrong)
-    wrong = Removal(case.removal.zeros, (*case.removal.patches, (kept.start, b"12")))
-    with pytest.raises(CheckError, match="would change and is not unused"):
-        check(case, tmp_path, case.result, wrong)
+    for change in (Fill(kept.start, kept.start + 8, 0), Patch(kept.start, b"12")):
+        wrong = merge_edits(case.removal, Edits(case.removal.size, (change,)))
+        with pytest.raises(CheckError, match="would change and is not unused"):
+            check(case, tmp_path, case.result, wrong)
 
 
 def test_edits_must_be_in_the_result(case: Case, tmp_path: Path) -> None:
