@@ -230,10 +230,27 @@ def generate_api() -> Iterator[str]:
     yield "### pytest_negativa.tracing.detector\n"
     yield _escape(inspect.getdoc(detector) or "") + "\n"
     yield _table(("name", "meaning"), _classes(detector.__name__))
-    for module in sorted(pkgutil.iter_modules(models.__path__), key=lambda m: m.name):
-        full = f"{models.__name__}.{module.name}"
-        yield f"### {full}\n"
-        yield _table(("record", "meaning"), _classes(full))
+    for module in _models():
+        if rows := [*_classes(module)]:
+            yield f"### {module}\n"
+            yield _table(("record", "meaning"), rows)
+
+
+def generate_versions() -> Iterator[str]:
+    """The version of each file format, from the models."""
+    yield _table(
+        ("format", "version"),
+        (
+            (f"`{module}.{name}`", str(value))
+            for module in _models()
+            for name, value in inspect.getmembers(importlib.import_module(module))
+            if name.endswith("_VERSION")
+        ),
+    )
+
+
+def _models() -> list[str]:
+    return [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
 
 
 def _classes(module: str) -> Iterator[tuple[str, str]]:
@@ -287,8 +304,10 @@ def _cell(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Docstrings write code between double backquotes, and names with underscores plainly."""
-    return re.sub(r"``(.+?)``", r"`\1`", text).replace("<", "&lt;").replace("*", "\\*")
+    """A docstring as Markdown: code between double backquotes, all other characters plain."""
+    parts = text.replace("``", "`").split("`")
+    parts[::2] = (part.replace("<", "&lt;").replace("*", "\\*") for part in parts[::2])
+    return "`".join(parts)
 
 
 GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
@@ -299,4 +318,5 @@ GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
     "hooks": generate_hooks,
     "fixture": generate_fixture,
     "api": generate_api,
+    "versions": generate_versions,
 }

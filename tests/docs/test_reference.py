@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from pytest_negativa import hookspecs
+from pytest_negativa.models.lock import LOCK_VERSION
 from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.storage.records import schema_names
 from tests.support.libraries import DOCS
@@ -72,6 +73,7 @@ def test_every_hook_is_documented_with_its_arguments(generate: ModuleType) -> No
 
 def test_the_public_names_are_documented(generate: ModuleType) -> None:
     text = page(generate, "api.md")
+    assert f"`pytest_negativa.models.lock.LOCK_VERSION` | {LOCK_VERSION} |" in text
     for name in ("pytest_negativa.why", "pytest_negativa.models.library", "`Detector`", "`Usage`"):
         assert name in text
 
