@@ -24,7 +24,6 @@ import zstandard
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
@@ -82,29 +81,29 @@ def default_cache() -> MapCache | None:
 
 
 class MapCache:
-    """The folder ``directory``, kept below ``limit`` bytes.
+    """A folder of library maps. Failing to read or write it is no error: it only costs time.
 
-    Failing to read or write it is never an error: it only costs time.
+    Args:
+        directory: the folder; it need not exist.
+        limit: bytes that it may hold before the entries used longest ago go.
+        reader_version: entries that a reader of another version made are not found.
     """
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int, reader_version: int = _READER_VERSION) -> None:
         self._directory = directory
         self._limit = limit
+        self._reader_version = reader_version
 
-    def key(self, source: ByteSource) -> str:
+    def key(self, source: ByteSource, build_id: str | None) -> str:
         """What identifies the library's content.
 
         Raises:
-            FormatError: the file can't be read as host ELF.
+            FormatError: it has no build id, and can't be read as a whole.
         """
-        build_id = read_host_elf(source).build_id
         identity = (
             FORMAT_VERSION,
-            _READER_VERSION,
-            source.size,
-            source.mtime_ns,
-            source.ctime_ns,
-            source.inode,
+            self._reader_version,
+            *source.stamp,
             f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]

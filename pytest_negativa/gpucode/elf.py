@@ -77,6 +77,7 @@ class HostElf:
     Attributes:
         sections: allocated, with bytes in the file.
         zeros: allocated, without: they take memory alone. ``offset`` says nothing.
+        segments: the program headers, if they were asked for.
     """
 
     machine: str
@@ -84,17 +85,18 @@ class HostElf:
     soname: str | None
     sections: tuple[HostSection, ...]
     zeros: tuple[HostSection, ...] = ()
+    segments: tuple[HostSegment, ...] = ()
 
 
-def read_host_elf(source: ByteSource) -> HostElf:
-    """Sections (allocated, with bytes in the file) and identity of a host ELF file.
+def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf:
+    """Identity, sections and, if asked for, program headers of a host ELF file.
 
     Raises:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
             section headers, or with tables that leave the file.
     """
     _check_header(source)
-    return _guarded(source, _read)
+    return _guarded(source, lambda elf: _read(elf, source, with_segments))
 
 
 def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
@@ -108,9 +110,9 @@ def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
     return _guarded(source, _read_segments)
 
 
-def _guarded(source: ByteSource, read: Callable[[ByteSource], _T]) -> _T:
+def _guarded(source: ByteSource, read: Callable[[ELFFile], _T]) -> _T:
     try:
-        return read(source)
+        return read(ELFFile(_BudgetedReader(source)))
     except FormatError:
         raise
     # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
@@ -165,13 +167,12 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     """
     if source.size < len(ELF_MAGIC) or source.read(0, len(ELF_MAGIC)) != ELF_MAGIC:
         raise FormatError(source.path, 0, "not an ELF file: it doesn't start with 7f454c46")
-    try:
-        elf = ELFFile(_BudgetedReader(source))
-        names = [s.get_interp_name() for s in elf.iter_segments() if isinstance(s, InterpSegment)]
-        return (names[0] if names else None), elf.elfclass
-    # See read_host_elf.
-    except Exception as e:
-        raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
+    return _guarded(source, _read_interpreter)
+
+
+def _read_interpreter(elf: ELFFile) -> tuple[str | None, int]:
+    names = [s.get_interp_name() for s in elf.iter_segments() if isinstance(s, InterpSegment)]
+    return (names[0] if names else None), elf.elfclass
 
 
 def _check_header(source: ByteSource) -> None:
@@ -204,8 +205,7 @@ def _check_header(source: ByteSource) -> None:
         )
 
 
-def _read(source: ByteSource) -> HostElf:
-    elf = ELFFile(_BudgetedReader(source))
+def _read(elf: ELFFile, source: ByteSource, with_segments: bool) -> HostElf:
     sections: list[HostSection] = []
     zeros: list[HostSection] = []
     build_id = soname = None
@@ -234,7 +234,14 @@ def _read(source: ByteSource) -> HostElf:
             )
         sections.append(_host_section(section))
     _check_overlap(source, sections)
-    return HostElf(str(elf["e_machine"]), build_id, soname, tuple(sections), tuple(zeros))
+    return HostElf(
+        machine=str(elf["e_machine"]),
+        build_id=build_id,
+        soname=soname,
+        sections=tuple(sections),
+        zeros=tuple(zeros),
+        segments=_read_segments(elf) if with_segments else (),
+    )
 
 
 def _host_section(section: Section) -> HostSection:
@@ -248,8 +255,7 @@ def _host_section(section: Section) -> HostSection:
     )
 
 
-def _read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
-    elf = ELFFile(_BudgetedReader(source))
+def _read_segments(elf: ELFFile) -> tuple[HostSegment, ...]:
     return tuple(
         HostSegment(
             kind=str(header["p_type"]),

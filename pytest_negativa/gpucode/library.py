@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_negativa.arch import ElementKind, choose_elements, cubin_runs_on
 from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
-from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf, read_segments
+from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED, is_removed
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
@@ -51,42 +51,58 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
             unreadable, or a ``Problem`` tells where, and the rest is read.
     """
     with ByteSource(path) as source:
-        host = read_host_elf(source)
-        reader = _Reader(source, scope)
-        sections = tuple(filter(None, map(reader.read_section, host.sections)))
-        return reader.library_map(source, host, sections)
+        return map_library(source, read_host_elf(source), scope)
+
+
+def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
+    """``read_library`` for a library that is open.
+
+    Raises:
+        FormatError: the file can't be read, or got shorter.
+    """
+    reader = _Reader(source, scope)
+    sections = tuple(filter(None, map(reader.read_section, host.sections)))
+    return reader.library_map(source, host, sections)
 
 
 def read_slimmed(path: str | os.PathLike[str], scope: Scope) -> tuple[LibraryMap, Removed]:
-    """Read what is left of the GPU code of a slimmed library, and what is not.
+    """Read the GPU code that is left in a slimmed library, and how much is gone.
 
-    In the map all offsets are addresses (of sections, ``vaddr``), elements that were taken out are
-    not listed, and so regions have gaps: it tells people what there is, and is nothing that a plan
-    could be made of.
+    All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
+    were taken out, so regions have gaps. It is for people to read: no plan can be made of it.
 
     Raises:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
     with ByteSource(path) as source:
-        host = read_host_elf(source)
-        before = size_before(source)
-        space = AddressSpace(source, read_segments(source))
-        reader = _Reader(space, scope)
-        whole = whole_sections(space, host)
-        sections = tuple(filter(None, map(reader.read_section, whole)))
-        left = tuple(map(_without_removed, sections))
-        removed = Removed(
-            size_before=before,
-            gone_bytes=sum(
-                s.size - space.stored_size(s.vaddr, s.vaddr + s.size)
-                for s in (*whole, *(z for z in host.zeros if z.name in FATBIN_SECTIONS))
-            ),
-            elements=len(list(_iter_code(sections))) - len(list(_iter_code(left))),
-            kernels=None if scope.headers_only else reader.names.nameless[True],
-            device_functions=None if scope.headers_only else reader.names.nameless[False],
-            stored_bytes=sum(space.stored_size(b.start, b.end) for b in _iter_code(left)),
-        )
-        return reader.library_map(source, host, left), removed
+        return map_slimmed(source, scope)
+
+
+def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
+    """``read_slimmed`` for a library that is open.
+
+    Raises:
+        FormatError: see ``read_slimmed``.
+    """
+    host = read_host_elf(source, with_segments=True)
+    before = size_before(source)
+    space = AddressSpace(source, host.segments)
+    reader = _Reader(space, scope)
+    whole = whole_sections(space, host)
+    sections = tuple(filter(None, map(reader.read_section, whole)))
+    left = tuple(map(_without_removed, sections))
+    removed = Removed(
+        size_before=before,
+        gone_bytes=sum(
+            s.size - space.stored_size(s.vaddr, s.vaddr + s.size)
+            for s in (*whole, *(z for z in host.zeros if z.name in FATBIN_SECTIONS))
+        ),
+        elements=len(list(_iter_code(sections))) - len(list(_iter_code(left))),
+        kernels=None if scope.headers_only else reader.names.nameless[True],
+        device_functions=None if scope.headers_only else reader.names.nameless[False],
+        stored_bytes=sum(space.stored_size(b.start, b.end) for b in _iter_code(left)),
+    )
+    return reader.library_map(source, host, left), removed
 
 
 def _without_removed(section: Section) -> Section:

@@ -6,22 +6,23 @@ the two take about equally long.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.library import read_library, read_slimmed
-from pytest_negativa.gpucode.slimmed import SLIMMED, is_slimmed
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.library import map_library, map_slimmed
+from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
+from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
@@ -76,32 +77,49 @@ def map_libraries(
     request: MapRequest,
     cache: MapCache | None = None,
     jobs: int | None = None,
+    *,
+    min_parallel_size: int = _MIN_PARALLEL_SIZE,
 ) -> Iterator[MappedLibrary]:
     """Map ``paths``, yielding each as soon as it is done, in no particular order.
 
-    A library that can't be read yields its error and stops no other one. ``jobs`` is the
-    number of processes; the default is one for each processor this process may use.
+    A library that can't be read yields its error and stops no other one.
+
+    Args:
+        jobs: how many processes; None: one for each processor that this process may use.
+        min_parallel_size: bytes of libraries that one process reads alone.
     """
-    missing: list[tuple[int, Path]] = []
-    for path in paths:
-        found = _look_up(path, request, cache)
-        if found is not None:
-            yield found
-        else:
-            missing.append((_size(path), path))
     # The largest first, so that none is left to run alone at the end.
-    missing.sort(key=lambda item: item[0], reverse=True)
-    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
-    large = sum(size for size, _ in missing[1:]) > _MIN_PARALLEL_SIZE
-    if workers < 2 or not large:
-        for _, path in missing:
-            yield _read(path, request, cache)
-        return
-    yield from _read_in_processes([path for _, path in missing], request, cache, workers)
+    paths = sorted(paths, key=_size, reverse=True)
+    known: dict[Path, _Tables | None] = dict.fromkeys(paths)
+    workers = _workers(paths, jobs, min_parallel_size)
+    if workers > 1:
+        for path in paths:
+            found = _look_up_alone(path, request, cache)
+            if isinstance(found, MappedLibrary):
+                yield found
+                del known[path]
+            else:
+                known[path] = found
+        workers = _workers(list(known), jobs, min_parallel_size)
+    if workers > 1:
+        yield from _read_in_processes(known, request, cache, workers)
+    else:
+        for path, tables in known.items():
+            yield _map(path, request, cache, tables)
+
+
+def _workers(paths: Sequence[Path], jobs: int | None, min_parallel_size: int) -> int:
+    """How many processes are worth their start if all of ``paths`` must be read."""
+    if sum(map(_size, paths[1:])) <= min_parallel_size:
+        return 1
+    return min(jobs or len(os.sched_getaffinity(0)), len(paths))
 
 
 def _read_in_processes(
-    paths: Sequence[Path], request: MapRequest, cache: MapCache | None, workers: int
+    known: Mapping[Path, _Tables | None],
+    request: MapRequest,
+    cache: MapCache | None,
+    workers: int,
 ) -> Iterator[MappedLibrary]:
     # These take 20 ms to import, in vain for a single library.
     import concurrent.futures
@@ -114,7 +132,10 @@ def _read_in_processes(
     with concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=context, initializer=_leave_interrupts
     ) as pool:
-        pending = {pool.submit(_read_encoded, path, request, cache): path for path in paths}
+        pending = {
+            pool.submit(_map_encoded, path, request, cache, tables): path
+            for path, tables in known.items()
+        }
         try:
             for future in concurrent.futures.as_completed(pending):
                 try:
@@ -145,37 +166,57 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _look_up(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary | None:
+class _Tables(NamedTuple):
+    """What was read of a library for the cache; true while the file has this stamp."""
+
+    stamp: Stamp
+    host: HostElf
+    key: str | None
+
+    @classmethod
+    def read(cls, source: ByteSource, cache: MapCache | None) -> _Tables:
+        host = read_host_elf(source)
+        key = None
+        if cache is not None and source.size >= _MIN_CACHED_SIZE:
+            key = cache.key(source, host.build_id)
+        return cls(source.stamp, host, key)
+
+
+def _look_up_alone(
+    path: Path, request: MapRequest, cache: MapCache | None
+) -> MappedLibrary | _Tables | None:
+    """What the cache has of a library; else what was read to look it up."""
+    if cache is None or _size(path) < _MIN_CACHED_SIZE:
+        return None
     try:
         _check_name(path)
-        key = _cache_key(path, cache)
+        with ByteSource(path) as source:
+            tables = _Tables.read(source, cache)
+            return _look_up(path, source, tables.key, request, cache) or tables
     except NegativaError as e:
         return MappedLibrary(path, error=e)
+
+
+def _look_up(
+    path: Path, source: ByteSource, key: str | None, request: MapRequest, cache: MapCache | None
+) -> MappedLibrary | None:
     if cache is None or key is None:
         return None
-    real_path = os.path.realpath(path)
     summary = None if request.with_map else cache.load_summary(key, request.scope, request.device)
     library_map = None
     if summary is None:
         library_map = cache.load_map(key, request.scope)
         if library_map is None or _lacks_digest(library_map, request):
             return None
-        library_map = _as_wanted(_at_path(library_map, real_path), request)
+        library_map = _as_wanted(_at_path(library_map, source.path), request)
         if request.with_summary:
             summary = summarize(library_map, request.device)
     return MappedLibrary(
         path,
-        summary=summary and replace_fields(summary, path=real_path),
+        summary=summary and replace_fields(summary, path=source.path),
         library_map=library_map if request.with_map else None,
         cached=True,
     )
-
-
-def _cache_key(path: Path, cache: MapCache | None) -> str | None:
-    if cache is None or _size(path) < _MIN_CACHED_SIZE:
-        return None
-    with ByteSource(path) as source:
-        return cache.key(source)
 
 
 def _check_name(path: Path) -> None:
@@ -212,53 +253,68 @@ def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
     return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
 
 
-def _read(path: Path, request: MapRequest, cache: MapCache | None) -> MappedLibrary:
-    if is_slimmed(path):
-        return _read_slimmed(path, request)
+def _map(
+    path: Path, request: MapRequest, cache: MapCache | None, known: _Tables | None = None
+) -> MappedLibrary:
+    """Look a library up, or read it; its file is opened and its tables are read once.
+
+    Args:
+        known: its tables, if they were read before.
+    """
     try:
-        key = _cache_key(path, cache)
+        _check_name(path)
         with ByteSource(path) as source:
-            library_map = None
-            if request.with_digest and cache is not None and key is not None:
-                # Somebody may have asked for the same without the digest.
-                library_map = cache.load_map(key, request.scope)
-            if library_map is None:
-                library_map = read_library(path, request.scope)
-            if _lacks_digest(library_map, request):
-                library_map = _with_digest(library_map, source)
+            if has_marker(source):
+                return _read_slimmed(path, source, request)
+            if known is None or known.stamp != source.stamp:
+                known = _Tables.read(source, cache)
+            return _look_up(path, source, known.key, request, cache) or _read(
+                path, source, known, request, cache
+            )
     except NegativaError as e:
         return MappedLibrary(path, error=e)
+
+
+def _read(
+    path: Path,
+    source: ByteSource,
+    tables: _Tables,
+    request: MapRequest,
+    cache: MapCache | None,
+) -> MappedLibrary:
+    library_map = None
+    if request.with_digest and cache is not None and tables.key is not None:
+        # An earlier request may have asked for the same without the digest.
+        library_map = cache.load_map(tables.key, request.scope)
+    if library_map is None:
+        library_map = map_library(source, tables.host, request.scope)
+    if _lacks_digest(library_map, request):
+        library_map = _with_digest(_at_path(library_map, source.path), source)
     summary = summarize(library_map, request.device)
-    if cache is not None and key is not None:
-        # Not if it changed while it was read: the map may be of neither file.
-        with contextlib.suppress(NegativaError):
-            if _cache_key(path, cache) == key:
-                cache.save(key, library_map, summary)
+    # Not if it changed while it was read: the map may be of neither file.
+    if cache is not None and tables.key is not None and source.is_unchanged():
+        cache.save(tables.key, library_map, summary)
     return MappedLibrary(path, summary, library_map if request.with_map else None)
 
 
-def _read_slimmed(path: Path, request: MapRequest) -> MappedLibrary:
+def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
     """Not kept in the cache: what is left is read fast, and an entry has no place for the rest."""
-    try:
-        library_map, removed = read_slimmed(path, request.scope)
-        if not request.slimmed and (library_map.sections or library_map.problems):
-            raise FormatError(path, None, SLIMMED)
-        if _lacks_digest(library_map, request):
-            with ByteSource(path) as source:
-                library_map = _with_digest(library_map, source)
-    except NegativaError as e:
-        return MappedLibrary(path, error=e)
+    library_map, removed = map_slimmed(source, request.scope)
+    if not request.slimmed and (library_map.sections or library_map.problems):
+        raise FormatError(path, None, SLIMMED)
+    if _lacks_digest(library_map, request):
+        library_map = _with_digest(library_map, source)
     summary = summarize(library_map, request.device)
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 
-def _read_encoded(
-    path: Path, request: MapRequest, cache: MapCache | None
+def _map_encoded(
+    path: Path, request: MapRequest, cache: MapCache | None, known: _Tables | None
 ) -> tuple[MappedLibrary, bytes | None]:
     """In a worker: JSON crosses the process boundary faster than pickled records."""
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
-    mapped = _read(path, request, cache)
+    mapped = _map(path, request, cache, known)
     if mapped.library_map is None:
         return mapped, None
     return replace(mapped, library_map=None), encode_map(mapped.library_map)

@@ -23,10 +23,18 @@ _MAX_NAMES = 1 << 20
 
 
 def is_slimmed(path: str | os.PathLike[str]) -> bool:
-    """Whether the names of the sections have the marker; False for what can't be read."""
+    """Whether a file is a slimmed library; False for a file that can't be read."""
     try:
         with ByteSource(path) as source:
-            return source.size >= EHDR.size and b"\0" + _MARKER + b"\0" in _names(source)
+            return has_marker(source)
+    except FormatError:
+        return False
+
+
+def has_marker(source: ByteSource) -> bool:
+    """Whether the names of the sections have the marker; False if they can't be read."""
+    try:
+        return source.size >= EHDR.size and b"\0" + _MARKER + b"\0" in _names(source)
     except FormatError:
         return False
 

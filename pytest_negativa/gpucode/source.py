@@ -29,6 +29,14 @@ _FILE_TYPES = {
 _HASH_STEP = 256 << 10
 
 
+Stamp = tuple[int, int, int, int]
+"""Of a file: size in bytes, modification and change time in ns, inode. A write changes it."""
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 class Readable(Protocol):
     """Bytes of a library by offset, or by address; ``path`` is for messages."""
 
@@ -68,8 +76,7 @@ class ByteSource:
             raise FormatError(path, None, f"is {found}, expected a regular file")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.ctime_ns = status.st_ctime_ns
-        self.inode = status.st_ino
+        self.stamp = _stamp(status)
 
     def fileno(self) -> int:
         """The open file, for reading only."""
@@ -120,17 +127,11 @@ class ByteSource:
         return digest.hexdigest()
 
     def is_unchanged(self) -> bool:
-        """Whether nobody wrote to the file, or replaced it under its path, since it was opened."""
+        """Whether the path still names the file that was opened, and no write changed it since."""
         try:
-            status = Path(self.path).stat()
+            return self.stamp == _stamp(Path(self.path).stat())
         except OSError:
             return False
-        return (self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-            status.st_ino,
-        )
 
     def close(self) -> None:
         os.close(self._fd)

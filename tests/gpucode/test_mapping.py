@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +14,40 @@ import pytest
 
 from pytest_negativa.gpucode import mapping
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.elf import HostElf
+from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
 from tests.support.compacting import plan_of
-from tests.support.libraries import IS_ROOT, MULTIARCH, PLAIN, SHARED_OBJECTS, make_large
+from tests.support.libraries import (
+    IS_ROOT,
+    MULTIARCH,
+    PLAIN,
+    SHARED_OBJECTS,
+    make_large,
+    without_build_id,
+)
 from tests.support.slimmed import compact, read, rows
 
 ALL = MapRequest(scope=Scope(), with_map=True)
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
 
 
-def test_processes_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_give_what_one_process_gives() -> None:
     alone = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=1)}
-    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
-    together = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=2)}
+    together = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=2, min_parallel_size=0)}
     assert len(together) == len(SHARED_OBJECTS)
     assert together == alone
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_broken_library_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
-    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
+def test_broken_library_stops_no_other(tmp_path: Path, jobs: int) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(MULTIARCH.read_bytes()[:5000])
     gone = tmp_path / "gone.so"
     paths = [broken, MULTIARCH, gone, tmp_path, PLAIN]
-    found = {m.path: m for m in map_libraries(paths, ALL, jobs=jobs)}
+    found = {m.path: m for m in map_libraries(paths, ALL, jobs=jobs, min_parallel_size=0)}
     assert {path for path, m in found.items() if m.error is None} == {MULTIARCH, PLAIN}
     assert "section headers end at" in str(found[broken].error)
     assert str(found[gone].error) == f"{gone}: cannot be opened: No such file or directory"
@@ -57,9 +64,8 @@ class _Deadly(MapCache):
         return signal.raise_signal, (signal.SIGKILL,)
 
 
-def test_process_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
-    found = list(map_libraries([MULTIARCH, PLAIN], ALL, _Deadly(), jobs=2))
+def test_process_that_dies() -> None:
+    found = list(map_libraries([MULTIARCH, PLAIN], ALL, _Deadly(), jobs=2, min_parallel_size=0))
     assert sorted(str(m.error) for m in found) == [
         f"{path}: not read: a process died (out of memory?); try --jobs 1"
         for path in (MULTIARCH, PLAIN)
@@ -93,12 +99,12 @@ def test_library_that_changes_while_it_is_read(
     library = tmp_path / "lib.so"
     library.write_bytes(MULTIARCH.read_bytes() + bytes(1 << 20))
 
-    def read_and_change(path: Path, scope: Scope) -> LibraryMap:
-        library_map = read_library(path, scope)
+    def map_and_change(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
+        library_map = map_library(source, host, scope)
         os.utime(library, ns=(0, 0))
         return library_map
 
-    monkeypatch.setattr(mapping, "read_library", read_and_change)
+    monkeypatch.setattr(mapping, "map_library", map_and_change)
     (mapped,) = map_libraries([library], ALL, MapCache(tmp_path / "cache", 1 << 30))
     assert mapped.error is None
     assert not (tmp_path / "cache").exists()
@@ -111,13 +117,12 @@ def digest_of(path: Path, request: MapRequest, cache: MapCache | None = None) ->
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_digests(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+def test_digests(jobs: int) -> None:
     """Of libraries with GPU code, where they are asked for."""
-    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
     paths = [MULTIARCH, PLAIN]
     found = {
         m.path: m.library_map.library.sha256
-        for m in map_libraries(paths, DIGEST, jobs=jobs)
+        for m in map_libraries(paths, DIGEST, jobs=jobs, min_parallel_size=0)
         if m.library_map is not None
     }
     assert found == {MULTIARCH: hashlib.sha256(MULTIARCH.read_bytes()).hexdigest(), PLAIN: None}
@@ -130,7 +135,7 @@ def test_digest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     expected = hashlib.sha256(library.read_bytes()).hexdigest()
     cache = MapCache(tmp_path / "cache", 1 << 30)
     assert digest_of(library, ALL, cache) is None
-    monkeypatch.setattr(mapping, "read_library", None)
+    monkeypatch.setattr(mapping, "map_library", None)
     assert digest_of(library, DIGEST, cache) == expected
     monkeypatch.setattr(mapping, "_with_digest", None)
     assert digest_of(library, DIGEST, cache) == expected
@@ -144,8 +149,8 @@ def test_no_digest_of_a_library_that_changes_meanwhile(
     """Map and digest could be of two files."""
     library = make_large(MULTIARCH, tmp_path / "lib.so")
 
-    def read_and_change(path: Path, scope: Scope) -> LibraryMap:
-        library_map = read_library(path, scope)
+    def map_and_change(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
+        library_map = map_library(source, host, scope)
         if how == "written to":
             with library.open("r+b") as file:
                 file.seek(-1, os.SEEK_END)
@@ -157,12 +162,69 @@ def test_no_digest_of_a_library_that_changes_meanwhile(
                 make_large(MULTIARCH, library)
         return library_map
 
-    monkeypatch.setattr(mapping, "read_library", read_and_change)
+    monkeypatch.setattr(mapping, "map_library", map_and_change)
     assert digest_of(library, DIGEST, MapCache(tmp_path / "cache", 1 << 30)) is None
     monkeypatch.undo()
     if how != "gone":
         now = hashlib.sha256(library.read_bytes()).hexdigest()
         assert digest_of(library, DIGEST, MapCache(tmp_path / "cache", 1 << 30)) == now
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import Scope
+
+library, folder = sys.argv[1:]
+opened = parsed = 0
+
+def count_open(event, arguments):
+    global opened
+    opened += event == "open" and str(arguments[0]) == library
+
+def count_parse(frame, event, _):
+    global parsed
+    parsed += event == "call" and frame.f_code is ELFFile.__init__.__code__
+
+sys.addaudithook(count_open)
+sys.setprofile(count_parse)
+request = MapRequest(Scope(), with_map=True, with_digest=True, slimmed=True)
+(mapped,) = map_libraries([Path(library)], request, MapCache(Path(folder), 1 << 30))
+sys.setprofile(None)
+print(opened, parsed, mapped.error, mapped.cached, mapped.removed is not None)
+"""
+
+
+def counts(library: Path, cache: Path) -> str:
+    """What it takes to map a library: how often it is opened, and its tables are parsed."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING, os.path.realpath(library), cache],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("build_id", [True, False])
+def test_a_library_is_opened_and_parsed_once(tmp_path: Path, build_id: bool) -> None:
+    library = make_large(MULTIARCH, tmp_path / "lib.so")
+    if not build_id:
+        without_build_id(library)
+    assert counts(library, tmp_path / "cache") == "1 1 None False False"
+    assert counts(library, tmp_path / "cache") == "1 1 None True False"
+
+
+def test_a_slimmed_library_is_opened_and_parsed_once(tmp_path: Path) -> None:
+    before = read(MULTIARCH)
+    compact(before, plan_of(before, lambda number: number == 2), tmp_path / "small.so")
+    library = make_large(tmp_path / "small.so", tmp_path / "lib.so")
+    assert counts(library, tmp_path / "cache") == "1 1 None False True"
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
@@ -240,14 +302,14 @@ def test_slimmed_library_is_read_for_those_who_ask(tmp_path: Path, kept: int) ->
         assert not mapped.cached
 
 
-def test_slimmed_libraries_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slimmed_libraries_in_processes(tmp_path: Path) -> None:
     before = read(MULTIARCH)
     compact(before, plan_of(before, lambda number: number == 2), tmp_path / "small.so")
     paths = [tmp_path / "small.so", MULTIARCH, PLAIN]
     request = MapRequest(scope=Scope(), with_map=True, slimmed=True)
     alone = {m.path: m for m in map_libraries(paths, request, jobs=1)}
-    monkeypatch.setattr(mapping, "_MIN_PARALLEL_SIZE", 0)
-    assert {m.path: m for m in map_libraries(paths, request, jobs=2)} == alone
+    together = map_libraries(paths, request, jobs=2, min_parallel_size=0)
+    assert {m.path: m for m in together} == alone
     assert [m.path for m in alone.values() if m.removed is not None] == paths[:1]
 
 
