@@ -189,7 +189,6 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End where no process left a trace: with the command's status, but limits don't pass."""
-    from pytest_negativa.models.settings import Thresholds
     from pytest_negativa.storage.outcomes import outcomes_file
 
     with contextlib.suppress(OSError):
@@ -197,7 +196,7 @@ def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
         for folder in (run.trace_dir, run.folder):
             folder.rmdir()
     click.echo(f"negativa: {_NO_TRACE}", err=True)
-    unchecked = settings.thresholds != Thresholds()
+    unchecked = settings.thresholds.are_set
     if unchecked:
         click.echo("negativa: so the thresholds can't be checked", err=True)
     click.get_current_context().exit(status or int(unchecked))

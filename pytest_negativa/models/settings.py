@@ -1,8 +1,7 @@
-"""The records of the configuration: what ``negativa.yaml`` can say and what is in force.
+"""The records of the settings in force, in the shape of ``negativa.yaml``.
 
-``Config`` has the shape of the file; ``Settings`` is the same with every source considered
-(flag, environment, file, default). Both hold plain values only, so that ``Settings`` can
-travel to the workers of pytest-xdist. Help texts and parsers are in the table of options.
+They hold plain values only and can travel to the workers of pytest-xdist. They have no defaults:
+types, defaults and help are in the table of options, ``settings.options``.
 """
 
 from __future__ import annotations
@@ -52,24 +51,24 @@ class Report(Record, frozen=True, kw_only=True):
     """One report; ``path`` is None on the terminal, and absolute in ``Settings`` elsewhere."""
 
     format: ReportFormat
-    path: str | None = None
+    path: str | None
 
 
 class Libraries(Record, frozen=True, kw_only=True):
     """Which libraries are looked at; all with GPU code where nothing is included by name."""
 
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
 
 
 class Keep(Record, frozen=True, kw_only=True):
     """What is never planned as unused, whether the tests use it or not."""
 
-    kernels: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    archs: tuple[str, ...] = ()
-    ptx: PtxPolicy = PtxPolicy.OFF
-    relocatable: RelocatablePolicy = RelocatablePolicy.AUTO
+    kernels: tuple[str, ...]
+    libraries: tuple[str, ...]
+    archs: tuple[str, ...]
+    ptx: PtxPolicy
+    relocatable: RelocatablePolicy
 
     @property
     def sm_archs(self) -> tuple[SmArch, ...]:
@@ -89,19 +88,19 @@ class Tests(Record, frozen=True, kw_only=True):
     # pytest would try to collect the class in every test module that imports it.
     __test__ = False
 
-    markers: str | None = None
-    keywords: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    markers: str | None
+    keywords: str | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
 
 
 class Trace(Record, frozen=True, kw_only=True):
     """What is recorded, and what counts."""
 
-    level: TraceLevel = TraceLevel.LOOKUP
-    children: bool = True
-    replay: str | None = None
-    accept_failed: bool = False
+    level: TraceLevel
+    children: bool
+    replay: str | None
+    accept_failed: bool
 
 
 class CopyKind(str, enum.Enum):
@@ -122,12 +121,12 @@ class Verify(Record, frozen=True, kw_only=True):
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
-    fill: str = "0x01"
-    copies: CopyKind = CopyKind.OVERWRITTEN
-    rerun: int = 0
-    timeout: int | None = None
-    heal_runs: int = 200
-    heal_minutes: int = 60
+    fill: str
+    copies: CopyKind
+    rerun: int
+    timeout: int | None
+    heal_runs: int
+    heal_minutes: int
 
     @property
     def fill_byte(self) -> int:
@@ -137,18 +136,23 @@ class Verify(Record, frozen=True, kw_only=True):
 class Reports(Record, frozen=True, kw_only=True):
     """What is reported, and how."""
 
-    formats: tuple[Report, ...] = (Report(format=ReportFormat.TERMINAL),)
-    top: int = 20
-    demangle: bool = True
+    formats: tuple[Report, ...]
+    top: int
+    demangle: bool
 
 
 class Thresholds(Record, frozen=True, kw_only=True):
     """Limits over all libraries looked at; a session that crosses one ends with exit code 1."""
 
-    max_unused_percent: float | None = None
-    min_used_kernels: int | None = None
-    min_used_kernels_percent: float | None = None
-    max_gpu_code: int | None = None
+    max_unused_percent: float | None
+    min_used_kernels: int | None
+    min_used_kernels_percent: float | None
+    max_gpu_code: int | None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is any limit."""
+        return any(limit is not None for limit in msgspec.structs.astuple(self))
 
     def crossed(
         self,
@@ -196,23 +200,8 @@ def _above(value: float | None, limit: float | None) -> bool:
 class Cache(Record, frozen=True, kw_only=True):
     """Where the maps of libraries are kept between sessions; ``Settings`` has the folder."""
 
-    dir: str | None = None
-    limit: int = 2**30
-
-
-class Config(Record, frozen=True, kw_only=True):
-    """The configuration of pytest-negativa."""
-
-    libraries: Libraries = Libraries()
-    keep: Keep = Keep()
-    granularity: Granularity = Granularity.ELEMENT
-    tests: Tests = Tests()
-    trace: Trace = Trace()
-    verify: Verify = Verify()
-    reports: Reports = Reports()
-    thresholds: Thresholds = Thresholds()
-    directory: str = ".negativa"
-    cache: Cache = Cache()
+    dir: str | None
+    limit: int
 
 
 class SourceKind(str, enum.Enum):
@@ -242,25 +231,36 @@ class Source(Record, frozen=True, kw_only=True):
         return self.items[index] if index < len(self.items) else self.where
 
 
-class Settings(Config, frozen=True, kw_only=True):
-    """All options of a session as they are in force; paths are absolute.
+class Settings(Record, frozen=True, kw_only=True):
+    """All options of a session or a command as they are in force; paths are absolute.
 
     Attributes:
         enabled: whether the session is traced.
-        verifying, healing: whether its plan is verified, and mended.
-        measuring: whether it is run on original and slim libraries in turns instead.
+        verifying, healing: whether its plan is verified, and healed.
+        measuring: whether it runs on original and slim libraries in turns instead.
         run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
+        directory: the folder for runs.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
     """
 
-    enabled: bool = False
-    verifying: bool = False
-    healing: bool = False
-    measuring: bool = False
-    run: str | None = None
-    config: str | None = None
-    sources: dict[str, Source] = {}  # noqa: RUF012 (msgspec copies an empty default)
+    enabled: bool
+    verifying: bool
+    healing: bool
+    measuring: bool
+    run: str | None
+    config: str | None
+    directory: str
+    libraries: Libraries
+    keep: Keep
+    granularity: Granularity
+    tests: Tests
+    trace: Trace
+    verify: Verify
+    reports: Reports
+    thresholds: Thresholds
+    cache: Cache
+    sources: dict[str, Source]
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values only, as ``workerinput`` of pytest-xdist needs them."""
@@ -271,15 +271,3 @@ class Settings(Config, frozen=True, kw_only=True):
     def from_plain(cls, plain: Mapping[str, Any]) -> Settings:
         """What ``to_plain`` gave, also after a journey through execnet or JSON."""
         return msgspec.convert(plain, cls)
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"keep.ptx": "off"}`` as ``{"keep": {"ptx": "off"}}``."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, key = name.split(".")
-        at = tree
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[key] = value
-    return tree

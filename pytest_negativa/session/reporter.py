@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, describe_fault
-from pytest_negativa.models.settings import ReportFormat, Settings, Thresholds
+from pytest_negativa.models.settings import ReportFormat, Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.tracing.start import Run
 
@@ -88,7 +88,7 @@ class Reporter:
         if self._traced.not_traced is not None and not traces:
             faulty = self._traced.is_faulty
             text = f"negativa: nothing was traced: {self._traced.not_traced}"
-            if self._settings.thresholds != Thresholds():
+            if self._settings.thresholds.are_set:
                 # A runner that lost its GPU must not pass for one whose suite keeps the limits.
                 faulty = True
                 text += "; so the thresholds can't be checked"

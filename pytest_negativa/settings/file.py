@@ -1,19 +1,29 @@
-"""Finds and loads ``negativa.yaml``."""
+"""Finds and reads ``negativa.yaml``. All faults of a file are reported together."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Config, nested
-from pytest_negativa.settings.options import CONFIG_NAME
-from pytest_negativa.settings.value_types import anchor
-from pytest_negativa.settings.yaml_reader import FileValue, read_yaml
+from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
+from pytest_negativa.settings.value_types import InvalidValue, anchor, describe, did_you_mean
+from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
+
+# People write configurations; a file far beyond this is another one, named by mistake.
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileValue:
+    """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``."""
+
+    value: Any
+    where: str
+    items: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,28 +33,22 @@ class ConfigFile:
     Attributes:
         path: absolute.
         was_searched: found from the root folder upwards, not named by the user.
-        written: what it sets, by the option's name.
+        values: what it sets, by the option's name; paths as written.
     """
 
     path: str
     was_searched: bool
-    written: Mapping[str, FileValue]
-
-    @property
-    def config(self) -> Config:
-        """The file as a record, with defaults where it says nothing; paths as written."""
-        values = {name: written.value for name, written in self.written.items()}
-        return msgspec.convert(nested(values), Config)
+    values: Mapping[str, FileValue]
 
 
 def find_config(start: str | os.PathLike[str]) -> str | None:
-    """The nearest ``negativa.yaml`` in ``start`` or above, inside of the same repository.
+    """The nearest ``negativa.yaml`` in ``start`` or above, inside the same repository.
 
-    The folder that holds ``.git`` is the last one looked at: what lies above belongs to
-    somebody else.
+    The folder that holds ``.git`` is the last one searched: what lies above belongs to another
+    project.
 
     Raises:
-        OptionError: a file is there under a name that is nearly right.
+        OptionError: there is a file ``negativa.yml``.
     """
     nearest = Path(anchor(start, Path.cwd()))
     for folder in (nearest, *nearest.parents):
@@ -64,4 +68,86 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
         OptionError: it can't be read or has faults; the message lists each with its place.
     """
     absolute = anchor(path, Path.cwd())
-    return ConfigFile(path=absolute, was_searched=was_searched, written=read_yaml(absolute))
+    return ConfigFile(path=absolute, was_searched=was_searched, values=_read(absolute))
+
+
+def _read(path: str) -> dict[str, FileValue]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
+    try:
+        root = parse_document(data)
+    except YamlError as error:
+        raise OptionError(f"{_where(path, error.place)}: {error}") from error
+    values: dict[str, FileValue] = {}
+    faults: list[tuple[Place, str]] = []
+    for name, node in _iter_options(root, faults):
+        try:
+            value = FILE_OPTIONS[name].type.parse(node.plain())
+        except InvalidValue as invalid:
+            at = node.nearest(invalid.path)
+            faults.append((node.place if at is node else _begin(at), f"{name}: {invalid}"))
+        else:
+            items = tuple(_where(path, _begin(item)) for item in _items(node))
+            values[name] = FileValue(value, _where(path, node.place), items)
+    if faults:
+        raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
+    return values
+
+
+def _where(path: str, place: Place) -> str:
+    return f"{path}:{place.line}:{place.column}"
+
+
+def _begin(node: Node) -> Place:
+    return node.key_place or node.place
+
+
+def _items(node: Node) -> Iterable[Node]:
+    if isinstance(node.value, dict):
+        return node.value.values()
+    return node.value if isinstance(node.value, list) else ()
+
+
+def _iter_options(root: Node | None, faults: list[tuple[Place, str]]) -> Iterator[tuple[str, Node]]:
+    """The values of known options; what is unknown goes to ``faults``."""
+    top_level = dict.fromkeys(name.partition(".")[0] for name in FILE_OPTIONS)
+    for key, node in _iter_known(root, "", top_level, faults):
+        if key not in SECTIONS:
+            yield key, node
+            continue
+        below = [name.partition(".")[2] for name in FILE_OPTIONS if name.startswith(f"{key}.")]
+        for inner, inner_node in _iter_known(node, key, below, faults):
+            yield f"{key}.{inner}", inner_node
+
+
+def _iter_known(
+    node: Node | None, section: str, known: Iterable[str], faults: list[tuple[Place, str]]
+) -> Iterator[tuple[str, Node]]:
+    known = list(known)
+    if node is None or node.value is None:  # all lines are comments
+        return
+    if not isinstance(node.value, dict):
+        name = f"{section}: " if section else ""
+        expected = f"expected a mapping with the keys {', '.join(known)}"
+        faults.append((node.place, f"{name}found {describe(node.plain())}, {expected}"))
+        return
+    for key, inner in node.value.items():
+        if key in known:
+            yield key, inner
+        else:
+            faults.append((_begin(inner), _unknown_key(key, section, known)))
+
+
+def _unknown_key(key: str, section: str, known: list[str]) -> str:
+    text = f"unknown key {key!r}" + (f" in {section}" if section else "")
+    if near := did_you_mean(key, known):
+        return text + near
+    # The right word in the wrong place: the commonest fault after a slip of the finger.
+    if places := [name for name in FILE_OPTIONS if key in (name, name.partition(".")[2])]:
+        return f"{text}; did you mean {places[0]}?"
+    return f"{text}; expected one of {', '.join(known)}"

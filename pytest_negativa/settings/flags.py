@@ -166,7 +166,7 @@ def from_flag_or_environment(
         where = option.variable
         # CI systems hand over a variable that is not set as an empty one.
         if text := environ.get(where, "").strip():
-            return Found(option.type.parse(text), "environment", where)
+            return Found(option.type.parse_variable(text), "environment", where)
     except InvalidValue as problem:
         raise OptionError(f"{where}: {problem}") from None
     return None

@@ -315,7 +315,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.fill",
         flag_name="fill",
-        type=value_types.Choice("0x01", "0x00", "0xCC"),
+        type=value_types.ByteChoice("0x01", "0x00", "0xCC"),
         default="0x01",
         help="Overwrite unused GPU code with this byte.",
         requires=_PROVED,

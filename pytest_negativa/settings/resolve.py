@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_negativa.models.settings import Settings, Source, SourceKind, nested
+from pytest_negativa.models.settings import Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
 from pytest_negativa.settings.options import OPTIONS
@@ -75,8 +75,8 @@ def resolve(
         if found := from_flag_or_environment(option, flags, environ, of_command=of_command):
             values[name] = option.type.anchored(found.value, here)
             source = Source(kind=SourceKind(found.source), where=found.where)
-        elif config and name in config.written:
-            written = config.written[name]
+        elif config and name in config.values:
+            written = config.values[name]
             values[name] = option.type.anchored(written.value, beside)
             source = Source(kind=SourceKind.FILE, where=written.where, items=written.items)
         else:
@@ -89,7 +89,7 @@ def resolve(
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
-    return msgspec.convert({**nested(values), "sources": sources}, Settings)
+    return msgspec.convert({**_nested(values), "sources": sources}, Settings)
 
 
 def _user_cache(environ: Mapping[str, str]) -> str:
@@ -108,3 +108,15 @@ def _with_path(report: Mapping[str, Any], directory: str) -> dict[str, Any]:
     if report["path"] is None and name:
         return {**report, "path": os.path.join(directory, name)}
     return dict(report)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"keep.ptx": "off"}`` as ``{"keep": {"ptx": "off"}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, key = name.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[key] = value
+    return tree

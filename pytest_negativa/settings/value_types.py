@@ -1,8 +1,7 @@
-"""The kinds of value that an option can have: how each is read from a file and from a text.
+"""The types of value that an option can have: each parses what a file, flag or variable has.
 
-A kind turns what a person wrote (a node of ``negativa.yaml``, the text of a flag or of an
-environment variable) into plain values: str, bool, int, float, None, tuples and dicts of
-them. It says what it expects in words, for messages, and in JSON Schema, for editors.
+A type takes plain values (str, bool, int, float, None, lists and dicts of them) and gives plain
+values. It says what it expects in words, for messages, and in JSON Schema, for editors.
 
 Every pytest session imports this module to add the flags: nothing but the standard library.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_negativa.arch import SmArch
@@ -21,102 +19,84 @@ from pytest_negativa.errors import OptionError
 Schema = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One value as a file has it; ``line`` and ``column`` count from 1.
+class InvalidValue(Exception):
+    """A value that can't be used.
 
-    ``value`` is a scalar, a tuple of ``Node`` (a list) or a dict of ``Entry`` by key.
-    ``text`` is a scalar as it was typed: YAML 1.1 reads a plain ``off`` as false.
+    Attributes:
+        path: keys and indices that lead to the fault inside the value.
     """
 
-    value: Any
-    text: str
-    line: int
-    column: int
-
-    @property
-    def is_scalar(self) -> bool:
-        return not isinstance(self.value, tuple | dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A key of a mapping and its value."""
-
-    key: Node
-    value: Node
-
-
-class InvalidValue(Exception):
-    """A value that can't be used; ``at`` is the exact place where a file has it."""
-
-    def __init__(self, message: str, at: Node | None = None) -> None:
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
-        self.at = at
+        self.path = path
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message: the nearest known word, or nothing when none is near."""
+    """The end of a message: the nearest known word, or nothing if none is near."""
     import difflib  # only a fault needs it
 
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def describe(node: Node) -> str:
+def describe(value: Any) -> str:
     """What was found, in words."""
-    value = node.value
     if value is None:
         return "nothing"
     if isinstance(value, bool):
-        return f"{node.text} (true or false)"
+        return str(value).lower()
     if isinstance(value, int | float):
-        return f"the number {node.text}"
-    if isinstance(value, tuple):
-        return "a list"
+        return f"the number {value}"
     if isinstance(value, dict):
         return "a mapping"
-    return _quoted(str(value))
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")
+    if isinstance(value, list | tuple):
+        return "a list"
+    return repr(value if len(value) <= 80 else value[:77] + "...")
 
 
 def one_of(words: Sequence[str]) -> str:
+    """The words, with commas and an "or"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 class ValueType:
-    """Base of the kinds: a scalar that is written as a text."""
+    """Base of the types.
+
+    Attributes:
+        expected: what it takes, in words.
+        metavar: stands for the value in help.
+        repeated: whether a flag may be given several times.
+    """
 
     expected: str
     metavar: str = "TEXT"
     repeated = False
 
-    def read(self, node: Node) -> Any:
-        """The value of a node of the file.
+    def parse(self, value: Any) -> Any:
+        """The option's value.
+
+        Args:
+            value: a plain value of the file, or the text of a flag or variable.
 
         Raises:
-            InvalidValue: it is none of this kind.
-        """
-        if not isinstance(node.value, str):
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        try:
-            return self.parse(node.value)
-        except InvalidValue as problem:
-            raise InvalidValue(str(problem), node) from None
-
-    def parse(self, text: str) -> Any:
-        """The value of a flag's or variable's text.
-
-        Raises:
-            InvalidValue: it is none of this kind.
+            InvalidValue: it is none of this type.
         """
         raise NotImplementedError
 
+    def parse_variable(self, text: str) -> Any:
+        """The value of an environment variable.
+
+        Raises:
+            InvalidValue: it is none of this type.
+        """
+        return self.parse_flag(text)
+
     def parse_flag(self, value: Any) -> Any:
-        """The value of what a command-line parser hands over."""
+        """The value of what a command-line parser hands over.
+
+        Raises:
+            InvalidValue: it is none of this type.
+        """
         return self.parse(value)
 
     def anchored(self, value: Any, base: str) -> Any:
@@ -129,41 +109,36 @@ class ValueType:
 
     def schema(self) -> Schema:
         """What an editor should accept in the file."""
-        return {"type": "string", "minLength": 1}
+        return {"type": "string", "pattern": r"\S"}
 
-    def bad(self, text: str) -> InvalidValue:
-        return InvalidValue(f"found {_quoted(text)}, expected {self.expected}")
+    def invalid(self, value: Any, hint: str = "") -> InvalidValue:
+        """An error that says what was found and what is expected."""
+        return InvalidValue(f"found {describe(value)}, expected {self.expected}{hint}")
 
 
 class Switch(ValueType):
-    """True or false."""
+    """True or false; in texts also yes and no, on and off, 1 and 0, as in YAML 1.1."""
 
     expected = "true or false"
     metavar = ""
     _WORDS: Mapping[str, bool] = {
-        **dict.fromkeys(("1", "true", "yes", "on"), True),
-        **dict.fromkeys(("0", "false", "no", "off"), False),
+        form: word in ("1", "true", "yes", "on")
+        for word in ("1", "true", "yes", "on", "0", "false", "no", "off")
+        for form in (word, word.title(), word.upper())
     }
 
-    def read(self, node: Node) -> bool:
-        if not isinstance(node.value, bool):
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        return node.value
-
-    def parse(self, text: str) -> bool:
-        try:
-            return self._WORDS[text.strip().lower()]
-        except KeyError:
-            raise self.bad(text) from None
-
-    def parse_flag(self, value: Any) -> bool:
-        return value if isinstance(value, bool) else self.parse(value)
+    def parse(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value in self._WORDS:
+            return self._WORDS[value]
+        raise self.invalid(value)
 
     def show(self, value: Any) -> str:
         return "true" if value else "false"
 
     def schema(self) -> Schema:
-        return {"type": "boolean"}
+        return {"enum": [True, False, *self._WORDS]}
 
 
 class Choice(ValueType):
@@ -174,22 +149,24 @@ class Choice(ValueType):
         self.expected = one_of(words)
         self.metavar = "{" + ",".join(words) + "}"
 
-    def read(self, node: Node) -> str:
-        # By the text as typed: a plain ``off`` is a truth value to YAML 1.1, a word to us.
-        if node.is_scalar and node.text in self.words:
-            return node.text
-        found = InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        if not isinstance(node.value, str):
-            raise found
-        raise InvalidValue(f"{found}{did_you_mean(node.value, self.words)}", node)
-
-    def parse(self, text: str) -> str:
-        if text not in self.words:
-            raise InvalidValue(f"{self.bad(text)}{did_you_mean(text, self.words)}")
-        return text
+    def parse(self, value: Any) -> str:
+        if value not in self.words:
+            hint = did_you_mean(value, self.words) if isinstance(value, str) else ""
+            raise self.invalid(value, hint)
+        return str(value)
 
     def schema(self) -> Schema:
         return {"enum": list(self.words)}
+
+
+class ByteChoice(Choice):
+    """One of a few bytes in hex, ``"0xCC"``; to YAML a plain ``0xCC`` is a number."""
+
+    def parse(self, value: Any) -> str:
+        return super().parse(f"0x{value:02X}" if type(value) is int else value)
+
+    def schema(self) -> Schema:
+        return {"enum": [*self.words, *(int(word, 16) for word in self.words)]}
 
 
 class Text(ValueType):
@@ -197,13 +174,10 @@ class Text(ValueType):
 
     expected = "a text"
 
-    def parse(self, text: str) -> str:
-        if not text.strip():
-            raise self.bad(text)
-        return text
-
-    def schema(self) -> Schema:
-        return {"type": "string", "pattern": r"\S"}
+    def parse(self, value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise self.invalid(value)
+        return value
 
 
 class Expression(Text):
@@ -214,8 +188,8 @@ class Expression(Text):
 
 
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
-    """``path`` as absolute as ``base``; symlinks stay, and so does the ``~`` of nobody."""
-    expanded = os.path.expanduser(path)  # noqa: PTH111 (Path's raises where there is no home)
+    """``path`` as absolute as ``base``; symlinks stay, and so does ``~`` if there is no home."""
+    expanded = os.path.expanduser(path)  # noqa: PTH111 (Path's raises if there is no home)
     return os.path.normpath(os.path.join(base, expanded))
 
 
@@ -235,18 +209,16 @@ class Count(ValueType):
     expected = "a whole number, 0 or more"
     metavar = "N"
 
-    def read(self, node: Node) -> int:
-        if type(node.value) is not int or not 0 <= node.value < 2**63:
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        return node.value
-
-    def parse(self, text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-            raise self.bad(text)
-        return int(text)
+    def parse(self, value: Any) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+            return int(value)
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise self.invalid(value)
+        return value
 
     def schema(self) -> Schema:
-        return {"type": "integer", "minimum": 0}
+        text = {"type": "string", "pattern": "^[0-9]{1,18}$"}
+        return {"anyOf": [{"type": "integer", "minimum": 0}, text]}
 
 
 class Percent(ValueType):
@@ -256,19 +228,15 @@ class Percent(ValueType):
     metavar = "PERCENT"
     _FORM = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?")
 
-    def read(self, node: Node) -> float:
-        if type(node.value) not in (int, float):
-            return super().read(node)  # type: ignore[no-any-return]
-        # Written so that NaN, which is neither above nor below anything, fails too.
-        if not 0 <= node.value <= 100:
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        return float(node.value)
-
-    def parse(self, text: str) -> float:
-        match = self._FORM.fullmatch(text.strip())
-        if not match or float(match[1]) > 100:
-            raise self.bad(text)
-        return float(match[1])
+    def parse(self, value: Any) -> float:
+        if isinstance(value, str):
+            match = self._FORM.fullmatch(value.strip())
+            number = float(match[1]) if match else None
+        else:
+            number = value if type(value) in (int, float) else None
+        if number is None or not 0 <= number <= 100:
+            raise self.invalid(value)
+        return float(number)
 
     def show(self, value: Any) -> str:
         return "" if value is None else f"{value:g}%"
@@ -291,24 +259,20 @@ class Size(ValueType):
     _FORM = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([kmgt]?)(i?)b)?", re.IGNORECASE)
     _POWER: Mapping[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
-    def read(self, node: Node) -> int:
-        if type(node.value) is not int:
-            return super().read(node)  # type: ignore[no-any-return]
-        if not 0 <= node.value < 2**63:
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        return node.value
+    def parse(self, value: Any) -> int:
+        size = self._of_text(value) if isinstance(value, str) else value
+        if type(size) is not int or not 0 <= size < 2**63:
+            raise self.invalid(value)
+        return size
 
-    def parse(self, text: str) -> int:
+    def _of_text(self, text: str) -> int | None:
         match = self._FORM.fullmatch(text.strip())
         if not match or (match[3] and not match[2]):
-            raise self.bad(text)
+            return None
         unit: int = (1024 if match[3] else 1000) ** self._POWER[(match[2] or "").lower()]
         whole, _, decimals = match[1].partition(".")
-        scale: int = 10 ** len(decimals)
-        value, rest = divmod(int(whole + decimals) * unit, scale)
-        if rest or value >= 2**63:  # no parts of bytes
-            raise self.bad(text)
-        return value
+        size, rest = divmod(int(whole + decimals) * unit, 10 ** len(decimals))
+        return None if rest else size  # no parts of bytes
 
     def show(self, value: Any) -> str:
         if value is None:
@@ -323,19 +287,17 @@ class Size(ValueType):
         return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": text}]}
 
 
-class Glob(ValueType):
-    """A pattern with ``*`` and ``?``; see ``config_globs`` for what it is matched with."""
+class Glob(Text):
+    """A pattern with ``*`` and ``?``; see ``globs`` for what it is matched with."""
 
     expected = "a glob with * and ?"
     metavar = "GLOB"
 
-    def parse(self, text: str) -> str:
-        if not text.strip() or not text.isprintable():
-            raise self.bad(text)
+    def parse(self, value: Any) -> str:
+        text = super().parse(value)
+        if not text.isprintable():
+            raise self.invalid(value)
         return text.strip()
-
-    def schema(self) -> Schema:
-        return {"type": "string", "pattern": r"\S"}
 
 
 class LibraryGlob(Glob):
@@ -343,12 +305,12 @@ class LibraryGlob(Glob):
 
     expected = "a glob on a path, a file name or a soname, or dist:NAME"
 
-    def parse(self, text: str) -> str:
-        glob: str = super().parse(text)
+    def parse(self, value: Any) -> str:
+        glob = super().parse(value)
         if "[" in glob or glob.startswith("!"):
-            raise InvalidValue(f"{self.bad(text)}; only * and ? are special")
+            raise self.invalid(value, "; only * and ? are special")
         if glob.startswith("dist:") and not glob[len("dist:") :].strip():
-            raise self.bad(text)
+            raise self.invalid(value)
         return glob
 
     def schema(self) -> Schema:
@@ -361,21 +323,22 @@ class Arch(ValueType):
     expected = "an SM arch like sm_90 or sm_90a"
     metavar = "ARCH"
 
-    def parse(self, text: str) -> str:
+    def parse(self, value: Any) -> str:
         try:
-            return str(SmArch.parse(text.strip()))
-        except OptionError:
-            raise self.bad(text) from None
+            return str(SmArch.parse(value.strip()))
+        except (AttributeError, OptionError):
+            raise self.invalid(value) from None
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": r"^\s*(sm|compute|lto)_[0-9]{2,}[af]?\s*$"}
 
 
 class ListOf(ValueType):
-    """Any number of values of one kind.
+    """Any number of values of one type.
 
-    A flag is repeated, one value each time; an environment variable holds values with ``;``
-    or a line end between them, and with commas where no value can contain one (``commas``).
+    A flag is repeated, one value each time. An environment variable holds values with ``;`` or a
+    line end between them. Both may hold commas between them if no value can contain one
+    (``commas``).
     """
 
     repeated = True
@@ -386,23 +349,26 @@ class ListOf(ValueType):
         self.expected = f"a list, each of it {item.expected}"
         self.metavar = item.metavar
 
-    def read(self, node: Node) -> tuple[Any, ...]:
-        if not isinstance(node.value, tuple):
-            raise InvalidValue(f"found {describe(node)}, expected {self.expected}", node)
-        return tuple(map(self.item.read, node.value))
+    def parse(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise self.invalid(value)
+        return tuple(self._parse_item(i, item) for i, item in enumerate(value))
 
-    def parse(self, text: str) -> tuple[Any, ...]:
-        return self._parse_all(re.split(r"[;\n,]" if self.commas else r"[;\n]", text))
+    def _parse_item(self, index: int, value: Any) -> Any:
+        try:
+            return self.item.parse(value)
+        except InvalidValue as e:
+            raise InvalidValue(str(e), (index, *e.path)) from None
+
+    def parse_variable(self, text: str) -> tuple[Any, ...]:
+        return self.parse_flag(re.split(r"[;\n]", text))
 
     def parse_flag(self, value: Any) -> tuple[Any, ...]:
         texts = (value,) if isinstance(value, str) else value
         if self.commas:
             texts = [part for text in texts for part in text.split(",")]
-        return self._parse_all(texts)
-
-    def _parse_all(self, texts: Iterable[str]) -> tuple[Any, ...]:
-        # An empty text is no value: a flag node as ``--flag=`` empties the file's list.
-        return tuple(self.item.parse(text) for text in texts if text.strip())
+        # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
+        return self.parse([text for text in texts if text.strip()])
 
     def show(self, value: Any) -> str:
         return "; ".join(map(self.item.show, value))
@@ -412,7 +378,7 @@ class ListOf(ValueType):
 
 
 class Report(ValueType):
-    """A format of report, with a path where the report is a file: ``json:build/gpu.json``."""
+    """A format of report, with a path if the report is a file: ``json:build/gpu.json``."""
 
     metavar = "FORMAT[:PATH]"
 
@@ -422,14 +388,27 @@ class Report(ValueType):
         self.formats = (*to_screen, *to_file)
         self.expected = one_of(self.formats)
 
-    def parse(self, text: str) -> dict[str, str | None]:
-        name, colon, path = text.strip().partition(":")
+    def parse(self, value: Any) -> dict[str, str | None]:
+        if not isinstance(value, str):
+            raise self.invalid(value)
+        name, colon, path = value.strip().partition(":")
         if name not in self.formats:
-            raise InvalidValue(f"{self.bad(text)}{did_you_mean(name, self.formats)}")
+            raise self.invalid(value, did_you_mean(name, self.formats))
         if colon and (name in self.to_screen or not path.strip()):
             wanted = f"{name} alone" if name in self.to_screen else f"a path after {name}:"
-            raise InvalidValue(f"found {_quoted(text)}, expected {wanted}")
+            raise InvalidValue(f"found {describe(value)}, expected {wanted}")
         return {"format": name, "path": path.strip() or None}
+
+    def parse_entry(self, name: str, value: Any) -> dict[str, str | None]:
+        """A report of a mapping of formats to paths, in which true is the path by default."""
+        if name not in self.formats:
+            raise self.invalid(name, did_you_mean(name, self.formats))
+        if value is None or value is True:
+            return {"format": name, "path": None}
+        if name in self.to_screen or not isinstance(value, str):
+            wanted = "true" if name in self.to_screen else "a path or true"
+            raise InvalidValue(f"found {describe(value)}, expected {wanted}")
+        return {"format": name, "path": FilePath().parse(value)}
 
     def show(self, value: Any) -> str:
         return ":".join(filter(None, (value["format"], value["path"])))
@@ -445,37 +424,21 @@ class Reports(ListOf):
             f"a list of formats, or a mapping of formats to paths; formats: {item.expected}"
         )
 
-    def read(self, node: Node) -> tuple[Any, ...]:
-        if isinstance(node.value, dict):
-            return tuple(map(self._read_entry, node.value.values()))
-        reports: tuple[Any, ...] = super().read(node)
-        self._refuse_twice(reports, node)
-        return reports
-
-    def _read_entry(self, entry: Entry) -> dict[str, str | None]:
-        report: dict[str, str | None] = self.report.read(entry.key)
-        if report["path"]:
-            raise InvalidValue(
-                f"found {describe(entry.key)}, expected {self.report.expected}", entry.key
-            )
-        value = entry.value
-        if value.value is None or value.value is True:
-            return report
-        if report["format"] in self.report.to_screen or not isinstance(value.value, str):
-            wanted = "true" if report["format"] in self.report.to_screen else "a path or true"
-            raise InvalidValue(f"found {describe(value)}, expected {wanted}", value)
-        return {**report, "path": FilePath().read(value)}
-
-    def _parse_all(self, texts: Iterable[str]) -> tuple[Any, ...]:
-        reports = super()._parse_all(texts)
-        self._refuse_twice(reports)
-        return reports
-
-    def _refuse_twice(self, reports: Sequence[Mapping[str, Any]], at: Node | None = None) -> None:
+    def parse(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, dict):
+            return tuple(self._parse_entry(name, path) for name, path in value.items())
+        reports = super().parse(value)
         names = [report["format"] for report in reports]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise InvalidValue(f"{name} is there twice", at.value[index] if at else None)
+                raise InvalidValue(f"{name} is there twice", (index,))
+        return reports
+
+    def _parse_entry(self, name: str, value: Any) -> dict[str, str | None]:
+        try:
+            return self.report.parse_entry(name, value)
+        except InvalidValue as e:
+            raise InvalidValue(str(e), (name,)) from None
 
     def anchored(self, value: Any, base: str) -> Any:
         return tuple({**r, "path": FilePath().anchored(r["path"], base)} for r in value)

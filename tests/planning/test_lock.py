@@ -369,9 +369,9 @@ class TestFile:
             (b"  run: ", b"  run: !!python/name:os.system ", r"lock:\d+: .*the tag"),
             (b"  run: ", b"  run: [[[[[[[[[[[1]]]]]]]]]]] # ", r"lock:\d+: .*nested too deep"),
             (b"  run: ", b"  [a]: ", r"lock:\d+: .*expected a key"),
-            (b"  run: ", b"  run: [", r"lock:\d+: not YAML"),
-            (b"  run: ", b"  run: \x00", "lock: not YAML"),
-            (b"  run: ", b"  run: \xff", "lock: not YAML"),
+            (b"  run: ", b"  run: [", r"lock:\d+: not a lock file: did not find expected"),
+            (b"  run: ", b"  run: \x00", r"lock:\d+: not a lock file: "),
+            (b"  run: ", b"  run: \xff", r"lock:\d+: not a lock file: "),
         ],
     )
     def test_what_is_refused(self, old: bytes, new: bytes, problem: str) -> None:

@@ -66,7 +66,9 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
 
 
 def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
-    return "\n\n".join(render_report(report(*rows, **changes), Reports(top=top)))
+    return "\n\n".join(
+        render_report(report(*rows, **changes), Reports(formats=(), top=top, demangle=True))
+    )
 
 
 def test_row() -> None:
@@ -214,7 +216,7 @@ def test_few_unused_kernels_are_named() -> None:
     one = row(used_kernels=1, kernels=3, unused_kernels=("_Z5scalePff", "plain"))
     shown = text(one)
     assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain\n" in shown
-    mangled = "\n\n".join(render_report(report(one), Reports(demangle=False)))
+    mangled = "\n\n".join(render_report(report(one), Reports(formats=(), top=20, demangle=False)))
     assert "\n  _Z5scalePff\n" in mangled
     assert "Unused kernels" not in text(replace(one, used_kernels=0))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     LibraryStatus,
@@ -15,6 +14,7 @@ from pytest_negativa.models.verdict import (
     Versions,
 )
 from pytest_negativa.reporting.verdict import render_verdict
+from tests.support.defaults import DEFAULTS
 
 
 def proved(granularity: str, left: int) -> Verdict:
@@ -72,6 +72,12 @@ def proved(granularity: str, left: int) -> Verdict:
     ],
 )
 def test_what_is_left(granularity: str, left: int, text: str) -> None:
-    shown = "\n".join(render_verdict(proved(granularity, left), Path("verdict.json"), Reports()))
+    shown = "\n".join(
+        render_verdict(
+            proved(granularity, left),
+            Path("verdict.json"),
+            DEFAULTS.reports,
+        )
+    )
 
     assert text in shown.splitlines()

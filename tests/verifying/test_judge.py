@@ -15,7 +15,6 @@ from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.evidence import Attempt, LoadEvidence
@@ -30,6 +29,7 @@ from pytest_negativa.verifying.judge import (
 from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from tests.support.analyses import settings, used
+from tests.support.defaults import DEFAULTS
 from tests.support.libraries import MULTIARCH
 
 
@@ -226,7 +226,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         traced=traced,
         plans=(plan,),
         program=Program(("tests",), (), Path(), Path(), {}, is_pytest=True),
-        settings=Verify(),
+        settings=DEFAULTS.verify,
         reconstruction=reconstruction,
         rounds=(result,),
         all_rounds=(result,),

@@ -1,0 +1,189 @@
+"""A YAML document as plain values, each with its place in the text.
+
+The files come from repositories, so reading is strict and bounded. Tags, aliases, second documents
+and repeated keys are refused, and nesting depth is limited. Of the plain words only ``null``,
+``true``, ``false`` and numbers have a meaning, as in YAML 1.2: ``off`` and ``no`` are texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+_MAX_DEPTH = 8
+# Longer than any number that a record takes.
+_MAX_DIGITS = 30
+_INT = re.compile(r"[-+]?[0-9]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+# What PyYAML writes in quotes if it is a text, so "1e5" is none of it.
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
+_WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Place(NamedTuple):
+    """A place in a text; both count from 1."""
+
+    line: int
+    column: int
+
+
+class YamlError(Exception):
+    """A text that is not YAML, or more than our files use of it.
+
+    Attributes:
+        place: where, as exactly as the parser knows.
+    """
+
+    def __init__(self, problem: str, place: Place) -> None:
+        super().__init__(problem)
+        self.place = place
+
+
+@dataclass(slots=True)
+class Node:
+    """A value of the document.
+
+    Attributes:
+        value: None, a bool, int, float or str, a list of nodes, or a dict of nodes by key.
+        place: where it begins.
+        key_place: where its key begins if it is an entry of a mapping.
+    """
+
+    value: Any
+    place: Place
+    key_place: Place | None = None
+
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def nearest(self, path: Iterable[str | int]) -> Node:
+        """The node at a path of keys and indices below this one, or the last that is there."""
+        node = self
+        for step in path:
+            try:
+                node = node.value[step]
+            except (KeyError, IndexError, TypeError):
+                break
+        return node
+
+
+def parse_document(data: bytes) -> Node | None:
+    """The root of the document in ``data``; None if there is nothing in it.
+
+    Raises:
+        YamlError: it is not YAML, or uses what our files don't.
+    """
+    try:
+        return _Composer().compose(yaml.parse(data, Loader=_Loader))
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        raise YamlError(str(e.problem or e.context), place) from e
+    except yaml.reader.ReaderError as e:
+        line = data.count(b"\n", 0, e.position) + 1
+        raise YamlError(str(e.reason), Place(line, 1)) from e
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise YamlError(f"not UTF-8: {e.reason}", Place(line, 1)) from e
+
+
+class _Key(NamedTuple):
+    text: str
+    place: Place
+
+
+class _Composer:
+    """YAML's events to nodes. PyYAML's own composer has no limit of depth, and takes aliases."""
+
+    def __init__(self) -> None:
+        self._root: Node | None = None
+        self._open: list[Node] = []
+        self._keys: list[_Key | None] = []
+
+    def compose(self, events: Iterator[yaml.Event]) -> Node | None:
+        for event in events:
+            mark = event.start_mark
+            place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+            if isinstance(event, yaml.MappingStartEvent):
+                self._begin(Node({}, place), event)
+            elif isinstance(event, yaml.SequenceStartEvent):
+                self._begin(Node([], place), event)
+            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+                self._open.pop()
+                self._keys.pop()
+            elif isinstance(event, yaml.ScalarEvent):
+                _check_tag(event, place)
+                self._add_scalar(event, place)
+            elif isinstance(event, yaml.AliasEvent):
+                raise YamlError("found an alias, expected a value", place)
+            elif isinstance(event, yaml.DocumentStartEvent) and self._root is not None:
+                raise YamlError("found a second document, expected one", place)
+        return self._root
+
+    def _begin(self, node: Node, event: yaml.CollectionStartEvent) -> None:
+        _check_tag(event, node.place)
+        if len(self._open) >= _MAX_DEPTH:
+            raise YamlError("nested too deep", node.place)
+        self._add(node)
+        self._open.append(node)
+        self._keys.append(None)
+
+    def _add_scalar(self, event: yaml.ScalarEvent, place: Place) -> None:
+        if self._open and isinstance(self._open[-1].value, dict) and self._keys[-1] is None:
+            if (twice := self._open[-1].value.get(event.value)) is not None:
+                first = twice.key_place.line
+                raise YamlError(
+                    f"the key {event.value!r} is there twice, first in line {first}", place
+                )
+            self._keys[-1] = _Key(event.value, place)
+        else:
+            self._add(Node(_resolve(event), place))
+
+    def _add(self, node: Node) -> None:
+        if not self._open:
+            self._root = node
+            return
+        parent = self._open[-1].value
+        if isinstance(parent, list):
+            parent.append(node)
+            return
+        key = self._keys[-1]
+        if key is None:
+            raise YamlError("found a list or mapping, expected a key", node.place)
+        node.key_place = key.place
+        parent[key.text] = node
+        self._keys[-1] = None
+
+
+def _check_tag(event: Any, place: Place) -> None:
+    if event.tag is not None and event.tag != "!":
+        tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+        raise YamlError(f"found the tag {tag!r}, expected none", place)
+
+
+def _resolve(event: yaml.ScalarEvent) -> Any:
+    text = event.value
+    # Quoted, or in a block: text, whatever it looks like.
+    if event.style not in (None, "") or not event.implicit[0]:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) <= _MAX_DIGITS:
+        if _INT.fullmatch(text):
+            return int(text)
+        if _HEX.fullmatch(text):
+            return int(text, 16)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+    return text
