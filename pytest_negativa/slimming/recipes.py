@@ -22,7 +22,7 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import RepackedCubin
+from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.planning.by_arch import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
@@ -32,6 +32,7 @@ from pytest_negativa.rewriting.compact.records import (
     Forecast,
     NotCompacted,
 )
+from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 
@@ -46,14 +47,15 @@ class Prepared:
     """A library and what is to be removed from it; without map and plan it is only stripped.
 
     Attributes:
+        state: of the file before it was read, if the plan knows no digest.
         trimmed: bytes of code that ``edits`` take out of cubins that stay: as many as these get
             smaller, or the code itself where they are not compressed.
     """
 
-    sha256: str
     library_map: LibraryMap | None = None
     plan: LibraryPlan | None = None
     edits: Edits | None = None
+    state: FileState | None = None
     trimmed: int = 0
     notes: tuple[str, ...] = ()
 
@@ -110,12 +112,12 @@ class ByLock:
             library_map = _with_digest(read_library(path, scope), locked.sha256)
             plan = plan_from_lock(locked, library_map)
             if not plan.trimmed:
-                return Prepared(locked.sha256, library_map, plan)
+                return Prepared(library_map, plan)
             edits, cubins = trim_kernels(source, library_map, plan, self.fill)
         left = [cubin for cubin in cubins if cubin.left_alone is not None]
         notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
         removed = sum(map(_removed_from, cubins))
-        return Prepared(locked.sha256, library_map, plan, edits, removed, notes)
+        return Prepared(library_map, plan, edits, trimmed=removed, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,7 @@ class Strip:
         return _digest("strip")
 
     def prepare(self, path: Path) -> Prepared | str:
-        with ByteSource(path) as source:
-            return Prepared(source.sha256())
+        return Prepared()
 
 
 def apply(
@@ -197,6 +198,7 @@ def apply(
         prepared.plan,
         prepared.edits,
         CompactOptions(strip=strip, load_check=load_check),
+        state=prepared.state,
     )
 
 
@@ -221,15 +223,14 @@ def _prepare_by_headers(
 ) -> Prepared | str:
     """For plans that need no cubin unpacked; what has no GPU code is stripped, or left."""
     with ByteSource(path) as source:
-        sha256 = source.sha256()
+        state = state_of(source.fileno())
     try:
         library_map = read_library(path, Scope(headers_only=True))
     except FormatError as e:
         return e.problem
     if not library_map.sections:
-        return Prepared(sha256) if strip_others else NO_GPU_CODE
-    library_map = _with_digest(library_map, sha256)
-    return Prepared(sha256, library_map, plan_for(library_map))
+        return Prepared() if strip_others else NO_GPU_CODE
+    return Prepared(library_map, plan_for(library_map), state=state)
 
 
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:

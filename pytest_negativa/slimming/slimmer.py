@@ -237,7 +237,7 @@ class Slimmer:
             )
         original = None if work.before is None else work.before.original
         if self.options.keep_originals is not None:
-            aside = self.options.keep_originals / prepared.sha256
+            aside = self.options.keep_originals / result.original_sha256
             put_aside(work.source, aside)
             original = str(aside)
         status = staged.stat()
@@ -247,7 +247,7 @@ class Slimmer:
         self.manifest.left.pop(work.name, None)
         self.manifest.slimmed[work.name] = SlimmedFile(
             names=work.names,
-            original_sha256=prepared.sha256,
+            original_sha256=result.original_sha256,
             original_size=work.size,
             sha256=result.sha256,
             size=status.st_size,

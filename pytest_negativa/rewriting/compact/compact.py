@@ -20,8 +20,9 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.elf_tables import MAX_HEADERS, ElfTables, read_tables
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
@@ -43,7 +44,7 @@ from pytest_negativa.rewriting.compact.records import (
 )
 from pytest_negativa.rewriting.compact.regions import plan_removal
 from pytest_negativa.rewriting.compact.tables import MARKER, NewTables, append_tables
-from pytest_negativa.rewriting.copies import check_sha256, check_size
+from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout
 from pytest_negativa.storage.atomic import new_file
@@ -58,6 +59,8 @@ def compact_library(
     plan: LibraryPlan | None = None,
     edits: Edits | None = None,
     options: CompactOptions | None = None,
+    *,
+    state: FileState | None = None,
 ) -> Compacted | NotCompacted:
     """Write a compacted copy of a library to ``target``, replacing what was there.
 
@@ -73,9 +76,12 @@ def compact_library(
         edits: what to change within kept GPU code besides. Where they end in zeros, these leave
             the file, too.
         options: see there.
+        state: of the file before map and plan were made. It shows that the file is still the same
+            if the plan knows no digest; the result has it.
 
     Returns:
-        What was done, or why the library is better left as it is.
+        What was done, or why the library is better left as it is. The digest of a library that is
+        left is not compared.
 
     Raises:
         StaleLibraryError: the file is not the one that was analyzed.
@@ -92,7 +98,7 @@ def compact_library(
                     raise ReconstructError(
                         f"{source.path}: its map and its plan are not of the same file"
                     )
-                check_size(source, plan.library)
+                _check_identity(source, plan.library, state)
             if edits is not None and edits.size != source.size:
                 raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
             try:
@@ -101,7 +107,7 @@ def compact_library(
                 )
             except (CheckError, FormatError, ValueError):
                 # A file that is not the one that was analyzed is the likelier reason.
-                if plan is not None:
+                if plan is not None and plan.library.sha256 is not None:
                     check_sha256(plan.library, source.sha256())
                 raise
     except CannotCompactError as e:
@@ -227,6 +233,14 @@ def _page_size(tables: ElfTables, options: CompactOptions) -> int:
     return min(options.page_size, *(s.p_align for s in tables.loads))
 
 
+def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileState | None) -> None:
+    """Refuse another file, as far as that shows without reading it."""
+    if library.sha256 is not None or state is None:
+        check_size(source, library)
+    elif state_of(source.fileno()) != state:
+        raise StaleLibraryError(f"{source.path} changed after its map was made; try again")
+
+
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
     """A change of the original, in the new file; parts that are zeros may have left it.
 
@@ -260,7 +274,7 @@ def _compact(
             digests = check_compacted(
                 source, compacted, removal, edits, library_map, plan, design.page_size
             )
-        if plan is not None:
+        if plan is not None and plan.library.sha256 is not None:
             check_sha256(plan.library, digests.original)
         outcome = "switched off"
         if options.load_check:
