@@ -139,7 +139,6 @@ def _suite_of_run(folder: Path) -> Suite:
 @click.option("--json", "as_json", is_flag=True, help="JSON (see: negativa schema image-report).")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes to use.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of maps.")
-@click_options("config")
 def image_report(
     folder: Path,
     run: Path | None,
@@ -149,7 +148,6 @@ def image_report(
     as_json: bool,
     jobs: int | None,
     no_cache: bool,
-    **flags: Any,
 ) -> None:
     """Show the GPU code in a file tree, and what a suite needs.
 
@@ -159,7 +157,7 @@ def image_report(
     Exit status: 0, or 1 if a file could not be read.
     """
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.gpucode.cache import open_cache
+    from pytest_negativa.gpucode.cache import default_cache
     from pytest_negativa.images.report import report_image
     from pytest_negativa.images.suite import suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
@@ -178,7 +176,7 @@ def image_report(
             folder,
             suite,
             devices,
-            None if no_cache else open_cache(settings_of(flags).cache),
+            None if no_cache else default_cache(),
             jobs,
             progress.update,
         )

@@ -1,0 +1,51 @@
+"""Every module, name and path in docs/architecture.md exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+import pytest_negativa
+from tests.support.libraries import DOCS, ROOT
+
+PACKAGE = ROOT / "pytest_negativa"
+TEXT = (DOCS / "architecture.md").read_text("utf-8")
+CODE = sorted(set(re.findall(r"`([^`\n]+)`", TEXT)))
+TOP = {path.stem for path in PACKAGE.iterdir()} - {"__init__", "__pycache__"}
+
+DOTTED = [c for c in CODE if re.fullmatch(r"[a-z_]+(\.\w+)*", c) and c.partition(".")[0] in TOP]
+PATHS = [c for c in CODE if re.fullmatch(r"[\w-]+/[\w/.-]*", c)]
+# Files of a run, which no source tree holds.
+RUN_FILES = {"map/", "plan/", "spans/", "verify/"}
+IN_PICTURE = re.findall(r"(\w+(?:/|\.py))(?=\s|$)", TEXT.split("```")[1])
+
+
+def test_something_is_found() -> None:
+    assert len(DOTTED) > 30 and len(PATHS) > 5
+
+
+@pytest.mark.parametrize("name", [n for n in DOTTED if not n.endswith((".py", ".json"))])
+def test_a_name_exists(name: str) -> None:
+    value: object = pytest_negativa
+    module = pytest_negativa.__name__
+    for part in name.split("."):
+        if not hasattr(value, part):
+            importlib.import_module(f"{module}.{part}")
+        value = getattr(value, part)
+        module = f"{module}.{part}"
+
+
+@pytest.mark.parametrize("path", [*(p for p in PATHS if p not in RUN_FILES), *IN_PICTURE])
+def test_a_path_exists(path: str) -> None:
+    assert (PACKAGE / path).exists() or (ROOT / path).exists()
+
+
+def test_the_picture_shows_every_package_and_module() -> None:
+    entries = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in PACKAGE.iterdir()
+        if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
+    }
+    assert set(IN_PICTURE) == entries
