@@ -64,6 +64,7 @@ def measurement(project: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_environment", [False, True])
 def test_the_session_is_measured(project: Path, by_environment: bool) -> None:
     if by_environment:
@@ -80,6 +81,7 @@ def test_the_session_is_measured(project: Path, by_environment: bool) -> None:
     assert "2 passed" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_suite_that_fails_alike_is_measured(project: Path) -> None:
     done = run(project, "--negativa-measure", environ={"RESULT": "bad"})
     assert "runs ended with exit status 1; output in " in done.stdout
@@ -91,6 +93,7 @@ def test_without_slim_libraries(project: Path) -> None:
     assert "reconstructed: no slim libraries here; make some with negativa" in done.stderr
 
 
+@pytest.mark.slow
 def test_called_by_a_program(project: Path) -> None:
     code = "import pytest, sys; sys.exit(pytest.main(['--negativa-measure', '--rootdir=.']))"
     done = subprocess.run(

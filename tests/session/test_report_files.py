@@ -59,7 +59,10 @@ def counts(path: Path) -> tuple[int, int]:
     return int(tests[1]), int(failures[1])
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["plain", "workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param((), id="plain"), pytest.param(("-n2",), id="workers", marks=pytest.mark.slow)],
+)
 def test_the_traced_run_keeps_its_reports(
     project: VerifiedProject, workers: tuple[str, ...]
 ) -> None:
@@ -82,6 +85,7 @@ def test_the_traced_run_keeps_its_reports(
     assert not list(project.results.glob("junit*"))
 
 
+@pytest.mark.slow
 def test_without_a_traced_run_they_are_of_the_last_run_of_all_tests(
     project: VerifiedProject,
 ) -> None:
@@ -113,6 +117,7 @@ def pytest_load_initial_conftests(early_config):
     assert (project.folder / "appends.txt").read_text() == "False True "
 
 
+@pytest.mark.slow
 def test_files_that_are_open_already_stay(project: VerifiedProject) -> None:
     """As of pytest-benchmark before 5.2: it takes no name in their place."""
     project.write(

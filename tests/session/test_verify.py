@@ -138,6 +138,7 @@ def test_nothing_is_verified_where_no_test_runs(traced: VerifiedProject, option:
     assert len(list((traced.run_folder / "verify").glob("*"))) == before
 
 
+@pytest.mark.slow
 def test_modules_named_like_others_do_no_harm(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_a():\n    use(LIB)\n").trace()
     for name in ("json.py", "signal.py", "plan.py", "msgspec.py", "pytest_negativa.py"):
@@ -148,7 +149,10 @@ def test_modules_named_like_others_do_no_harm(tmp_path: Path) -> None:
     assert "\nPROVED" in project.run(command, "-q", "--negativa-verify", PYTHONSAFEPATH="1").stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param((), id="alone"), pytest.param(("-n2",), id="workers", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -191,8 +195,9 @@ def test_every_kind_of_difference(
     assert len(traced.verdict["rounds"]) == (2 if fault == "exit" else 1)
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs(traced: VerifiedProject) -> None:
-    traced.verify("--negativa-verify-timeout=2", status=1, FAULT="hang")
+    traced.verify("--negativa-verify-timeout=30", status=1, FAULT="hang")
     assert traced.differing() == {"test_fault": ("passed", "timed out")}
     assert [r["silent"] for r in traced.verdict["rounds"]] == [True, False]
     assert traced.processes() == []
@@ -278,14 +283,15 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_debugger_has_the_terminal_and_all_time(traced: VerifiedProject) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(traced.folder)
-        words = ["-m", "pytest", "-q", "--negativa-verify", "--pdb", "--negativa-verify-timeout=1"]
+        words = ["-m", "pytest", "-q", "--negativa-verify", "--pdb", "--negativa-verify-timeout=30"]
         environ = {**traced.environ, "FAULT": "fail"}
         os.execve(sys.executable, [sys.executable, *words], environ)
-    shown, asked, end = b"", False, time.monotonic() + 60
+    shown, asked, end = b"", False, time.monotonic() + 240
     try:
         while time.monotonic() < end:
             if select.select([terminal], [], [], 0.1)[0]:
@@ -294,7 +300,7 @@ def test_the_debugger_has_the_terminal_and_all_time(traced: VerifiedProject) -> 
                 except OSError:
                     break
             if b"(Pdb)" in shown and not asked:
-                time.sleep(2.5)
+                time.sleep(32)
                 os.write(terminal, b"p 40 + 2\nc\n")
                 asked = True
         _, status = os.waitpid(pid, 0)
@@ -314,7 +320,13 @@ hooks.lost_context = lambda: (
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="alone"),
+        pytest.param(("-n2", "--dist=loadfile"), id="workers", marks=pytest.mark.slow),
+    ],
+)
 def test_after_a_lost_context_tests_run_in_a_fresh_process(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
@@ -343,6 +355,7 @@ def test_after():
     assert len(project.verdict["rounds"]) == 2
 
 
+@pytest.mark.slow
 def test_flaky_tests_are_named_not_blamed(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -372,6 +385,7 @@ def test_flaky():
 # ---- What must not be proved ----
 
 
+@pytest.mark.slow
 def test_an_original_opened_behind_the_redirect(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -411,6 +425,7 @@ def test_behind():
     assert "\nPROVED" in project.verify()
 
 
+@pytest.mark.slow
 def test_a_library_that_was_not_loaded_is_not_proved(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -432,6 +447,7 @@ def test_second():
     }
 
 
+@pytest.mark.slow
 def test_without_gpu_use_nothing_is_proved(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -445,6 +461,7 @@ def test_another_device_is_another_matter(traced: VerifiedProject) -> None:
     assert "it ran on compute capability 8.0, the plan is for 9.0" in shown
 
 
+@pytest.mark.slow
 def test_a_library_that_changed_is_refused(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project", "def test_use():\n    load(LIB)\n    use(LIB)\n"
@@ -488,6 +505,7 @@ def test_a_replayed_run_proves_nothing(project: Project) -> None:
     assert "replays a trace of another machine, which proves nothing" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project", "def test_a():\n    use(LIB)\n    assert ROUND == 'verify'\n"
@@ -587,6 +605,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     """Its exit status is all that counts, whatever it is."""
     project = VerifiedProject(tmp_path / "project", "")
@@ -659,6 +678,7 @@ def pytest_unconfigure(config):
 """
 
 
+@pytest.mark.slow
 def test_pytest_as_a_plain_program(tmp_path: Path) -> None:
     """Its tests are its own matter: the session takes no part in the round."""
     project = VerifiedProject(
@@ -682,6 +702,7 @@ def test_fault():
     assert "exit status 1, 0 when traced" in failed and "NOT PROVED" in failed
 
 
+@pytest.mark.slow
 def test_last_failed(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.verified import VerifiedProject
 
 
+@pytest.mark.slow
 def test_a_test_that_needs_another_one_is_no_flaky_one(tmp_path: Path) -> None:
     """Alone it fails on the originals as well, though not for what it lacks on the copies."""
     project = VerifiedProject(
@@ -31,6 +34,7 @@ def test_needs_state_and_more():
     assert not any(t["flaky"] for t in project.verdict["tests"])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_makes_no_test_flaky(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -79,6 +83,7 @@ def test_an_exit_status_that_differs(tmp_path: Path) -> None:
     assert "exit status 3, with 0 when it was traced" in shown
 
 
+@pytest.mark.slow
 def test_a_verdict_of_before_does_not_outlive_a_verification(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",

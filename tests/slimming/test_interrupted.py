@@ -68,6 +68,7 @@ def slimmed(installed: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return digests(folder)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, str]) -> None:
     os.link(site.two, site.folder / "gpu/linked.so")
     before = digests(site.folder)

@@ -53,6 +53,7 @@ def probes(project: VerifiedProject) -> int:
     return sum(r["kind"] == "probe" for r in project.verdict["rounds"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "needed",
     [{"b.so": HIDDEN[:1]}, {"a.so": HIDDEN[1:2], "c.so": (HIDDEN[2], HIDDEN[4])}],
@@ -101,6 +102,7 @@ def test_a_test_that_fails_on_the_originals_too_is_not_healed(tmp_path: Path) ->
     assert project.plan("lib.so") == before and probes(project) == 0
 
 
+@pytest.mark.slow
 def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:2]})
     shown = project.heal("--negativa-heal-runs=3")
@@ -130,6 +132,7 @@ def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path
     assert "\nPROVED" in project.verify()
 
 
+@pytest.mark.slow
 def test_what_an_unfinished_search_kept_is_let_go_where_nothing_needs_it(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:1]})
     before = {library: project.plan(library) for library in LIBRARIES}
@@ -143,6 +146,7 @@ def test_what_an_unfinished_search_kept_is_let_go_where_nothing_needs_it(tmp_pat
     assert healed(project) == {}
 
 
+@pytest.mark.slow
 def test_a_plan_that_changed_keeps_what_an_unfinished_search_had_kept(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:1]})
     project.heal("--negativa-heal-runs=2")
@@ -175,6 +179,7 @@ def test_a_test_that_fails_for_the_place_of_its_library_gets_nothing_back(tmp_pa
     assert project.plan("lib.so") == before and probes(project) == 0
 
 
+@pytest.mark.slow
 def test_what_others_need_is_found_beside_a_test_that_nothing_helps(tmp_path: Path) -> None:
     suite = f"{LOCATED}\ndef test_need():\n    need(LIB, {HIDDEN[0]})\n"
     project = VerifiedProject(tmp_path / "project", suite).trace()
@@ -213,6 +218,7 @@ def test_need():
 """
 
 
+@pytest.mark.slow
 def test_answers_for_other_tests_are_forgotten(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", NEEDS_ONE).trace()
     project.heal()
@@ -224,6 +230,7 @@ def test_answers_for_other_tests_are_forgotten(tmp_path: Path) -> None:
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN[1]]
 
 
+@pytest.mark.slow
 def test_answers_hold_as_long_as_nothing_that_they_depend_on_changes(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", NEEDS_ONE).trace()
     project.heal()
@@ -261,6 +268,7 @@ def test_two():
 """
 
 
+@pytest.mark.slow
 def test_limits_hold_for_all_turns_together(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", IN_TURN).trace()
     project.heal()
@@ -272,6 +280,7 @@ def test_limits_hold_for_all_turns_together(tmp_path: Path) -> None:
     assert "a limit was reached" in shown and "\nPROVED" in shown
 
 
+@pytest.mark.slow
 def test_the_verdict_is_of_the_plan_that_is_saved(tmp_path: Path) -> None:
     # One turn more than there are would be needed.
     tests = "".join(
@@ -295,6 +304,7 @@ def test_{i}():
     assert "\nPROVED" in project.heal()
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"c.so": HIDDEN[:1]})
     plans = {library: project.plan(library) for library in LIBRARIES}
@@ -321,6 +331,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     assert answers >= 2
 
 
+@pytest.mark.slow
 def test_a_crash_is_healed_like_a_failure(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
