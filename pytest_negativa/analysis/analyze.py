@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.sites import Places
@@ -127,7 +127,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = MapCache(Path(self._settings.cache.dir or ""), self._settings.cache.limit)
+        cache = open_cache(self._settings.cache)
         existing = [p for p in paths if Path(p).is_file()]
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in set(existing))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import DeviceType
+from pytest_negativa.cli.common import DeviceType, settings_of
 from pytest_negativa.cli.measure import COMMANDS as MEASURE_COMMANDS
 from pytest_negativa.cli.run import COMMANDS as RUN_COMMANDS
 from pytest_negativa.cli.slim import COMMANDS as SLIM_COMMANDS
 from pytest_negativa.cli.verify import COMMANDS as PROVE_COMMANDS
 from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -64,6 +65,7 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON (see: negativa schema inspection).")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes to use.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of maps.")
+@click_options("config")
 def inspect(
     libraries: tuple[str, ...],
     device: ComputeCapability | None,
@@ -74,6 +76,7 @@ def inspect(
     as_json: bool,
     jobs: int | None,
     no_cache: bool,
+    **flags: Any,
 ) -> None:
     """Show the GPU code in libraries.
 
@@ -93,7 +96,7 @@ def inspect(
         render_text,
     )
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.gpucode.cache import default_cache
+    from pytest_negativa.gpucode.cache import open_cache
 
     request = InspectionRequest(
         arguments=libraries,
@@ -103,7 +106,7 @@ def inspect(
         elements=elements,
         headers_only=headers_only,
     )
-    cache = None if no_cache else default_cache()
+    cache = None if no_cache else open_cache(settings_of(flags).cache)
     with ByteProgress("reading libraries") as progress:
         inspected = inspect_libraries(request, cache, jobs, progress.update)
     if as_json:

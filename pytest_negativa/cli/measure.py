@@ -139,6 +139,7 @@ def _suite_of_run(folder: Path) -> Suite:
 @click.option("--json", "as_json", is_flag=True, help="JSON (see: negativa schema image-report).")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes to use.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of maps.")
+@click_options("config")
 def image_report(
     folder: Path,
     run: Path | None,
@@ -148,6 +149,7 @@ def image_report(
     as_json: bool,
     jobs: int | None,
     no_cache: bool,
+    **flags: Any,
 ) -> None:
     """Show the GPU code in a file tree, and what a suite needs.
 
@@ -157,7 +159,7 @@ def image_report(
     Exit status: 0, or 1 if a file could not be read.
     """
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.gpucode.cache import default_cache
+    from pytest_negativa.gpucode.cache import open_cache
     from pytest_negativa.images.report import report_image
     from pytest_negativa.images.suite import suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
@@ -176,7 +178,7 @@ def image_report(
             folder,
             suite,
             devices,
-            None if no_cache else default_cache(),
+            None if no_cache else open_cache(settings_of(flags).cache),
             jobs,
             progress.update,
         )

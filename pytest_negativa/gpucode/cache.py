@@ -23,16 +23,13 @@ import msgspec
 import zstandard
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
+from pytest_negativa.models.settings import Cache
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.settings.value_types import InvalidValue, Size
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.records import decode_map, encode_map
-
-DEFAULT_LIMIT = 1 << 30
-"""Bytes that the folder may hold before the entries used longest ago go."""
 
 _MAGIC = "negativa-map"
 # Raised when reading finds more or other things than before: old entries are then not found.
@@ -42,42 +39,9 @@ _SUFFIX = ".map"
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
-def default_directory() -> Path | None:
-    """``$NEGATIVA_CACHE_DIR``, else ``negativa`` in the user's cache folder, if there is one."""
-    if configured := os.environ.get("NEGATIVA_CACHE_DIR"):
-        return Path(configured)
-    # The XDG base directory specification: a relative value is to be ignored.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "negativa"
-    except RuntimeError:
-        # Containers run as users that have no entry in /etc/passwd and no $HOME.
-        return None
-
-
-def default_limit() -> int:
-    """``$NEGATIVA_CACHE_LIMIT`` (``2 GB`` and the like), else ``DEFAULT_LIMIT``.
-
-    Raises:
-        OptionError: the variable holds no size.
-    """
-    configured = os.environ.get("NEGATIVA_CACHE_LIMIT")
-    if not configured:
-        return DEFAULT_LIMIT
-    try:
-        return Size().parse(configured)
-    except InvalidValue as e:
-        raise OptionError(f"NEGATIVA_CACHE_LIMIT: {e}") from e
-
-
-def default_cache() -> MapCache | None:
-    """The cache of this user, or None where there is no place for it.
-
-    Raises:
-        OptionError: the variable with its limit holds no size.
-    """
-    directory, limit = default_directory(), default_limit()
-    return None if directory is None else MapCache(directory, limit)
+def open_cache(settings: Cache) -> MapCache | None:
+    """The cache that the settings name; None for a user without a home."""
+    return None if settings.dir is None else MapCache(Path(settings.dir), settings.limit)
 
 
 class MapCache:

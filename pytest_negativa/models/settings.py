@@ -198,7 +198,7 @@ def _above(value: float | None, limit: float | None) -> bool:
 
 
 class Cache(Record, frozen=True, kw_only=True):
-    """Where the maps of libraries are kept between sessions; ``Settings`` has the folder."""
+    """Where the maps of libraries are kept between sessions; ``dir`` is None without a home."""
 
     dir: str | None
     limit: int

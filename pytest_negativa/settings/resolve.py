@@ -14,6 +14,7 @@ from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
 from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.settings.value_types import anchor
+from pytest_negativa.storage.user_folders import user_cache
 
 
 def load_settings(
@@ -85,19 +86,12 @@ def resolve(
         sources[name] = source
     values["config"] = config.path if config else None
     if values["cache.dir"] is None:
-        values["cache.dir"] = _user_cache(environ)
+        cache = user_cache()
+        values["cache.dir"] = None if cache is None else str(cache)
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
     return msgspec.convert({**_nested(values), "sources": sources}, Settings)
-
-
-def _user_cache(environ: Mapping[str, str]) -> str:
-    # The XDG base directory specification: a relative value is to be ignored.
-    base = environ.get("XDG_CACHE_HOME", "")
-    if not base.startswith("/"):
-        base = os.path.join(environ.get("HOME") or Path.home(), ".cache")
-    return os.path.join(base, "negativa")
 
 
 _FILE_NAMES = {"json": "report.json", "markdown": "report.md"}

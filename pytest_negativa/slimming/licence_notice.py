@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-import platformdirs
+from pytest_negativa.storage.user_folders import user_state
 
 _NOTICE = """\
 negativa: note: NVIDIA's licence agreements limit how its libraries may be changed and passed on. \
@@ -23,7 +23,7 @@ def show_notice(show: Callable[[str], None], folder: Path | None = None) -> None
         folder: where a file remembers it; by default, ``negativa`` in the user's state folder
             (``XDG_STATE_HOME``).
     """
-    folder = folder or _state_folder()
+    folder = folder or user_state()
     if folder is not None and (folder / _SHOWN).exists():
         return
     show(_NOTICE)
@@ -31,13 +31,3 @@ def show_notice(show: Callable[[str], None], folder: Path | None = None) -> None
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / _SHOWN).touch()
-
-
-def _state_folder() -> Path | None:
-    """The user's state folder; None for a user without a home."""
-    try:
-        folder = platformdirs.user_state_path("negativa")
-    except RuntimeError:
-        return None
-    # Older releases of platformdirs leave "~" as it is.
-    return folder if folder.is_absolute() else None

@@ -335,6 +335,24 @@ class TestJson:
                 assert len(outputs) == 1, arguments
         assert list(cache_folder.iterdir())
 
+    def test_the_file_of_settings_names_the_cache(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("NEGATIVA_CACHE_DIR")
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps, limit: 1 MB}")
+        assert inspect(make_large(MULTIARCH, tmp_path / "large.so")).exit_code == 0
+        assert len(list((tmp_path / "maps").iterdir())) == 1
+        (tmp_path / "negativa.yaml").write_text("cache: {dir: none, limit: 10}")
+        assert inspect(tmp_path / "large.so").exit_code == 0
+        assert not list((tmp_path / "none").iterdir())
+        (tmp_path / "negativa.yaml").write_text("cache: {dirs: maps}")
+        result = inspect(tmp_path / "large.so")
+        assert (result.exit_code, result.stderr) == (
+            2, f"negativa: error: {tmp_path}/negativa.yaml:1:9: unknown key 'dirs' in cache; "
+            "did you mean dir?\n",
+        )  # fmt: skip
+
     def test_no_cache_leaves_no_folder(self, tmp_path: Path, cache_folder: Path) -> None:
         inspect("--no-cache", make_large(MULTIARCH, tmp_path / "large.so"))
         assert not cache_folder.exists()

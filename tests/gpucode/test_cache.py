@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import OptionError
-from pytest_negativa.gpucode.cache import MapCache, default_cache, default_directory, default_limit
+from pytest_negativa.gpucode.cache import MapCache, open_cache
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Scope
+from pytest_negativa.models.settings import Cache
 from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, make_large, without_build_id
 
 ALL = MapRequest(scope=Scope(), with_map=True)
@@ -355,43 +355,11 @@ class TestFolder:
         assert same(one(library, ALL, cache), one(library, ALL, None))
 
 
-class TestDefaults:
-    @pytest.fixture(autouse=True)
-    def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("NEGATIVA_CACHE_DIR", "NEGATIVA_CACHE_LIMIT", "XDG_CACHE_HOME"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HOME", "/users/someone")
-
-    def test_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert default_directory() == Path("/users/someone/.cache/negativa")
-        monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-        assert default_directory() == Path("/caches/negativa")
-        monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-        assert default_directory() == Path("/users/someone/.cache/negativa")
-        monkeypatch.setenv("NEGATIVA_CACHE_DIR", "/elsewhere")
-        assert default_directory() == Path("/elsewhere")
-
-    def test_user_without_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_home() -> Path:
-            raise RuntimeError("Could not determine home directory.")
-
-        monkeypatch.setattr(Path, "home", no_home)
-        assert default_directory() is None
-        assert default_cache() is None
-
-    def test_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert default_limit() == 1 << 30
-        monkeypatch.setenv("NEGATIVA_CACHE_LIMIT", "5000")
-        assert default_limit() == 5000
-        monkeypatch.setenv("NEGATIVA_CACHE_LIMIT", "2 GB")
-        assert default_limit() == 2_000_000_000
-
-    @pytest.mark.parametrize("value", ["-1", "x", "1 parsec"])
-    def test_bad_limit(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-        monkeypatch.setenv("NEGATIVA_CACHE_LIMIT", value)
-        with pytest.raises(OptionError, match="NEGATIVA_CACHE_LIMIT: ") as caught:
-            default_cache()
-        assert value in str(caught.value)
+def test_the_settings_name_the_cache(tmp_path: Path, library: Path) -> None:
+    cache = open_cache(Cache(dir=str(tmp_path / "maps"), limit=LIMIT))
+    one(library, ALL, cache)
+    assert entry(tmp_path / "maps").is_file()
+    assert open_cache(Cache(dir=None, limit=LIMIT)) is None
 
 
 def test_what_killed_writers_left_is_dropped(library: Path, cache: MapCache, folder: Path) -> None:

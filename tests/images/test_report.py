@@ -48,7 +48,7 @@ from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
 from tests.support.compacting import plan_of as small_plan
-from tests.support.libraries import BIN, MULTIARCH, PLAIN, without_build_id
+from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
 from tests.support.slimmed import compact, plan_for, read
 from tests.support.usages import library_usage, usage_of
 
@@ -353,6 +353,18 @@ def invoke(*arguments: str, status: int = 0) -> Invoked:
     result = CliRunner().invoke(main, ["image-report", "--no-cache", *arguments])
     assert result.exit_code == status, result.output
     return Invoked(result.stdout, result.stderr)
+
+
+def test_the_file_of_settings_names_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
+    (tmp_path / "image").mkdir()
+    make_large(MULTIARCH, tmp_path / "image" / "large.so")
+    result = CliRunner().invoke(main, ["image-report", "image"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert len(list((tmp_path / "maps").iterdir())) == 1
 
 
 def write_run(folder: Path, usage: Usage, plans: Sequence[LibraryPlan]) -> None:

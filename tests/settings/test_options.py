@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -587,6 +588,19 @@ def test_names_are_unique_and_follow_from_the_flag_name() -> None:
     assert (option.flag, option.cli_flag) == ("--negativa-keep-ptx", "--keep-ptx")
     assert (option.variable, option.dest) == ("NEGATIVA_KEEP_PTX", "negativa_keep_ptx")
     assert (BY_NAME["enabled"].flag, BY_NAME["enabled"].variable) == ("--negativa", "NEGATIVA")
+
+
+def test_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user without an entry in /etc/passwd."""
+
+    def refuse(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", refuse)
+    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache.dir is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache.dir == "/caches/negativa"
 
 
 def test_settings_travel_to_workers() -> None:
