@@ -118,7 +118,7 @@ class TracedProcess:
         except Exception as e:
             # A plugin's code: whatever is wrong with it, the tests run.
             raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
-        return Tracing(self.run, detector, path, os.environ, {})
+        return Tracing(detector, os.environ, {})
 
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:

@@ -1210,10 +1210,9 @@ EXPORT int InitializeInjection(void) {
     return 1;
 }
 
-/* ---- For a Python process that traces itself (native.py) ---- */
+/* ---- For tests: a Python process that traces itself (tests/support/native_detector.py) ---- */
 
 EXPORT const char *negativa_error(void) { return last_error; }
-EXPORT const char *negativa_trace_path(void) { return trace_path; }
 
 /* 0: done, 1: no trace file, 2: no CUPTI, 3: CUPTI is taken */
 EXPORT int negativa_start(const char *folder, const char *run_id, const char *role,

@@ -28,7 +28,7 @@ from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import SUFFIX, TraceWriter, trace_file_name
 from pytest_negativa.tracing.mappings import loaded_cupti
-from pytest_negativa.tracing.native import NativeDetector, injection_library
+from pytest_negativa.tracing.native import injection_library
 
 FOLDER = ".negativa"
 
@@ -123,14 +123,10 @@ class Tracing:
 
     def __init__(
         self,
-        run: Run,
         detector: Detector,
-        path: Path,
         environ: MutableMapping[str, str],
         before: Mapping[str, str | None],
     ) -> None:
-        self.run = run
-        self.path = path
         self._detector = detector
         self._environ = environ
         self._before = before
@@ -169,7 +165,6 @@ def start_tracing(
     *,
     worker: str | None = None,
     launches: bool = False,
-    native: bool = False,
     replay: Path | None = None,
     children: bool = True,
     environ: MutableMapping[str, str] = os.environ,
@@ -179,7 +174,6 @@ def start_tracing(
     Args:
         worker: pytest-xdist's name of this worker.
         launches: count launches too (slower).
-        native: use callbacks in C instead of cupti-python's.
         replay: a folder with recorded traces to replay instead, on a machine without GPU.
         children: trace the processes that this one starts, too.
 
@@ -190,26 +184,32 @@ def start_tracing(
     """
     if replay is not None:
         return _start_replay(run, role, worker, replay, environ)
-    detector: Detector
-    if native:
-        native_detector = NativeDetector(
-            run.trace_dir, run.run_id, role=role, worker=worker, root=run.root
-        )
-        _start(native_detector)
-        path, detector = native_detector.path, native_detector
-    else:
-        from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
+    from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
-        writer = TraceWriter(
-            run.trace_dir / trace_file_name(run.run_id, os.getpid()),
-            make_header(run, role, detector=cupti_version(), worker=worker),
-        )
-        detector = CuptiDetector(writer, launches=launches, environ=environ)
-        path = writer.path
-        _start(detector)
+    writer = TraceWriter(
+        run.trace_dir / trace_file_name(run.run_id, os.getpid()),
+        make_header(run, role, detector=cupti_version(), worker=worker),
+    )
+    detector = CuptiDetector(writer, launches=launches, environ=environ)
+    return trace_by(detector, run, children=children, environ=environ)
+
+
+def trace_by(
+    detector: Detector,
+    run: Run,
+    *,
+    children: bool = True,
+    environ: MutableMapping[str, str] = os.environ,
+) -> Tracing:
+    """Start ``detector``, and set the environment so that child processes are traced, too.
+
+    Raises:
+        TraceError: see ``Detector.start``. The trace says so, too.
+    """
+    _start(detector)
     if not children:
         detector.warn(CHILDREN_UNTRACED, "child processes are not traced (trace.children)")
-        return Tracing(run, detector, path, environ, {})
+        return Tracing(detector, environ, {})
     changes = child_environment(
         environ,
         run=run,
@@ -231,7 +231,7 @@ def start_tracing(
         )
     before = {name: environ.get(name) for name in _VARIABLES if name in changes}
     environ.update(changes)
-    return Tracing(run, detector, path, environ, before)
+    return Tracing(detector, environ, before)
 
 
 def _start(detector: Detector) -> None:
@@ -258,7 +258,7 @@ def _start_replay(
     )
     detector = ReplayDetector(writer, recording)
     detector.start()
-    return Tracing(run, detector, writer.path, environ, {})
+    return Tracing(detector, environ, {})
 
 
 def make_header(run: Run, role: Role, *, detector: str, worker: str | None = None) -> Header:

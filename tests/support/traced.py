@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.tracing.detector import TracerBusy
-from pytest_negativa.tracing.start import Run, Tracing, start_tracing
+from pytest_negativa.tracing.start import Run, Tracing, start_tracing, trace_by
+from tests.support.native_detector import NativeDetector
 
 
 def load(module: str) -> Any:
@@ -78,13 +78,12 @@ def killed(tracing: Tracing) -> None:
 def main() -> None:
     folder, detector, scene = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     run = Run(base=folder, run_id="run-1", root=folder)
-    start = partial(
-        start_tracing,
-        run,
-        Role.SOLO,
-        native=detector == "native",
-        launches=detector == "launches",
-    )
+
+    def start() -> Tracing:
+        if detector == "native":
+            return trace_by(NativeDetector(run.trace_dir, run.run_id, role=Role.SOLO), run)
+        return start_tracing(run, Role.SOLO, launches=detector == "launches")
+
     if scene == "busy":
         from cupti import cupti
 

@@ -90,7 +90,8 @@ def test_replay_leaves_the_environment_alone(tmp_path: Path) -> None:
     tracing.stop()
     tracing.stop()
     assert environ == {"A": "b"}
-    header = read_trace(tracing.path).header
+    [trace] = (tmp_path / "run-1" / "trace").iterdir()
+    header = read_trace(trace).header
     assert header is not None and header.role is Role.WORKER and header.worker == "gw1"
 
 
