@@ -10,9 +10,9 @@ share a mistake with the code that wrote the file.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
+
+from pytest_negativa.gpucode.rows import RowLayout
 
 ELF_MAGIC = b"\x7fELF"
 EI_CLASS, EI_DATA, EI_ABIVERSION = 4, 5, 8
@@ -41,44 +41,6 @@ DT_RELRSZ, DT_RELR, DT_RELRENT = 35, 36, 37
 DT_GNU_HASH, DT_VERSYM, DT_FLAGS_1 = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFB
 DT_VERDEF, DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 DF_1_PIE = 0x08000000
-
-Buffer = bytes | bytearray | memoryview
-"""Bytes that hold a table."""
-
-_Row = TypeVar("_Row", bound=tuple[Any, ...])
-
-
-class RowLayout(Generic[_Row]):
-    """How a row lies in a file: a ``struct.Struct`` of rows with names.
-
-    Attributes:
-        size: bytes of a row.
-        struct: for a hot loop that unpacks each row into names of its own.
-    """
-
-    def __init__(self, layout: str, make: Callable[[Iterable[Any]], _Row]) -> None:
-        self.struct = struct.Struct(layout)
-        self.size = self.struct.size
-        self._make = make
-
-    def unpack_from(self, data: Buffer, offset: int = 0) -> _Row:
-        """The row at ``offset``.
-
-        Raises:
-            struct.error: ``data`` ends before the row.
-        """
-        return self._make(self.struct.unpack_from(data, offset))
-
-    def iter_unpack(self, data: Buffer) -> Iterator[_Row]:
-        """All rows of a table.
-
-        Raises:
-            struct.error: ``data`` has no whole number of rows.
-        """
-        return map(self._make, self.struct.iter_unpack(data))
-
-    def pack(self, row: _Row) -> bytes:
-        return self.struct.pack(*row)
 
 
 class ElfHeader(NamedTuple):

@@ -26,19 +26,54 @@ Element header, 64 bytes and up; elements follow each other and fill the region:
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Element, Region
 
-MAGIC = (0xBA55ED50).to_bytes(4, "little")
-REGION_HEADER = struct.Struct("<IHHQ")
-ELEMENT_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
+_MAGIC_NUMBER = 0xBA55ED50
+MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")
 
-KIND_OFFSET, ARCH_OFFSET = 0x00, 0x1C
+
+class RegionHeader(NamedTuple):
+    magic: int
+    version: int
+    header_size: int
+    size: int
+
+
+class ElementHeader(NamedTuple):
+    kind: int
+    version: int
+    header_size: int
+    size: int
+    compressed_size: int = 0
+    options_offset: int = 0
+    minor: int = 0
+    major: int = 0
+    arch: int = 0
+    name_offset: int = 0
+    name_length: int = 0
+    flags: int = 0
+    seed: int = 0
+    uncompressed_size: int = 0
+
+
+REGION_HEADER = RowLayout("<IHHQ", RegionHeader._make)
+ELEMENT_HEADER = RowLayout("<HHIQIIHHIIIQQQ", ElementHeader._make)
+
+REGION_SIZE_OFFSET = 0x08
+"""Of the field ``size`` in a region header."""
+
+KIND_OFFSET, COMPRESSED_SIZE_OFFSET, ARCH_OFFSET = 0x00, 0x10, 0x1C
 """Of fields in an element header."""
+
+ELEMENT_VERSION = 0x0101
+"""Of element headers: the only one seen."""
 
 OVERWRITTEN_KIND = 0
 """The kind of elements that were overwritten: none of NVIDIA's.
@@ -56,7 +91,6 @@ that. Small enough to be positive in 16 bits, should a reader store it so.
 """
 
 _REGION_VERSION = 1
-_ELEMENT_VERSION = 0x0101
 # 128 is the largest seen; names and options make it variable.
 _MAX_HEADER_SIZE = 1 << 16
 
@@ -129,19 +163,20 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
     budget.spend(offset)
     if offset + REGION_HEADER.size > end:
         raise RegionFault(offset, f"region header leaves its section, which ends at {end:#x}")
-    header = source.read(offset, REGION_HEADER.size)
-    magic, version, header_size, size = REGION_HEADER.unpack(header)
-    if header[:4] != MAGIC:
-        raise RegionFault(offset, f"magic {magic:#010x}, expected 0xba55ed50")
-    if version != _REGION_VERSION or header_size != REGION_HEADER.size:
+    header = REGION_HEADER.unpack_from(source.read(offset, REGION_HEADER.size))
+    if header.magic != _MAGIC_NUMBER:
+        raise RegionFault(offset, f"magic {header.magic:#010x}, expected {_MAGIC_NUMBER:#x}")
+    if header.version != _REGION_VERSION or header.header_size != REGION_HEADER.size:
         raise RegionFault(
             offset + 4,
-            f"region version {version} with a header of {header_size} bytes, expected "
-            f"{_REGION_VERSION} and {REGION_HEADER.size}",
+            f"region version {header.version} with a header of {header.header_size} bytes, "
+            f"expected {_REGION_VERSION} and {REGION_HEADER.size}",
         )
-    region_end = offset + REGION_HEADER.size + size
+    region_end = offset + REGION_HEADER.size + header.size
     if region_end > end:
-        raise RegionFault(offset + 8, f"region ends at {region_end:#x}, its section at {end:#x}")
+        raise RegionFault(
+            offset + REGION_SIZE_OFFSET, f"region ends at {region_end:#x}, its section at {end:#x}"
+        )
     elements = []
     position = offset + REGION_HEADER.size
     while position < region_end:
@@ -155,37 +190,27 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
 def _parse_element(source: Readable, offset: int, end: int) -> Element:
     if offset + ELEMENT_HEADER.size > end:
         raise RegionFault(offset, f"element header leaves its region, which ends at {end:#x}")
-    (
-        kind_number,
-        version,
-        header_size,
-        size,
-        compressed_size,
-        options_offset,
-        _minor,
-        _major,
-        arch_number,
-        name_offset,
-        name_length,
-        flags,
-        _seed,
-        uncompressed_size,
-    ) = ELEMENT_HEADER.unpack(source.read(offset, ELEMENT_HEADER.size))
-    if version != _ELEMENT_VERSION:
+    header = ELEMENT_HEADER.unpack_from(source.read(offset, ELEMENT_HEADER.size))
+    if header.version != ELEMENT_VERSION:
         raise RegionFault(
-            offset + 2, f"element header version {version:#x}, expected {_ELEMENT_VERSION:#x}"
+            offset + 2, f"element header version {header.version:#x}, expected {ELEMENT_VERSION:#x}"
         )
-    if not ELEMENT_HEADER.size <= header_size <= _MAX_HEADER_SIZE:
-        raise RegionFault(offset + 4, f"element header of {header_size} bytes, expected 64 or more")
-    payload_end = offset + header_size + size
+    if not ELEMENT_HEADER.size <= header.header_size <= _MAX_HEADER_SIZE:
+        raise RegionFault(
+            offset + 4, f"element header of {header.header_size} bytes, expected 64 or more"
+        )
+    payload = offset + header.header_size
+    payload_end = payload + header.size
     if payload_end > end:
         raise RegionFault(
             offset + 8, f"element payload ends at {payload_end:#x}, its region at {end:#x}"
         )
-    unknown_flags = flags & ~_KNOWN_FLAGS
-    # Such a flag may change what the content is or which device takes it (as that for ``a`` did
-    # when it was new), so the element must not stand in for others of its region either.
-    kind = ElementKind.UNKNOWN if unknown_flags else _KINDS.get(kind_number, ElementKind.UNKNOWN)
+    flags = header.flags
+    kind = _KINDS.get(header.kind, ElementKind.UNKNOWN)
+    if flags & ~_KNOWN_FLAGS:
+        # Such a flag may change what the content is or which device takes it (as that for ``a``
+        # did when it was new), so the element must not stand in for others of its region either.
+        kind = ElementKind.UNKNOWN
     compression = (
         Compression.LZ4
         if flags & _FLAG_LZ4
@@ -195,34 +220,44 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
     )
     suffix = "a" if flags & _FLAG_ARCH_SPECIFIC else "f" if flags & _FLAG_FAMILY_SPECIFIC else ""
     packed = compression is not Compression.NONE
-    unreadable = None
-    if arch_number == OVERWRITTEN_ARCH:
-        unreadable = f"overwritten: it is marked for sm_{OVERWRITTEN_ARCH}, which no device has"
-    elif unknown_flags:
-        unreadable = f"flags {unknown_flags:#x} are not known"
-    elif kind is ElementKind.UNKNOWN:
-        unreadable = f"element kind {kind_number} is not known"
-    elif flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
-        unreadable = f"flags {flags:#x} state both LZ4 and zstd"
-    elif packed and compressed_size > size:
-        unreadable = f"compressed size {compressed_size:#x} exceeds the payload's {size:#x} bytes"
-    extra = b""
-    if header_size > ELEMENT_HEADER.size and (name_length or options_offset):
-        extra = source.read(offset, header_size)
+    unreadable = _why_unreadable(header, kind, packed=packed)
+    texts = b""
+    if header.header_size > ELEMENT_HEADER.size and (header.name_length or header.options_offset):
+        texts = source.read(offset, header.header_size)
     return Element(
         header_offset=offset,
-        payload=Span(offset + header_size, payload_end),
-        stored_size=compressed_size if packed and not unreadable else size,
-        unpacked_size=uncompressed_size if packed else size,
+        payload=Span(payload, payload_end),
+        stored_size=header.compressed_size if packed and not unreadable else header.size,
+        unpacked_size=header.uncompressed_size if packed else header.size,
         kind=kind,
-        arch=SmArch.from_number(arch_number, suffix),
+        arch=SmArch.from_number(header.arch, suffix),
         compression=compression,
-        kind_number=kind_number,
+        kind_number=header.kind,
         flags=flags,
-        identifier=_header_text(extra, name_offset, name_length),
-        options=None if kind is ElementKind.CUBIN else _header_options(extra, options_offset),
+        identifier=_header_text(texts, header.name_offset, header.name_length),
+        options=None
+        if kind is ElementKind.CUBIN
+        else _header_options(texts, header.options_offset),
         unreadable=unreadable,
     )
+
+
+def _why_unreadable(header: ElementHeader, kind: ElementKind, *, packed: bool) -> str | None:
+    flags = header.flags
+    if header.arch == OVERWRITTEN_ARCH:
+        return f"overwritten: it is marked for sm_{OVERWRITTEN_ARCH}, which no device has"
+    if unknown_flags := flags & ~_KNOWN_FLAGS:
+        return f"flags {unknown_flags:#x} are not known"
+    if kind is ElementKind.UNKNOWN:
+        return f"element kind {header.kind} is not known"
+    if flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
+        return f"flags {flags:#x} state both LZ4 and zstd"
+    if packed and header.compressed_size > header.size:
+        return (
+            f"compressed size {header.compressed_size:#x} exceeds the payload's "
+            f"{header.size:#x} bytes"
+        )
+    return None
 
 
 def is_removed(element: Element) -> bool:

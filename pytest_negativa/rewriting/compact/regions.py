@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_negativa.gpucode.fatbin import ELEMENT_HEADER, OVERWRITTEN_KIND, REGION_HEADER
+from pytest_negativa.gpucode.fatbin import (
+    ELEMENT_HEADER,
+    ELEMENT_VERSION,
+    OVERWRITTEN_KIND,
+    REGION_HEADER,
+    REGION_SIZE_OFFSET,
+    ElementHeader,
+)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
@@ -24,9 +31,6 @@ REGISTERED = ".nv_fatbin"
 
 # Regions, frames and what they lie in are aligned to 64 bytes at most in the libraries known.
 _LONGEST_PADDING = 256
-_ELEMENT_VERSION = 0x0101
-# The size field of a region header.
-_SIZE_OFFSET = 8
 
 WhyKept = Callable[[int, int], str | None]
 """From a range of addresses to why it must stay as it is, or None."""
@@ -135,7 +139,7 @@ class _Planner:
             run_start, run_end = run[0].header_offset, run[-1].payload.end
             if run_end == end:
                 size = run_start - start - REGION_HEADER.size
-                self._changes.append(Patch(start + _SIZE_OFFSET, size.to_bytes(8, "little")))
+                self._changes.append(Patch(start + REGION_SIZE_OFFSET, size.to_bytes(8, "little")))
                 self._zeros.append((run_start, run_end))
             else:
                 header = _filler(run_end - run_start)
@@ -159,5 +163,5 @@ def _filler(size: int) -> bytes:
     """The header of an element of ``size`` bytes, header included, of a kind nobody knows."""
     header_size = ELEMENT_HEADER.size
     return ELEMENT_HEADER.pack(
-        OVERWRITTEN_KIND, _ELEMENT_VERSION, header_size, size - header_size, *(0,) * 10
+        ElementHeader(OVERWRITTEN_KIND, ELEMENT_VERSION, header_size, size - header_size)
     )
