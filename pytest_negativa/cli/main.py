@@ -13,6 +13,7 @@ from pytest_negativa.cli.run import COMMANDS as RUN_COMMANDS
 from pytest_negativa.cli.slim import COMMANDS as SLIM_COMMANDS
 from pytest_negativa.cli.verify import COMMANDS as PROVE_COMMANDS
 from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except NegativaError as e:
-            _print_error(e)
+            print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
         except OSError as e:
             # click sees to a closed pipe itself; this is a full disk behind a redirection.
             if e.errno != errno.ENOSPC:
                 raise
-            _print_error(e)
+            print_error(e)
             ctx.exit(EXIT_FAILED)
 
 
@@ -116,7 +117,7 @@ def inspect(
             click.echo(f"\n{part}" if number else part)
     errors = [error for one in inspected for error in errors_of(one)]
     for error in errors:
-        _print_error(error)
+        print_error(error)
     if errors:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -138,11 +139,3 @@ def schema(name: str | None) -> None:
 
 for _command in (*RUN_COMMANDS, *PROVE_COMMANDS, *SLIM_COMMANDS, *MEASURE_COMMANDS):
     main.add_command(_command)
-
-
-def _print_error(error: Exception) -> None:
-    from pytest_negativa.reporting.text import printable
-
-    # A message of several lines keeps them.
-    lines = "\n".join(map(printable, str(error).split("\n")))
-    click.echo(f"negativa: error: {lines}", err=True)

@@ -10,6 +10,7 @@ import click
 
 from pytest_negativa.cli.common import DeviceType, settings_of
 from pytest_negativa.errors import StoreError
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -163,7 +164,6 @@ def image_report(
     from pytest_negativa.images.report import report_image
     from pytest_negativa.images.suite import suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
-    from pytest_negativa.reporting.text import printable
     from pytest_negativa.storage.lockfile import load_lock
 
     if run is not None and lock is not None:
@@ -187,10 +187,10 @@ def image_report(
     else:
         click.echo("\n\n".join(render_image_report(report, top)))
     for error in report.unreadable[:_MOST_ERRORS]:
-        click.echo(f"negativa: error: {printable(error)}", err=True)
+        print_error(error)
     if len(report.unreadable) > _MOST_ERRORS:
         more = len(report.unreadable) - _MOST_ERRORS
-        click.echo(f"negativa: error: {more:,} more files could not be read (see --json)", err=True)
+        print_error(f"{more:,} more files could not be read (see --json)")
     if report.unreadable:
         click.get_current_context().exit(1)
 

@@ -14,6 +14,7 @@ import click
 
 from pytest_negativa.cli.common import run_of, settings_of
 from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
     except NegativaError as e:
         if status == 0:
             raise
-        click.echo(f"negativa: error: {e}", err=True)
+        print_error(e)
     click.get_current_context().exit(status)
 
 
@@ -183,7 +184,7 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     try:
         return run, run_traced(command, run)
     except CommandNotFound as e:
-        click.echo(f"negativa: error: {e}", err=True)
+        print_error(e)
         click.get_current_context().exit(EXIT_NOT_FOUND)
 
 

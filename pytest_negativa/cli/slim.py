@@ -14,6 +14,7 @@ import click
 
 from pytest_negativa.cli.common import run_of, settings_of
 from pytest_negativa.errors import OptionError
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -376,12 +377,9 @@ def _finish(
     if text := render_rows(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
-        click.echo(f"negativa: error: {line}", err=True)
+        print_error(line)
     if report is not None and report.stopped:
-        click.echo(
-            "negativa: error: nothing was done: libraries of the lock are missing",
-            err=True,
-        )
+        print_error("nothing was done: libraries of the lock are missing")
     if any(row.status in PROBLEMS for row in rows) or (report is not None and report.stopped):
         click.get_current_context().exit(1)
 
@@ -393,7 +391,7 @@ def _finish_check(rows: Sequence[SlimRow]) -> None:
     if text := render_check(rows):
         click.echo(text)
     for line in render_problems(rows):
-        click.echo(f"negativa: error: {line}", err=True)
+        print_error(line)
     if any(row.status in PROBLEMS for row in rows):
         click.get_current_context().exit(1)
 

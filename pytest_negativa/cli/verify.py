@@ -43,7 +43,7 @@ def reconstruct(**flags: Any) -> None:
     Exit status: 0, or 1 if a library could not be copied.
     """
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.text import print_error, printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
     from pytest_negativa.storage.runs import RECONSTRUCTED, load_planned
@@ -66,7 +66,7 @@ def reconstruct(**flags: Any) -> None:
             f"{printable(library.copy)}: {state}, {format_bytes(library.unused_bytes)} overwritten"
         )
     for refused in made.refused:
-        click.echo(f"negativa: error: {printable(refused.why)}", err=True)
+        print_error(refused.why)
     if made.refused:
         click.get_current_context().exit(1)
 

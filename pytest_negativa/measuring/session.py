@@ -11,7 +11,7 @@ from pytest_negativa.measuring.experiment import MeasureRequest, measure
 from pytest_negativa.models.measurement import Loading, Measurement
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.measurement import render_measurement
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.runs import RECONSTRUCTED, write_record
 from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import new_run_id
@@ -89,8 +89,7 @@ def show(measurement: Measurement, folder: Path) -> int:
 def report_failures(measurement: Measurement) -> int:
     """Print what failed to stderr; the exit status."""
     for failure in measurement.failures:
-        lines = "\n".join(map(printable, failure.split("\n")))
-        sys.stderr.write(f"negativa: error: {lines}\n")
+        print_error(failure)
     return 1 if measurement.failures else 0
 
 

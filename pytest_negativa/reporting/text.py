@@ -1,6 +1,8 @@
-"""Names out of files, made fit for a terminal."""
+"""Text out of files, made fit for a terminal; and the one way to print an error."""
 
 from __future__ import annotations
+
+import sys
 
 
 def printable(text: str) -> str:
@@ -12,3 +14,10 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def print_error(error: object) -> None:
+    """Print an error or its message to stderr, escaped; its line breaks stay."""
+    lines = "\n".join(map(printable, str(error).split("\n")))
+    sys.stderr.write(f"negativa: error: {lines}\n")
+    sys.stderr.flush()

@@ -11,7 +11,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import find_run, is_failed
 from pytest_negativa.tracing.start import new_run_id
@@ -32,10 +32,10 @@ def run_supervisor(work: Callable[[], int]) -> int:
         with interruptible():
             return work()
     except NegativaError as e:
-        sys.stderr.write(f"negativa: error: {printable(str(e))}\n")
+        print_error(e)
         return 1
     except Interrupted as e:
-        sys.stderr.write(f"negativa: error: {e}\n")
+        print_error(e)
         return 128 + e.number  # As shells have it.
 
 

@@ -82,6 +82,12 @@ def test_a_command_that_is_not_there(project: Project, verb: str, command: str) 
     assert done.stdout == "" and not project.results.exists()
 
 
+@pytest.mark.parametrize("verb", ["trace", "debloat"])
+def test_names_in_errors_do_not_reach_the_terminal_raw(project: Project, verb: str) -> None:
+    done = project.negativa(verb, "--", "no\x1b[2Jsuch", status=127)
+    assert done.stderr == "negativa: error: no\\x1b[2Jsuch: not found, or not an executable file\n"
+
+
 def test_no_command_is_wrong_usage(project: Project) -> None:
     assert "COMMAND" in project.negativa("trace", status=2).stderr
 
