@@ -117,3 +117,8 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     why: str | None = None
     others: Offset = 0
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def unchanged(cls, path: str, status: SlimStatus, size: int, why: str | None) -> SlimRow:
+        """A row for a file that stays as it is; ``size`` in bytes."""
+        return cls(path=path, status=status, before=size, after=size, why=why)

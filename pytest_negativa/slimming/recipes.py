@@ -29,7 +29,6 @@ from pytest_negativa.rewriting.compact.compact import compact_library, foresee_c
 from pytest_negativa.rewriting.compact.records import (
     Compacted,
     CompactOptions,
-    Forecast,
     NotCompacted,
 )
 from pytest_negativa.rewriting.copies import state_of
@@ -37,19 +36,22 @@ from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
-"""Said of a result that has none left."""
+"""Tells of a result that has no GPU code left."""
 
 NO_GPU_CODE = "it has no GPU code"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A library and what is to be removed from it; without map and plan it is only stripped.
+    """A library and what is to be removed from it. Without map and plan it is only stripped.
 
     Attributes:
+        library_map, plan: of the original, both or none.
+        edits: what changes within the cubins that stay.
         state: of the file before it was read, if the plan knows no digest.
         trimmed: bytes of code that ``edits`` take out of cubins that stay: as many as these get
-            smaller, or the code itself where they are not compressed.
+            smaller, or the code itself if they are not compressed.
+        notes: what a reader of the report should know.
     """
 
     library_map: LibraryMap | None = None
@@ -60,10 +62,37 @@ class Prepared:
     notes: tuple[str, ...] = ()
 
     def code_removed(self, spared: Sequence[Span]) -> int:
-        """Bytes of GPU code that are gone, or zeros, when all is done but for ``spared``."""
+        """Bytes of GPU code that are gone, or zeros.
+
+        Args:
+            spared: spans of the plan that could not be removed.
+        """
         if self.plan is None:
             return 0
         return self.plan.unused_bytes - sum(span.size for span in spared) + self.trimmed
+
+
+@dataclass(frozen=True, slots=True)
+class NotSlimmed:
+    """A library that is left as it is, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A library that was slimmed."""
+
+    prepared: Prepared
+    compacted: Compacted
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A library that would be slimmed, and its size in bytes afterwards."""
+
+    prepared: Prepared
+    size_after: int
 
 
 class Recipe(Protocol):
@@ -74,11 +103,11 @@ class Recipe(Protocol):
 
     @property
     def source(self) -> str:
-        """Who says what stays, for people."""
+        """What tells what stays, for people."""
         ...
 
-    def prepare(self, path: Path) -> Prepared | str:
-        """Read a library; or why it is left as it is.
+    def prepare(self, path: Path) -> Prepared | NotSlimmed:
+        """Read a library and find what to remove from it.
 
         Raises:
             NegativaError: it can't be done.
@@ -101,7 +130,7 @@ class ByLock:
         fill = self.fill if needs_content(self.locked) else None
         return _digest("lock", self.locked.sha256, kept, fill, self.strip)
 
-    def prepare(self, path: Path) -> Prepared | str:
+    def prepare(self, path: Path) -> Prepared | NotSlimmed:
         locked = self.locked
         unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
         scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
@@ -122,7 +151,7 @@ class ByLock:
 
 @dataclass(frozen=True)
 class ByArchs:
-    """Keep what devices can load; strip what has no GPU code, or leave it."""
+    """Keep what devices can load; strip libraries without GPU code, or leave them."""
 
     devices: tuple[ComputeCapability, ...]
     keep_ptx: bool
@@ -139,7 +168,7 @@ class ByArchs:
         # Not whether others are stripped: what it makes of GPU code doesn't depend on that.
         return _digest("archs", archs, self.keep_ptx, self.strip)
 
-    def prepare(self, path: Path) -> Prepared | str:
+    def prepare(self, path: Path) -> Prepared | NotSlimmed:
         def plan_for(library_map: LibraryMap) -> LibraryPlan:
             return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
 
@@ -150,7 +179,7 @@ class ByArchs:
 class NeverLoaded:
     """Keep no GPU code: the run of the lock did not load the library.
 
-    What has no GPU code is stripped, or left.
+    Libraries without GPU code are stripped, or left.
     """
 
     lock: str
@@ -165,13 +194,13 @@ class NeverLoaded:
     def digest(self) -> str:
         return _digest("never loaded", self.strip)
 
-    def prepare(self, path: Path) -> Prepared | str:
+    def prepare(self, path: Path) -> Prepared | NotSlimmed:
         return _prepare_by_headers(path, plan_for_none, strip_others=self.strip_others)
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Only drop what is never loaded."""
+    """Only drop symbol tables and debug information."""
 
     source = "nothing but what is never loaded"
 
@@ -179,19 +208,29 @@ class Strip:
     def digest(self) -> str:
         return _digest("strip")
 
-    def prepare(self, path: Path) -> Prepared | str:
+    def prepare(self, path: Path) -> Prepared | NotSlimmed:
         return Prepared()
 
 
-def apply(
-    prepared: Prepared, path: Path, target: Path, *, strip: bool, load_check: bool
-) -> Compacted | NotCompacted:
-    """Write the compacted library to ``target``.
+def slim_library(
+    recipe: Recipe, path: Path, target: Path, *, strip: bool, load_check: bool
+) -> Result | NotSlimmed:
+    """Write what a recipe makes of a library.
+
+    Args:
+        recipe: what to remove.
+        path: the original.
+        target: the new file; nothing is left there on any failure.
+        strip: whether to drop what is never loaded, such as symbol tables.
+        load_check: whether to load the result in a child process.
 
     Raises:
-        NegativaError: it can't be done; nothing is left there.
+        NegativaError: it can't be done.
     """
-    return compact_library(
+    prepared = recipe.prepare(path)
+    if isinstance(prepared, NotSlimmed):
+        return prepared
+    compacted = compact_library(
         path,
         target,
         prepared.library_map,
@@ -200,36 +239,46 @@ def apply(
         CompactOptions(strip=strip, load_check=load_check),
         state=prepared.state,
     )
+    if isinstance(compacted, NotCompacted):
+        return NotSlimmed(compacted.reason)
+    return Result(prepared, compacted)
 
 
-def foresee(prepared: Prepared, path: Path, *, strip: bool) -> Forecast | NotCompacted:
-    """What ``apply`` would write, or why it would write nothing; loading is not tried.
+def foresee_library(recipe: Recipe, path: Path, *, strip: bool) -> Foreseen | NotSlimmed:
+    """What ``slim_library`` would write; loading is not tried.
 
     Raises:
         NegativaError: the library can't be read.
     """
-    options = CompactOptions(strip=strip)
-    return foresee_compaction(path, prepared.library_map, prepared.plan, prepared.edits, options)
+    prepared = recipe.prepare(path)
+    if isinstance(prepared, NotSlimmed):
+        return prepared
+    forecast = foresee_compaction(
+        path, prepared.library_map, prepared.plan, prepared.edits, CompactOptions(strip=strip)
+    )
+    if isinstance(forecast, NotCompacted):
+        return NotSlimmed(forecast.reason)
+    return Foreseen(prepared, forecast.size_after)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
-    # By the code where packing gains nothing: it is gone all the same.
+    # If packing gains nothing, the code itself counts: it is gone all the same.
     saved = max(cubin.stored_before - cubin.stored_after, 0)
     return saved or sum(code.size for code in cubin.filled)
 
 
 def _prepare_by_headers(
     path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], *, strip_others: bool
-) -> Prepared | str:
-    """For plans that need no cubin unpacked; what has no GPU code is stripped, or left."""
+) -> Prepared | NotSlimmed:
+    """Prepare a library by a plan that needs no cubin unpacked."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
     try:
         library_map = read_library(path, Scope(headers_only=True))
     except FormatError as e:
-        return e.problem
+        return NotSlimmed(e.problem)
     if not library_map.sections:
-        return Prepared() if strip_others else NO_GPU_CODE
+        return Prepared() if strip_others else NotSlimmed(NO_GPU_CODE)
     return Prepared(library_map, plan_for(library_map), state=state)
 
 

@@ -20,7 +20,7 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_folder
-from pytest_negativa.slimming.worklist import Todo, find_by_archs, find_by_lock
+from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 
 OnProgress = Callable[[int, int], None]
 """Told the bytes of libraries that are done, and of all."""
@@ -131,9 +131,9 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     manifests = [load_manifest(tree.root) for tree in trees]
     options = request.options
     unmet: list[SlimRow] = []
-    todos: list[Todo]
+    lists: list[WorkList]
     if request.lock is not None:
-        todos, unmet = find_by_lock(
+        lists, unmet = find_by_lock(
             list(zip(trees, manifests, strict=True)),
             request.lock,
             strip=options.strip,
@@ -144,14 +144,14 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     else:
         for tree, manifest in zip(trees, manifests, strict=True):
             _refuse_others(tree, manifest)
-        todos = [
+        lists = [
             find_by_archs(tree, manifest, _by_archs(request))
             for tree, manifest in zip(trees, manifests, strict=True)
         ]
     held = tuple(tree.root for tree in trees)
     slimmers = [
-        Slimmer(tree, tree.root, manifest, todo, options, held)
-        for tree, manifest, todo in zip(trees, manifests, todos, strict=True)
+        Slimmer(tree, tree.root, manifest, work, options, held)
+        for tree, manifest, work in zip(trees, manifests, lists, strict=True)
     ]
     return slimmers, unmet
 
@@ -169,14 +169,14 @@ def _others(request: SlimRequest) -> Recipe | None:
 
 def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
     """What is known not to come out as the lock wants it."""
-    known = [row for slimmer in slimmers for row in slimmer.todo.rows if row.status in PROBLEMS]
+    known = [row for slimmer in slimmers for row in slimmer.work.rows if row.status in PROBLEMS]
     return (*unmet, *known)
 
 
 def _run(
     slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow], on_progress: OnProgress
 ) -> SlimReport:
-    total = sum(work.size for slimmer in slimmers for work in slimmer.todo.works)
+    total = sum(task.size for slimmer in slimmers for task in slimmer.work.tasks)
     done = 0
 
     def count(size: int) -> None:
@@ -218,7 +218,7 @@ def _grow(
 ) -> SlimReport:
     source = slimmer.tree.root
     growing = target.with_name(f".{target.name}{STAGED_SUFFIX}")
-    replaced = {name for work in slimmer.todo.works for name in work.names}
+    replaced = {name for task in slimmer.work.tasks for name in task.names}
     try:
         growing.mkdir(parents=True, exist_ok=True)
         with hold_new(growing):

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,28 +30,32 @@ from pytest_negativa.models.slimming import (
     SlimRow,
     SlimStatus,
 )
-from pytest_negativa.rewriting.compact.records import Compacted, Forecast, NotCompacted
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import may_be_kept, save_manifest
 from pytest_negativa.slimming.recipes import (
     ALL_NEVER_LOADED,
     NO_GPU_CODE,
+    Foreseen,
     NeverLoaded,
+    NotSlimmed,
     Prepared,
-    apply,
-    foresee,
+    Result,
+    foresee_library,
+    slim_library,
 )
 from pytest_negativa.slimming.replace import dress, link, put_aside, staged_name, take_place
 from pytest_negativa.slimming.tree import Tree
-from pytest_negativa.slimming.worklist import Todo, Work
+from pytest_negativa.slimming.worklist import Task, WorkList
 
 _NOT_KEPT = (
     "no original is kept, for it was slimmed without --keep-originals before; to have one, install "
     "it again, then slim"
 )
 
+_Outcome = TypeVar("_Outcome", Result, Foreseen)
+
 OnDone = Callable[[int], None]
-"""Told the bytes of a library that is done with."""
+"""Called with the bytes of each library that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +91,33 @@ class Slimmer:
     tree: Tree
     root: Path
     manifest: SlimManifest
-    todo: Todo
+    work: WorkList
     options: SlimOptions
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
     _sites: list[Site] = field(default_factory=list)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
-        """Do it all.
+        """Slim the libraries, or foresee what that would do.
 
         Raises:
             NegativaError: the manifest or a RECORD can't be written.
             KeyboardInterrupt: what was replaced is in order, but threads may be at work still, on
                 files that nothing leads to. The process is to end.
         """
-        self.rows = [self._with_note(row) for row in self.todo.rows]
+        self.rows = [self._with_note(row) for row in self.work.rows]
         if self.options.dry_run:
-            self._run_works(on_done)
+            self._process(self._foresee, self._add_forecast, on_done)
             return self.rows
         for path in self.tree.leftovers if self.root == self.tree.root else ():
             with contextlib.suppress(OSError):
                 path.unlink()
         self._sites = [Site(folder) for folder in self._site_folders()]
         before = self._copy_of_manifest()
-        for key in self.todo.stale:
-            del self.manifest.slimmed[key]
-        for name in [
-            n
-            for n in self.manifest.left
-            if self.tree.covers((n,)) and self.tree.group_of(n) is None
-        ]:
-            del self.manifest.left[name]
+        self._forget_stale()
         try:
             self._link_names()
-            self._run_works(on_done)
+            self._process(self._slim, self._publish, on_done)
         finally:
             # Also when interrupted: what was replaced is to be in order.
             if self.manifest != before:
@@ -128,12 +126,20 @@ class Slimmer:
         return self.rows
 
     def _with_note(self, row: SlimRow) -> SlimRow:
-        """Of what was slimmed before without, no original can be kept any more."""
+        """Tell that a library slimmed before without its original kept has none to keep."""
         if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
             return row
         if may_be_kept(self.manifest.slimmed[row.path]):
             return row
         return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
+
+    def _forget_stale(self) -> None:
+        for key in self.work.stale:
+            del self.manifest.slimmed[key]
+        gone = [name for name in self.manifest.left if self.tree.group_of(name) is None]
+        for name in gone:
+            if self.tree.covers((name,)):
+                del self.manifest.left[name]
 
     def _site_folders(self) -> Iterator[Path]:
         for site in self.tree.sites:
@@ -150,30 +156,46 @@ class Slimmer:
         )
 
     def _link_names(self) -> None:
-        for name, result in self.todo.links.items():
+        for name, result in self.work.links.items():
             try:
                 link(self.root / result, self.root / name)
             except OSError as e:
                 raise ReconstructError(f"{name}: cannot be replaced: {e.strerror}") from e
-            self.todo.current.add(name)
+            self.work.current.add(name)
 
-    def _run_works(self, on_done: OnDone) -> None:
+    def _process(
+        self,
+        begin: Callable[[Task, Path], _Outcome | NotSlimmed],
+        finish: Callable[[Task, Path, _Outcome], None],
+        on_done: OnDone,
+    ) -> None:
+        """Begin all tasks in threads, and finish them one by one in this thread.
+
+        Args:
+            begin: what takes long; gets the task and a hidden name for its result.
+            finish: what follows if the library is not left as it is.
+            on_done: told of each task.
+        """
         # The largest first, so that none is left to run alone at the end.
-        works = sorted(self.todo.works, key=lambda work: (-work.size, work.names))
-        staged = {work.name: staged_name(self.root / work.name) for work in works}
+        tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
+        staged = {task.name: staged_name(self.root / task.name) for task in tasks}
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
-            pending = {pool.submit(self._do, work, staged[work.name]): work for work in works}
+            pending = {pool.submit(begin, task, staged[task.name]): task for task in tasks}
             for future in concurrent.futures.as_completed(pending):
-                work = pending[future]
+                task = pending[future]
                 try:
-                    self._finish(work, staged[work.name], *future.result())
+                    outcome = future.result()
+                    if isinstance(outcome, NotSlimmed):
+                        self._leave(task, outcome.reason)
+                    else:
+                        finish(task, staged[task.name], outcome)
                 except NegativaError as e:
-                    self._add_failed(work, str(e))
-                on_done(work.size)
+                    self._add_failed(task, str(e))
+                on_done(task.size)
         except KeyboardInterrupt:
-            # What is begun may take long, and nobody wants it any more.
+            # What is begun may take long, and its result is not wanted any more.
             wait = False
             raise
         finally:
@@ -181,81 +203,66 @@ class Slimmer:
             for path in staged.values():
                 _remove_staged(path)
 
-    def _do(
-        self, work: Work, staged: Path
-    ) -> tuple[Prepared | None, Compacted | Forecast | NotCompacted | str]:
-        prepared = work.recipe.prepare(work.source)
-        if isinstance(prepared, str):
-            return None, prepared
-        if self.options.dry_run:
-            return prepared, foresee(prepared, work.source, strip=self.options.strip)
-        result = apply(
-            prepared,
-            work.source,
-            staged,
-            strip=self.options.strip,
-            load_check=self.options.load_check,
+    def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
+        options = self.options
+        return slim_library(
+            task.recipe, task.source, staged, strip=options.strip, load_check=options.load_check
         )
-        return prepared, result
 
-    def _finish(
-        self,
-        work: Work,
-        staged: Path,
-        prepared: Prepared | None,
-        result: Compacted | Forecast | NotCompacted | str,
-    ) -> None:
-        if isinstance(result, Compacted) and prepared is not None:
-            self._publish(work, staged, prepared, result)
-        elif isinstance(result, Forecast) and prepared is not None:
-            self._add_row(
-                work, SlimStatus.WOULD_SLIM, result.size_after, _why_slimmed(work, prepared)
+    def _foresee(self, task: Task, _staged: Path) -> Foreseen | NotSlimmed:
+        return foresee_library(task.recipe, task.source, strip=self.options.strip)
+
+    def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
+        why = _why_slimmed(task, foreseen.prepared)
+        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, why)
+
+    def _leave(self, task: Task, reason: str) -> None:
+        if task.before is not None:
+            raise ReconstructError(
+                f"{task.name}: can't be slimmed anew ({reason}), and what is there was slimmed "
+                "in another way; get the original back with negativa slim undo"
             )
-        else:
-            reason = result.reason if isinstance(result, NotCompacted) else str(result)
-            if work.before is not None:
-                raise ReconstructError(
-                    f"{work.name}: can't be slimmed anew ({reason}), and what is there was slimmed "
-                    "in another way; get the original back with negativa slim undo"
-                )
-            self._add_row(work, SlimStatus.LEFT, work.size, reason)
-            group = self.tree.group_of(work.name)
-            if group is not None:
-                self.manifest.left[work.name] = LeftFile(
-                    size=group.size,
-                    mtime_ns=group.mtime_ns,
-                    recipe=work.recipe.digest,
-                    reason=reason,
-                )
+        # Libraries without GPU code are not what the user asked about.
+        if reason != NO_GPU_CODE:
+            self._add_row(task, SlimStatus.LEFT, task.size, reason)
+        group = self.tree.group_of(task.name)
+        if group is not None:
+            self.manifest.left[task.name] = LeftFile(
+                size=group.size,
+                mtime_ns=group.mtime_ns,
+                recipe=task.recipe.digest,
+                reason=reason,
+            )
 
-    def _publish(self, work: Work, staged: Path, prepared: Prepared, result: Compacted) -> None:
-        names = [self.root / name for name in work.names]
-        notes = [*prepared.notes, *result.notes, *dress(staged, work.source)]
-        if work.outside:
+    def _publish(self, task: Task, staged: Path, made: Result) -> None:
+        prepared, result = made.prepared, made.compacted
+        names = [self.root / name for name in task.names]
+        notes = [*prepared.notes, *result.notes, *dress(staged, task.source)]
+        if task.outside:
             notes.append(
-                f"the original takes its space still: {work.outside:,} of its names are elsewhere"
+                f"the original takes its space still: {task.outside:,} of its names are elsewhere"
             )
-        original = None if work.before is None else work.before.original
+        original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / result.original_sha256
-            put_aside(work.source, aside)
+            put_aside(task.source, aside)
             original = str(aside)
         status = staged.stat()
-        rows = self._rows_before(work) if work.before is None else work.before.rows
-        for name in work.names:
+        rows = self._rows_before(task) if task.before is None else task.before.rows
+        for name in task.names:
             self.manifest.slimmed.pop(name, None)
-        self.manifest.left.pop(work.name, None)
-        self.manifest.slimmed[work.name] = SlimmedFile(
-            names=work.names,
+        self.manifest.left.pop(task.name, None)
+        self.manifest.slimmed[task.name] = SlimmedFile(
+            names=task.names,
             original_sha256=result.original_sha256,
-            original_size=work.size,
+            original_size=task.size,
             sha256=result.sha256,
             size=status.st_size,
             mtime_ns=status.st_mtime_ns,
-            recipe=work.recipe.digest,
-            source=work.recipe.source,
+            recipe=task.recipe.digest,
+            source=task.recipe.source,
             gpu_code_removed=prepared.code_removed(result.spared),
-            never_loaded=isinstance(work.recipe, NeverLoaded),
+            never_loaded=isinstance(task.recipe, NeverLoaded),
             rows=rows,
             original=original,
             notes=tuple(notes),
@@ -264,54 +271,41 @@ class Slimmer:
         try:
             take_place(staged, names)
         except ReconstructError:
-            if work.before is None and not any(_is_file(name, status) for name in names):
-                del self.manifest.slimmed[work.name]
+            if task.before is None and not any(_is_file(name, status) for name in names):
+                del self.manifest.slimmed[task.name]
                 save_manifest(self.root, self.manifest)
             raise
-        self.todo.current.update(work.names)
-        others = len(work.names) - 1
-        self.rows.append(
-            SlimRow(
-                path=work.name,
-                status=SlimStatus.SLIMMED,
-                before=work.size,
-                after=result.size_after,
-                why=_why_slimmed(work, prepared),
-                others=others,
-                notes=tuple(notes),
-            )
-        )
+        self.work.current.update(task.names)
+        why = _why_slimmed(task, prepared)
+        self._add_row(task, SlimStatus.SLIMMED, result.size_after, why, tuple(notes))
 
-    def _add_row(self, work: Work, status: SlimStatus, after: int, why: str | None) -> None:
-        # Of what was found without being asked for there is nothing to say.
-        if why == NO_GPU_CODE:
-            return
+    def _add_row(
+        self,
+        task: Task,
+        status: SlimStatus,
+        after: int,
+        why: str | None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self.rows.append(
             SlimRow(
-                path=work.name,
+                path=task.name,
                 status=status,
-                before=work.size,
+                before=task.size,
                 after=after,
                 why=why,
-                others=len(work.names) - 1,
+                others=len(task.names) - 1,
+                notes=notes,
             )
         )
 
-    def _add_failed(self, work: Work, why: str) -> None:
-        # What is there may be the result of an earlier run, and the work its kept original.
-        size = work.size if work.before is None else work.before.size
-        self.rows.append(
-            SlimRow(
-                path=work.name,
-                status=SlimStatus.FAILED,
-                before=size,
-                after=size,
-                why=why,
-                others=len(work.names) - 1,
-            )
-        )
+    def _add_failed(self, task: Task, why: str) -> None:
+        # The file that is there may be the result of an earlier run, and the task its original.
+        size = task.size if task.before is None else task.before.size
+        row = SlimRow.unchanged(task.name, SlimStatus.FAILED, size, why)
+        self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
 
-    def _rows_before(self, work: Work) -> tuple[RecordRow, ...]:
+    def _rows_before(self, task: Task) -> tuple[RecordRow, ...]:
         return tuple(
             RecordRow(
                 record=os.path.relpath(installed.record, self.root),
@@ -321,7 +315,7 @@ class Slimmer:
             )
             for site in self._sites
             for installed in site.installed()
-            for name in work.names
+            for name in task.names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
 
@@ -330,13 +324,13 @@ class Slimmer:
             os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
             for entry in self.manifest.slimmed.values()
             for name in entry.names
-            if name in self.todo.current
+            if name in self.work.current
         }
         write_records((self.root, *self.held), self._sites, lambda record: changes)
 
 
-def _why_slimmed(work: Work, prepared: Prepared) -> str | None:
-    is_never = isinstance(work.recipe, NeverLoaded) and prepared.plan is not None
+def _why_slimmed(task: Task, prepared: Prepared) -> str | None:
+    is_never = isinstance(task.recipe, NeverLoaded) and prepared.plan is not None
     return ALL_NEVER_LOADED if is_never else None
 
 

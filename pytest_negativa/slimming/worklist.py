@@ -1,17 +1,20 @@
-"""What is to be done in a folder: which library gets which recipe. Reads, and writes nothing."""
+"""What is to be done in a folder: which library gets which recipe. Reads, and writes nothing.
+
+Each file goes to the first recipe that asks for it. ``classify`` tells what the recipe makes of it.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
 from pytest_negativa.slimming.manifest import digest_of, is_original, is_result, may_be_kept
@@ -45,14 +48,15 @@ _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Task:
     """A library to slim.
 
     Attributes:
         recipe: what to do.
         source: the original.
         names: what is to lead to the result, below the folder.
-        before: what is known of the file that is there, if that was slimmed before.
+        size: bytes of the original.
+        before: the entry of the file that is there, if that was slimmed before.
         outside: how many names the file has that are not in the folder.
     """
 
@@ -69,219 +73,211 @@ class Work:
 
 
 @dataclass(slots=True)
-class Todo:
+class WorkList:
     """What is to be done in a folder.
 
     Attributes:
-        works: libraries to slim.
+        tasks: libraries to slim.
         links: names that are to lead to a result that is there: name to name.
         rows: what is known already.
         current: names whose file is a result.
         stale: entries of the manifest whose file is gone or another one.
     """
 
-    works: list[Work] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
     rows: list[SlimRow] = field(default_factory=list)
     current: set[str] = field(default_factory=set)
     stale: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Finder:
-    """Adds to a ``Todo`` what belongs to one recipe after the other; a file gets the first."""
+@dataclass(frozen=True, slots=True)
+class KnownResult:
+    """A library of the manifest whose result is there.
 
-    tree: Tree
-    manifest: SlimManifest
-    todo: Todo = field(default_factory=Todo)
-    _taken: set[str] = field(default_factory=set)
-    _results: dict[str, str] = field(default_factory=dict)
-    _damaged: set[str] = field(default_factory=set)
+    Attributes:
+        key: of its entry.
+        entry: what the manifest says.
+        results: those of its names that lead to the result.
+        originals: those that still lead to the original, as a run leaves them that was killed
+            between the names of one file.
+    """
 
-    def __post_init__(self) -> None:
-        self.todo.rows += self.tree.unlisted_rows()
-        for key, entry in self.manifest.slimmed.items():
-            results = [name for name in entry.names if is_result(self.tree, name, entry)]
+    key: str
+    entry: SlimmedFile
+    results: tuple[str, ...]
+    originals: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.entry.names
+
+
+def classify(
+    tree: Tree, library: KnownResult | FileGroup, left: LeftFile | None, recipe: Recipe
+) -> Task | SlimRow | None:
+    """What a recipe makes of a library: a task, or a row that tells why there is none.
+
+    Args:
+        tree: where it lies.
+        library: the file, or the entry of the manifest that it belongs to.
+        left: what the manifest says of a file that an earlier run left as it is.
+        recipe: what is wanted.
+
+    Returns:
+        None if there is nothing to do and nothing to tell.
+    """
+    if isinstance(library, KnownResult):
+        return _classify_slimmed(library, recipe)
+    if left is not None and _is_left(library, left, recipe):
+        if left.reason == NO_GPU_CODE:
+            return None
+        return SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, left.reason)
+    # A digest of the lock says enough.
+    if not isinstance(recipe, ByLock) and not tree.is_library(library):
+        return None
+    outside = library.links - len(library.names)
+    source = tree.root / library.name
+    return Task(recipe, source, library.names, library.size, outside=outside)
+
+
+def _classify_slimmed(library: KnownResult, recipe: Recipe) -> Task | SlimRow:
+    entry = library.entry
+    if entry.recipe == recipe.digest:
+        return SlimRow(
+            path=library.key,
+            status=SlimStatus.ALREADY,
+            before=entry.original_size,
+            after=entry.size,
+            why=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
+            others=len(entry.names) - 1,
+        )
+    if entry.original is not None and digest_of(Path(entry.original)) == entry.original_sha256:
+        original = Path(entry.original)
+        return Task(recipe, original, library.results, entry.original_size, before=entry)
+    # If GPU code is gone, some of it may be what the recipe keeps.
+    if entry.gpu_code_removed and not isinstance(recipe, Strip | NeverLoaded):
+        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _NOT_AGAIN)
+    return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _IN_ANOTHER_WAY)
+
+
+def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
+    """Whether an earlier run left this very file as it is, by this recipe."""
+    known = (left.size, left.mtime_ns, left.recipe) == (group.size, group.mtime_ns, recipe.digest)
+    strips = isinstance(recipe, ByArchs | NeverLoaded) and recipe.strip_others
+    return known and not (strips and left.reason == NO_GPU_CODE)
+
+
+class _Folder:
+    """A tree with its manifest, whose files are given to the recipes.
+
+    Attributes:
+        work: what is to be done there.
+        slimmed: the libraries whose results are there.
+        damaged: digests of the originals of results that were damaged since.
+    """
+
+    def __init__(self, tree: Tree, manifest: SlimManifest) -> None:
+        self.tree = tree
+        self.manifest = manifest
+        self.work = WorkList(rows=tree.unlisted_rows())
+        self.slimmed: list[KnownResult] = []
+        self.damaged: set[str] = set()
+        self._taken: set[str] = set()
+        for key, entry in manifest.slimmed.items():
+            results = tuple(name for name in entry.names if is_result(tree, name, entry))
             if results:
-                self._results[key] = results[0]
-                self.todo.current.update(results)
+                rest = (name for name in entry.names if name not in results)
+                originals = tuple(name for name in rest if is_original(tree, name, entry))
+                self.slimmed.append(KnownResult(key, entry, results, originals))
+                self.work.current.update(results)
+            elif damaged := list(_damaged(tree, entry)):
+                self.damaged.add(entry.original_sha256)
+                for name, group in damaged:
+                    self.take(group.names)
+                    why = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
+                    self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, why))
+            # The library may be away for a while, and the entry is the way to the original.
             elif (
-                self.tree.covers(entry.names)
-                and not self._add_damaged(entry)
-                # The library may be away for a while, and the entry is the way to the original.
-                and not self.tree.is_hidden(entry.names)
+                not tree.is_hidden(entry.names)
                 and not may_be_kept(entry)
+                and tree.covers(entry.names)
             ):
-                self.todo.stale.append(key)
+                self.work.stale.append(key)
+        self._slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
 
-    def _add_damaged(self, entry: SlimmedFile) -> bool:
-        """Tell of results that were damaged since; whether there are any."""
-        others = [
-            group
-            for name in entry.names
-            if (group := self.tree.group_of(name)) and not is_original(self.tree, name, entry)
-        ]
-        if not others:
-            return False
-        records = self.tree.recorded(set(entry.names))
-        for group in dict.fromkeys(others):
-            name = next(name for name in entry.names if name in group.names)
-            path = self.tree.root / name
-            if why_another(path, name, entry, records.get(name, {})) is not None:
-                continue
-            self._taken.update(group.names)
-            self._damaged.add(entry.original_sha256)
-            self.todo.rows.append(
-                SlimRow(
-                    path=name,
-                    status=SlimStatus.CHANGED,
-                    before=group.size,
-                    after=group.size,
-                    why=_DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED,
-                )
-            )
-        return bool(self._taken.intersection(entry.names))
+    def is_free(self, names: Iterable[str]) -> bool:
+        """Whether no recipe has one of these names yet."""
+        return self._taken.isdisjoint(names)
 
-    def is_damaged(self, sha256: str) -> bool:
-        """Whether a result that was made of an original with this digest is damaged."""
-        return sha256 in self._damaged
+    def take(self, names: Iterable[str]) -> None:
+        """Keep these names from other recipes."""
+        self._taken.update(names)
 
-    def is_free(self, group: FileGroup) -> bool:
-        return not self._taken.intersection(group.names)
+    def add_row(self, row: SlimRow) -> None:
+        self.work.rows.append(row)
 
-    def add_results(self, sha256: str, recipe: Recipe) -> bool:
-        """What was slimmed before, of an original with this digest; whether there is any."""
-        found = False
-        for key, result in self._results.items():
-            entry = self.manifest.slimmed[key]
-            if entry.original_sha256 == sha256 and not self._taken.intersection(entry.names):
-                found = True
-                self._add_result(key, entry, result, recipe)
-        return found
+    def add(self, library: KnownResult | FileGroup, recipe: Recipe) -> None:
+        """Give a library to a recipe, unless another one has it."""
+        if not self.is_free(library.names):
+            return
+        self.take(library.names)
+        left = self.manifest.left.get(library.names[0])
+        outcome = classify(self.tree, library, left, recipe)
+        if isinstance(outcome, Task):
+            self.work.tasks.append(outcome)
+        elif outcome is not None:
+            self.add_row(outcome)
+            if isinstance(library, KnownResult) and outcome.status is SlimStatus.ALREADY:
+                links = dict.fromkeys(library.originals, library.results[0])
+                self.work.links.update(links)
 
-    def _add_result(self, key: str, entry: SlimmedFile, result: str, recipe: Recipe) -> None:
-        self._taken.update(entry.names)
-        if entry.recipe == recipe.digest:
-            self.todo.rows.append(
-                SlimRow(
-                    path=key,
-                    status=SlimStatus.ALREADY,
-                    before=entry.original_size,
-                    after=entry.size,
-                    why=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
-                    others=len(entry.names) - 1,
-                )
-            )
-            for name in entry.names:
-                # A run that was killed between the names of one file.
-                if name not in self.todo.current and is_original(self.tree, name, entry):
-                    self.todo.links[name] = result
-        elif entry.original is not None and digest_of(Path(entry.original)) == (
-            entry.original_sha256
-        ):
-            names = tuple(name for name in entry.names if name in self.todo.current)
-            self.todo.works.append(
-                Work(recipe, Path(entry.original), names, entry.original_size, entry)
-            )
-        else:
-            # Where GPU code is gone, some of it may be what the recipe keeps.
-            harmless = not entry.gpu_code_removed or isinstance(recipe, Strip | NeverLoaded)
-            self.todo.rows.append(
-                SlimRow(
-                    path=key,
-                    status=SlimStatus.LEFT if harmless else SlimStatus.FAILED,
-                    before=entry.size,
-                    after=entry.size,
-                    why=_IN_ANOTHER_WAY if harmless else _NOT_AGAIN,
-                )
-            )
+    def add_group(self, group: FileGroup, recipe: Recipe) -> None:
+        """The same for a file, which may belong to an entry of the manifest."""
+        slimmed = (self._slimmed_by_name.get(name) for name in group.names)
+        self.add(next(filter(None, slimmed), group), recipe)
 
-    def add_result_by_name(self, group: FileGroup, recipe: Recipe) -> bool:
-        """The same for the file of a name, whatever it was made from."""
-        for key, entry in self.manifest.slimmed.items():
-            if key in self._results and set(entry.names) & set(group.names):
-                if self.is_free(group):
-                    self._add_result(key, entry, self._results[key], recipe)
-                return True
-        return False
+    def add_left(self, recipes: Sequence[ByLock]) -> Iterator[str]:
+        """Digests of the recipes by which an earlier run left a file that is still there."""
+        by_digest = {recipe.digest: recipe for recipe in recipes}
+        for name, left in self.manifest.left.items():
+            group, recipe = self.tree.group_of(name), by_digest.get(left.recipe)
+            if group is not None and recipe is not None and _is_left(group, left, recipe):
+                self.add(group, recipe)
+                yield recipe.digest
 
     def add_contradictions(self, loaded: Loaded, others: Recipe | None) -> None:
-        """Results that lack code, of libraries that the lock leaves out, so that all must stay."""
+        """Report results that lack code though the lock leaves the library out, so needs all."""
         if isinstance(others, ByArchs):
             return
-        for key in self._results:
-            entry = self.manifest.slimmed[key]
+        for library in self.slimmed:
+            entry = library.entry
+            kept = may_be_kept(entry)
             if (
-                not entry.gpu_code_removed
-                or self._taken.intersection(entry.names)
-                or not any(loaded.is_left_out(self.tree.root / name) for name in entry.names)
-                # Made anew from that.
-                or (others is not None and may_be_kept(entry))
+                entry.gpu_code_removed
+                and self.is_free(entry.names)
+                and any(loaded.is_left_out(self.tree.root / name) for name in entry.names)
+                # With its original, the recipe for others makes it anew.
+                and not (others is not None and kept)
             ):
-                continue
-            self._taken.update(entry.names)
-            self.todo.rows.append(
-                SlimRow(
-                    path=key,
-                    status=SlimStatus.FAILED,
-                    before=entry.size,
-                    after=entry.size,
-                    why=_LEFT_OUT_UNDO if may_be_kept(entry) else _LEFT_OUT,
-                )
-            )
+                self.take(entry.names)
+                why = _LEFT_OUT_UNDO if kept else _LEFT_OUT
+                self.add_row(SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, why))
 
-    def add_left(self, group: FileGroup, recipe: Recipe) -> bool:
-        """Whether it was looked at before and left; then that is known again."""
-        left = self.manifest.left.get(group.name)
-        if left is None or (left.size, left.mtime_ns, left.recipe) != (
-            group.size,
-            group.mtime_ns,
-            recipe.digest,
-        ):
-            return False
-        if (
-            left.reason == NO_GPU_CODE
-            and isinstance(recipe, ByArchs | NeverLoaded)
-            and recipe.strip_others
-        ):
-            return False
-        self._taken.update(group.names)
-        if left.reason != NO_GPU_CODE:
-            self.todo.rows.append(
-                SlimRow(
-                    path=group.name,
-                    status=SlimStatus.LEFT,
-                    before=group.size,
-                    after=group.size,
-                    why=left.reason,
-                )
-            )
-        return True
 
-    def add_all_left(self, recipes: Sequence[ByLock]) -> Iterator[ByLock]:
-        """Those of the recipes under which something was looked at before and left."""
-        known = {recipe.digest: recipe for recipe in recipes}
-        for name, left in self.manifest.left.items():
-            group = self.tree.group_of(name)
-            recipe = known.get(left.recipe)
-            if group is not None and recipe is not None and self.add_left(group, recipe):
-                yield recipe
-
-    def add_work(self, group: FileGroup, recipe: Recipe) -> None:
-        self._taken.update(group.names)
-        self.todo.works.append(
-            Work(
-                recipe,
-                self.tree.root / group.name,
-                group.names,
-                group.size,
-                outside=group.links - len(group.names),
-            )
-        )
-
-    def take(self, group: FileGroup) -> None:
-        """Nobody else is to have it."""
-        self._taken.update(group.names)
+def _damaged(tree: Tree, entry: SlimmedFile) -> Iterator[tuple[str, FileGroup]]:
+    """The files, by name, that lie where results did and that are results damaged since."""
+    others: dict[FileGroup, str] = {}
+    for name in entry.names:
+        group = tree.group_of(name)
+        if group is not None and not is_original(tree, name, entry):
+            others.setdefault(group, name)
+    if not others:
+        return
+    records = tree.recorded(set(entry.names))
+    for group, name in others.items():
+        if why_another(tree.root / name, name, entry, records.get(name, {})) is None:
+            yield name, group
 
 
 def find_by_lock(
@@ -292,104 +288,90 @@ def find_by_lock(
     others: Recipe | None,
     unloaded: bool = False,
     jobs: int,
-) -> tuple[list[Todo], list[SlimRow]]:
+) -> tuple[list[WorkList], list[SlimRow]]:
     """What a lock asks for in each folder; and rows for libraries that are in none of them.
 
-    ``others`` is for the other libraries of the lock's distributions and of what they require;
-    with ``unloaded``, those that the run of the lock did not load lose all their GPU code.
+    Args:
+        trees: the folders with their manifests.
+        lock: what stays.
+        strip: whether to drop what is never loaded.
+        others: for the other libraries of the lock's distributions and of what they require.
+        unloaded: whether those of them that the run of the lock did not load lose all GPU code.
+        jobs: files to read at a time.
     """
-    finders = [_Finder(tree, manifest) for tree, manifest in trees]
+    folders = [_Folder(tree, manifest) for tree, manifest in trees]
     source = _describe(lock)
     recipes = [ByLock(library, lock.proof.fill, strip, source) for library in lock.libraries]
-    looked_at = {recipe.digest for finder in finders for recipe in finder.add_all_left(recipes)}
-    digests = [_digests(finder, lock, jobs) for finder in finders]
+    left = {digest for folder in folders for digest in folder.add_left(recipes)}
+    digests = [_digests(folder, lock, jobs) for folder in folders]
     missing: list[LockedLibrary] = []
     for recipe in recipes:
         sha256 = recipe.locked.sha256
-        found = recipe.digest in looked_at
-        for finder, by_digest in zip(finders, digests, strict=True):
-            found |= finder.add_results(sha256, recipe) or finder.is_damaged(sha256)
-            for group in by_digest.get(sha256, ()):
-                found = True
-                if finder.is_free(group):
-                    finder.add_work(group, recipe)
+        found = recipe.digest in left
+        for folder, by_digest in zip(folders, digests, strict=True):
+            slimmed = [one for one in folder.slimmed if one.entry.original_sha256 == sha256]
+            groups = by_digest.get(sha256, [])
+            found |= sha256 in folder.damaged or bool(slimmed or groups)
+            libraries: list[KnownResult | FileGroup] = [*slimmed, *groups]
+            for library in libraries:
+                folder.add(library, recipe)
         if not found:
             missing.append(recipe.locked)
-    unmet = [_unmet(library, finders) for library in missing]
+    unmet = [_unmet(library, folders) for library in missing]
     loaded = Loaded.of(lock)
     never = NeverLoaded(source, strip, _strips_others(others)) if unloaded else None
-    for finder in finders:
-        finder.add_contradictions(loaded, others)
-        _add_others(finder, others, never, loaded)
-    return [finder.todo for finder in finders], unmet
+    for folder in folders:
+        folder.add_contradictions(loaded, others)
+        _add_others(folder, others, never, loaded)
+    return [folder.work for folder in folders], unmet
 
 
-def find_by_archs(
-    tree: Tree,
-    manifest: SlimManifest,
-    recipe: ByArchs,
-) -> Todo:
+def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkList:
     """All libraries of a folder."""
-    finder = _Finder(tree, manifest)
+    folder = _Folder(tree, manifest)
     for group in tree.groups:
-        if (
-            finder.is_free(group)
-            and not finder.add_result_by_name(group, recipe)
-            and not finder.add_left(group, recipe)
-            and tree.is_library(group)
-        ):
-            finder.add_work(group, recipe)
-    return finder.todo
+        folder.add_group(group, recipe)
+    return folder.work
 
 
-def _digests(finder: _Finder, lock: Lock, jobs: int) -> dict[str, list[FileGroup]]:
+def _digests(folder: _Folder, lock: Lock, jobs: int) -> dict[str, list[FileGroup]]:
     """Files that have the size of a locked library, by digest."""
     sizes = {library.size for library in lock.libraries}
-    candidates = [g for g in finder.tree.groups if g.size in sizes and finder.is_free(g)]
+    candidates = [g for g in folder.tree.groups if g.size in sizes and folder.is_free(g.names)]
     candidates.sort(key=lambda group: -group.size)
     found: dict[str, list[FileGroup]] = {}
     # hashlib lets other threads work meanwhile.
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
-        digests = pool.map(lambda g: digest_of(finder.tree.root / g.name), candidates)
+        digests = pool.map(lambda g: digest_of(folder.tree.root / g.name), candidates)
         for group, digest in zip(candidates, digests, strict=True):
             if digest is not None:
                 found.setdefault(digest, []).append(group)
     finally:
-        # Whoever interrupts doesn't wait for large files.
+        # A user who interrupts should not wait for large files.
         pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
-def _unmet(library: LockedLibrary, finders: Sequence[_Finder]) -> SlimRow:
+def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
     wanted = f"{library.distribution} {library.version}" if library.distribution else "the lock's"
-    for finder in finders:
+    for folder in folders:
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
-        groups = _by_base_name(finder.tree, library.name)
+        groups = _by_base_name(folder.tree, library.name)
         for name, group in sorted(groups, key=lambda found: not library.path.endswith(found[0])):
-            if not finder.is_free(group):
+            if not folder.is_free(group.names):
                 continue
-            finder.take(group)
-            path = finder.tree.root / name
-            # Of one that the manifest has, it is known that it was another file before, too.
-            unknown = finder.todo.current.isdisjoint(group.names) and is_slimmed(path)
-            return SlimRow(
-                path=name,
+            folder.take(group.names)
+            path = folder.tree.root / name
+            # The manifest tells of its results that their originals were other files, too.
+            if folder.work.current.isdisjoint(group.names) and is_slimmed(path):
                 # What the lock needs of it may be gone.
-                status=SlimStatus.FAILED if unknown else SlimStatus.DIFFERENT,
-                before=group.size,
-                after=group.size,
-                why=_why_unknown(finder.tree.root, path)
-                if unknown
-                else f"not the file that was proved, which is that of {wanted}; left as it is",
-            )
-    return SlimRow(
-        path=library.path,
-        status=SlimStatus.MISSING,
-        before=library.size,
-        after=library.size,
-        why=f"it is not here; expected that of {wanted}",
-    )
+                why = _why_unknown(folder.tree.root, path)
+                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, why)
+            why = f"not the file that was proved, which is that of {wanted}; left as it is"
+            return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, why)
+    why = f"it is not here; expected that of {wanted}"
+    return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, why)
 
 
 def _why_unknown(root: Path, path: Path) -> str:
@@ -409,30 +391,25 @@ def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]
 
 
 def _add_others(
-    finder: _Finder, others: Recipe | None, never: NeverLoaded | None, loaded: Loaded
+    folder: _Folder, others: Recipe | None, never: NeverLoaded | None, loaded: Loaded
 ) -> None:
-    """The libraries of the lock's distributions and of what they require, but for those taken."""
+    """Add the libraries of the lock's distributions and of what they require."""
     if others is None and never is None:
         return
-    for site in finder.tree.sites:
+    for site in folder.tree.sites:
         found = tuple(Site(site).with_requirements(loaded.versions))
         unloaded = never if loaded.are_versions(found) else None
         for installed in found:
             for path in sorted(installed.libraries):
-                group = finder.tree.group_of(os.path.relpath(path, finder.tree.root))
-                if group is None or not finder.is_free(group):
+                group = folder.tree.group_of(os.path.relpath(path, folder.tree.root))
+                if group is None or not folder.is_free(group.names):
                     continue
                 is_never = unloaded is not None and loaded.is_never(
-                    installed, finder.tree.root / group.name, group.names
+                    installed, folder.tree.root / group.name, group.names
                 )
                 recipe = unloaded if is_never else others
-                if (
-                    recipe is not None
-                    and not finder.add_result_by_name(group, recipe)
-                    and not finder.add_left(group, recipe)
-                    and finder.tree.is_library(group)
-                ):
-                    finder.add_work(group, recipe)
+                if recipe is not None:
+                    folder.add_group(group, recipe)
 
 
 def _strips_others(others: Recipe | None) -> bool:

@@ -173,19 +173,19 @@ def test_ctrl_c_waits_for_no_library(site: Made) -> None:
     code = f"""
 import os, signal, sys, threading
 from pytest_negativa.slimming import slimmer as engine
-real, finish = engine.apply, engine.Slimmer._finish
+real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
-def apply(prepared, path, staged, **options):
+def slim_library(recipe, path, staged, **options):
     if path.name == "libtwo.so":
         staged.with_name(staged.name + ".x.tmp").touch()
         begun.set()
         threading.Event().wait()
-    return real(prepared, path, staged, **options)
-def finish_one(self, work, *more):
-    finish(self, work, *more)
+    return real(recipe, path, staged, **options)
+def publish_one(self, *more):
+    publish(self, *more)
     begun.wait()
     os.kill(os.getpid(), signal.SIGINT)
-engine.apply, engine.Slimmer._finish = apply, finish_one
+engine.slim_library, engine.Slimmer._publish = slim_library, publish_one
 sys.argv = ["negativa", "slim", "--jobs", "2", "--no-load-check",
             "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
 from pytest_negativa.cli.main import main
