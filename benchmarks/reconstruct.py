@@ -25,7 +25,8 @@ from pathlib import Path
 from measuring import print_load, warm_up
 
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.storage.runs import load_planned
+from pytest_negativa.storage.results import load_planned
+from pytest_negativa.storage.runs import Run
 
 
 def _timed(task: Callable[[], object]) -> tuple[float, float]:
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="libraries at a time")
     arguments = parser.parse_args()
     print_load()
-    planned = load_planned(arguments.run)
+    planned = load_planned(Run(arguments.run))
     paths = [Path(p.plan.library.path) for p in planned if p.plan.unused_bytes]
     warm_up(paths)
     unused = sum(p.plan.unused_bytes for p in planned)

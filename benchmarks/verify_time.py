@@ -30,7 +30,8 @@ from pytest_negativa.processes.redirect import (
     redirect_environment,
     write_table,
 )
-from pytest_negativa.storage.runs import load_plans
+from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.runs import RunsFolder
 
 _PROGRAM = "import torch; torch.zeros(8, device='cuda').sum().item()"
 
@@ -82,7 +83,7 @@ def main() -> None:
             lambda: _session(suite, "--negativa-verify", runs),
         )
         root = Path(name, "same").resolve()
-        originals = [p.library.path for p in load_plans(Path(name, "runs", "latest"))]
+        originals = [p.library.path for p in load_plans(RunsFolder(Path(name, "runs")).find())]
         for original in originals:
             target = Path(copy_path(root, original))
             target.parent.mkdir(parents=True, exist_ok=True)

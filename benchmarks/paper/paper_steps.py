@@ -17,7 +17,8 @@ from paper_records import RESULTS, USED_KERNELS, Step, write_json
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.measurement import Loading
-from pytest_negativa.storage.runs import load_plans
+from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.runs import RunsFolder
 
 WORK = "work"
 """The folder, in the output, of traces, plans and copies: gigabytes."""
@@ -75,17 +76,17 @@ class Runner:
         self._results.mkdir(parents=True, exist_ok=True)
         self._work.mkdir(parents=True, exist_ok=True)
         traced = self._step("debloat", "debloat", *self._folder, "--", *self._command)
-        run = (self._runs / "latest").resolve()
-        if not self._gather(run / "report.json", "report.json", "debloat") or not traced:
+        run = RunsFolder(self._runs).find()
+        if not self._gather(run.report_file, "report.json", "debloat") or not traced:
             return
         used = {plan.library.path: plan.used_kernels for plan in load_plans(run)}
         write_json(self._results / USED_KERNELS, used)
         for copies in ("overwritten", "compacted"):
             name = f"verify-{copies}"
             # The second verification must not leave the first one's verdict to be gathered.
-            (run / "verdict.json").unlink(missing_ok=True)
+            run.verdict_file.unlink(missing_ok=True)
             self._step(name, "verify", *self._folder, "--copies", copies)
-            self._gather(run / "verdict.json", f"verdict-{copies}.json", name)
+            self._gather(run.verdict_file, f"verdict-{copies}.json", name)
 
     def measure(self, loading: Loading, pairs: int) -> None:
         """Measure on the copies that are there."""
@@ -95,7 +96,7 @@ class Runner:
             name,
             "measure",
             *self._folder,
-            *("--slim-dir", str(self._runs / "reconstructed")),
+            *("--slim-dir", str(RunsFolder(self._runs).copies)),
             *("--runs", str(pairs), "--loading", loading.value),
             *("--", *self._command),
         )

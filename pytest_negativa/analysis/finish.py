@@ -18,7 +18,9 @@ from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.runs import load_healed, mark_failed, write_record, write_run
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import load_healed, write_run
+from pytest_negativa.storage.runs import Run
 
 _NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed plans all the same)"
 
@@ -26,7 +28,7 @@ _NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed pla
 def conclude(
     usage: Usage,
     settings: Settings,
-    folder: Path,
+    run: Run,
     *,
     sound: bool,
     why: str = "it failed, was interrupted or ran no test",
@@ -36,7 +38,7 @@ def conclude(
     """Analyze a run, write its files and reports, and return what there is to show.
 
     Args:
-        folder: the run's folder.
+        run: the run.
         sound: the run ended well. If not, plans and spans are written only where the
             settings accept that.
         why: what is wrong with it, if it isn't sound.
@@ -45,21 +47,21 @@ def conclude(
         NegativaError: something could not be written.
     """
     if not sound:
-        mark_failed(folder, why)
+        run.mark_failed(why)
     planned = sound or settings.trace.accept_failed
     analysis = analyze(usage, settings, hooks, on_done=on_done)
-    analysis = _with_healed(analysis, load_healed(folder))
+    analysis = _with_healed(analysis, load_healed(run))
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(why=why))
-    files = write_run(folder, analysis, with_plans=planned)
+    files = write_run(run, analysis, with_plans=planned)
     report = build_report(
         analysis,
         settings.thresholds,
-        run_id=folder.name,
-        directory=_for_people(folder),
-        files=(*files, "report.json"),
+        run_id=run.run_id,
+        directory=_for_people(run.folder),
+        files=(*files, run.report_file.name),
     )
-    write_record(folder / "report.json", report, indent=1)
+    write_record(run.report_file, report, indent=1)
     for wanted in settings.reports.formats:
         if wanted.path is None:
             continue

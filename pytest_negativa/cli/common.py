@@ -15,6 +15,7 @@ from pytest_negativa.settings.flags import pick_flags
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.settings import Settings
+    from pytest_negativa.storage.runs import Run
 
 
 class DeviceType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
@@ -45,14 +46,13 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     return load_settings(pick_flags(flags), os.environ, root=here, cwd=here, of_command=True)
 
 
-def run_of(settings: Settings) -> Path:
-    """The folder of the run that a command works on: that of ``--run``, else the last one.
+def run_of(settings: Settings) -> Run:
+    """The run that a command works on: that of ``--run``, else the last one.
 
     Raises:
         OptionError: the named one is not there.
         StoreError: there is no run.
     """
-    from pytest_negativa.storage.runs import find_run
+    from pytest_negativa.storage.runs import RunsFolder
 
-    named = settings.run and Path(settings.run)
-    return find_run(Path(settings.directory), named or None)
+    return RunsFolder(Path(settings.directory)).find(settings.run)

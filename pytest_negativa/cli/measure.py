@@ -16,6 +16,7 @@ from pytest_negativa.settings.flags import click_options
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.images.suite import Suite
+    from pytest_negativa.storage.runs import Run
 
 # A broken image has thousands with one cause.
 _MOST_ERRORS = 10
@@ -100,18 +101,17 @@ def measure(
     click.get_current_context().exit(status)
 
 
-def _suite_of_run(folder: Path) -> Suite:
+def _suite_of_run(run: Run) -> Suite:
     from pytest_negativa.images.suite import suite_of_run
-    from pytest_negativa.storage.runs import load_plans, load_usage
+    from pytest_negativa.storage.results import load_plans, load_usage
 
-    usage = load_usage(folder)
+    usage = load_usage(run)
     if usage is None:
         raise StoreError(
-            f"{folder}: no traced run here, or one that is not located yet: no usage.json"
+            f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
         )
     # A run that failed has none.
-    planned = any((folder / "plan").glob("*.json"))
-    return suite_of_run(folder.resolve().name, usage, load_plans(folder) if planned else ())
+    return suite_of_run(run.run_id, usage, load_plans(run) if run.plan_files() else ())
 
 
 @click.command("image-report")
@@ -165,12 +165,13 @@ def image_report(
     from pytest_negativa.images.suite import suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
     from pytest_negativa.storage.lockfile import load_lock
+    from pytest_negativa.storage.runs import Run
 
     if run is not None and lock is not None:
         raise click.UsageError("--run or --lock, not both")
     suite = None
     if run is not None:
-        suite = _suite_of_run(run)
+        suite = _suite_of_run(Run(run.resolve()))
     elif lock is not None:
         suite = suite_of_lock(load_lock(lock))
     with ByteProgress("reading libraries") as progress:

@@ -19,7 +19,7 @@ from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Settings
-    from pytest_negativa.tracing.start import Run
+    from pytest_negativa.storage.runs import Run
 
 _COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 _PASS_ON = {"allow_interspersed_args": False}
@@ -53,17 +53,15 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
 
     Exit status: that of COMMAND; 127 if there is no such command.
     """
-    from pytest_negativa.storage.runs import mark_failed, point_latest
-
     settings = settings_of(flags)
     run, status = _run_traced(command, settings)
     # What "negativa locate" takes.
     if not run.trace_files():
         _exit_untraced(run, status, settings)
     if status != 0:
-        mark_failed(run.folder, _ended_with(status))
-    point_latest(run.folder)
-    click.echo(f"Trace in {run.folder}", err=True)
+        run.mark_failed(_ended_with(status))
+    run.make_latest()
+    click.echo(f"Trace in {run}", err=True)
     click.get_current_context().exit(status)
 
 
@@ -75,11 +73,9 @@ def locate(**flags: Any) -> None:
     Writes plans and spans into the run's folder; from then on it is the last run. Exit status:
     0, or 1 if a threshold is crossed or nothing is planned because the run failed.
     """
-    from pytest_negativa.storage.runs import failure_of
-
     settings = settings_of(flags)
-    folder = run_of(settings)
-    _conclude(_trace_files(folder), folder, settings, failure=failure_of(folder))
+    run = run_of(settings)
+    _conclude(_trace_files(run), run, settings, failure=run.failure)
 
 
 @click.command(context_settings=_PASS_ON)
@@ -97,7 +93,7 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
         _exit_untraced(run, status, settings)
     failure = _ended_with(status) if status else None
     try:
-        _conclude(run.trace_files(), run.folder, settings, failure=failure, status=status)
+        _conclude(run.trace_files(), run, settings, failure=failure, status=status)
     except NegativaError as e:
         if status == 0:
             raise
@@ -115,14 +111,15 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     own. Exit status: 0, or 1 if a threshold is crossed or nothing is planned because one of them
     failed.
     """
-    from pytest_negativa.storage.runs import failure_of
+    from pytest_negativa.storage.runs import Run, RunsFolder
 
     settings = settings_of(flags)
-    traces = tuple(dict.fromkeys(p.resolve() for folder in runs for p in _trace_files(folder)))
-    run = _new_run(settings)
+    parts = [Run(folder) for folder in runs]
+    traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in _trace_files(part)))
+    run = RunsFolder(Path(settings.directory)).new_run()
     _copy(traces, run.trace_dir)
-    failed = [f"{folder}: {why}" for folder in runs if (why := failure_of(folder)) is not None]
-    _conclude(run.trace_files(), run.folder, settings, failure="; ".join(failed) or None)
+    failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
+    _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None)
 
 
 @click.command()
@@ -143,7 +140,7 @@ def kernels(used: bool, glob: str, **flags: Any) -> None:
     from pytest_negativa.gpucode.demangle import demangle
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.settings.globs import LibraryNames, matches_library
-    from pytest_negativa.storage.runs import load_plans
+    from pytest_negativa.storage.results import load_plans
 
     settings = settings_of(flags)
     spell = demangle if settings.reports.demangle else str
@@ -171,18 +168,13 @@ def _ended_with(status: int) -> str:
     return f"the command ended with exit status {status}"
 
 
-def _new_run(settings: Settings) -> Run:
-    from pytest_negativa.tracing.start import Run, new_run_id
-
-    return Run(base=Path(settings.directory), run_id=new_run_id(), root=Path.cwd())
-
-
 def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
+    from pytest_negativa.storage.runs import RunsFolder
     from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
-    run = _new_run(settings)
+    run = RunsFolder(Path(settings.directory)).new_run()
     try:
-        return run, run_traced(command, run)
+        return run, run_traced(command, run, Path.cwd())
     except CommandNotFound as e:
         print_error(e)
         click.get_current_context().exit(EXIT_NOT_FOUND)
@@ -190,10 +182,9 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End where no process left a trace: with the command's status, but limits don't pass."""
-    from pytest_negativa.storage.outcomes import outcomes_file
 
     with contextlib.suppress(OSError):
-        outcomes_file(run.folder).unlink()
+        run.outcomes_file.unlink()
         for folder in (run.trace_dir, run.folder):
             folder.rmdir()
     click.echo(f"negativa: {_NO_TRACE}", err=True)
@@ -203,11 +194,14 @@ def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     click.get_current_context().exit(status or int(unchecked))
 
 
-def _trace_files(folder: Path) -> tuple[Path, ...]:
+def _trace_files(run: Run) -> tuple[Path, ...]:
     """The trace files of a run's folder, or of a folder that holds nothing else."""
-    found = tuple(sorted(folder.glob("trace/*.jsonl"))) or tuple(sorted(folder.glob("*.jsonl")))
+    from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
+
+    found = run.trace_files() or find_traces(run.folder)
     if not found:
-        raise StoreError(f"{folder}: no trace files (*.jsonl) here or in its folder trace")
+        where = f"here or in its folder {run.trace_dir.name}"
+        raise StoreError(f"{run}: no trace files (*{TRACE_SUFFIX}) {where}")
     return found
 
 
@@ -226,7 +220,7 @@ def _copy(traces: Sequence[Path], folder: Path) -> None:
 
 def _conclude(
     traces: Sequence[Path],
-    folder: Path,
+    run: Run,
     settings: Settings,
     *,
     failure: str | None,
@@ -243,7 +237,6 @@ def _conclude(
     from pytest_negativa.models.settings import ReportFormat
     from pytest_negativa.models.trace import Role
     from pytest_negativa.reporting.terminal import render_nothing, render_report
-    from pytest_negativa.storage.runs import why_unplanned
     from pytest_negativa.tracing.merge import merge_traces
 
     with ByteProgress("reading libraries") as progress:
@@ -255,7 +248,7 @@ def _conclude(
         report = conclude(
             usage,
             settings,
-            folder,
+            run,
             sound=failure is None,
             why=failure or "",
             on_done=progress.update,
@@ -267,7 +260,7 @@ def _conclude(
         click.echo(f"negativa: {limit}", err=True)
     unplanned = failure is not None and not settings.trace.accept_failed
     if unplanned and not status:
-        raise StoreError(why_unplanned(folder))
+        raise StoreError(run.why_unplanned())
     if report.crossed and not status:
         click.get_current_context().exit(1)
 

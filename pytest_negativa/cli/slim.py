@@ -61,14 +61,14 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.storage.lockfile import save_lock
-    from pytest_negativa.storage.runs import load_planned, load_usage, load_verdict
+    from pytest_negativa.storage.results import load_planned, load_usage, load_verdict
 
     settings = settings_of(flags)
-    folder = run_of(settings)
-    planned = load_planned(folder)
-    verdict = load_verdict(folder)
-    run_id = folder.name if verdict is None else verdict.run_id
-    unplanned = find_unplanned(load_usage(folder), {one.plan.library.path for one in planned})
+    run = run_of(settings)
+    planned = load_planned(run)
+    verdict = load_verdict(run)
+    run_id = run.run_id if verdict is None else verdict.run_id
+    unplanned = find_unplanned(load_usage(run), {one.plan.library.path for one in planned})
     made = make_lock(run_id, planned, verdict, Places().of, unplanned=unplanned, unproved=unproved)
     libraries = settings.libraries
     made = replace(

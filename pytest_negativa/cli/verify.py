@@ -46,12 +46,13 @@ def reconstruct(**flags: Any) -> None:
     from pytest_negativa.reporting.text import print_error, printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
-    from pytest_negativa.storage.runs import RECONSTRUCTED, load_planned
+    from pytest_negativa.storage.results import load_planned
+    from pytest_negativa.storage.runs import RunsFolder
     from pytest_negativa.verifying.verification import compact_options
 
     settings = settings_of(flags)
     planned = load_planned(run_of(settings))
-    root = Path(settings.directory) / RECONSTRUCTED
+    root = RunsFolder(Path(settings.directory)).copies
     with ByteProgress("writing copies") as progress:
         made = write_copies(
             planned,
@@ -101,14 +102,14 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
     from msgspec.structs import replace
 
     from pytest_negativa.models.outcomes import SessionKind
-    from pytest_negativa.storage.outcomes import outcomes_file, read_outcomes
+    from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.verifying.rounds import Program, program_environment
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
     from pytest_negativa.verifying.traced_run import refuse_failed
 
     traced = run_of(settings)
     refuse_failed(traced, settings)
-    outcomes = outcomes_file(traced)
+    outcomes = traced.outcomes_file
     if not outcomes.exists():
         raise StoreError(
             f"{traced}: nothing tells how this run ended, as of one that was combined of several: "
@@ -120,7 +121,7 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
         raise click.UsageError(
             f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
-            f"{shlex.quote(os.fspath(traced))}"
+            f"{shlex.quote(str(traced))}"
         )
     words = command or session.command
     if not words:
@@ -134,7 +135,7 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         environ=program_environment(os.environ),
         is_pytest=False,
     )
-    settings = replace(settings, run=os.fspath(traced), healing=healing)
+    settings = replace(settings, run=str(traced), healing=healing)
     click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings)))
 
 

@@ -12,11 +12,10 @@ from pytest_negativa.models.measurement import Loading, Measurement
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.measurement import render_measurement
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.storage.runs import RECONSTRUCTED, write_record
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.tracing.gpu import has_gpu
-from pytest_negativa.tracing.start import new_run_id
 
-_MEASURE = "measure"
 _FILE = "measurement.json"
 
 
@@ -27,7 +26,7 @@ def copies_of(settings: Settings, given: Path | None) -> Path:
         OptionError: it isn't there.
     """
     if given is None:
-        given = Path(settings.directory) / RECONSTRUCTED
+        given = RunsFolder(Path(settings.directory)).copies
     root = given
     if not root.is_dir():
         raise OptionError(
@@ -46,7 +45,7 @@ def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
 
 def new_folder(settings: Settings) -> Path:
     """Where a measurement's files go; isn't there yet."""
-    return Path(settings.directory) / _MEASURE / new_run_id()
+    return RunsFolder(Path(settings.directory)).new_measurement()
 
 
 def measure_session(

@@ -22,8 +22,7 @@ class Round(Record, frozen=True, kw_only=True):
 
     Attributes:
         supervisor: the process that started the program and waits for it.
-        base, run_id: the round's folder is ``base/run_id``.
-        root: the folder against which paths of the project can be understood.
+        folder: the round's folder.
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, also where it happens to be pytest.
         tests: node ids to run; None: all that the command selects.
@@ -33,9 +32,7 @@ class Round(Record, frozen=True, kw_only=True):
 
     kind: RoundKind
     supervisor: int
-    base: str
-    run_id: str
-    root: str
+    folder: str
     is_pytest: bool
     tests: tuple[str, ...] | None = None
     expected: str | None = None

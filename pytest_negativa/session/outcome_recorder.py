@@ -6,7 +6,6 @@ Registered in the process that reports; pytest-xdist hands it what its workers r
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
 )
 from pytest_negativa.storage.jsonl import LineWriter
-from pytest_negativa.storage.outcomes import outcomes_file
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 
 CONTEXT_LOST = "negativa: the CUDA context is lost"
@@ -40,8 +39,8 @@ class OutcomeRecorder:
         StoreError: the file can't be created.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = LineWriter(outcomes_file(folder))
+    def __init__(self, run: Run) -> None:
+        self._writer = LineWriter(run.outcomes_file)
         self._writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.round import Round, RoundKind
-
-FOLDER = "reports"
-"""In a round's folder."""
+from pytest_negativa.storage.runs import Run
 
 # Where options are kept that name a file or folder of reports, and the name that it gets.
 _REPORTS = {
@@ -45,7 +43,7 @@ class RoundReports:
     """Leads reports into the round's folder; coverage is added to that of the other rounds."""
 
     def __init__(self, config: pytest.Config, round_spec: Round) -> None:
-        self._folder = Path(round_spec.base, round_spec.run_id, FOLDER)
+        self._folder = Run(Path(round_spec.folder)).report_files
         # pytest-cov reads it before any plugin is configured.
         if getattr(config.known_args_namespace, "cov_source", None):
             config.known_args_namespace.cov_append = True

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import ReportFormat, Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
-from pytest_negativa.tracing.start import Run
+from pytest_negativa.storage.runs import Run
 
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
@@ -100,7 +100,7 @@ class Reporter:
         report = conclude(
             usage,
             self._settings,
-            self._run.folder,
+            self._run,
             sound=(failure := self._failure(session)) is None,
             why=failure or "",
             hooks=self._hooks(usage),

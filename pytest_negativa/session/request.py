@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.storage.runs import RunsFolder
 
 if TYPE_CHECKING:
     import pytest
@@ -53,7 +54,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
     command = _command(config)
     program = Program(
         command=command,
-        again=_command_again(config, command, Path(settings.directory)),
+        again=_command_again(config, command, RunsFolder(Path(settings.directory))),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
         environ=program_environment(os.environ),
@@ -81,12 +82,12 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _command_again(
-    config: pytest.Config, command: Sequence[str], directory: Path
+    config: pytest.Config, command: Sequence[str], runs: RunsFolder
 ) -> tuple[str, ...]:
     """The command for rounds that run some tests again. Reports: see ``report_files``."""
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={directory / 'cache'}"]
+        added += ["-o", f"cache_dir={runs.pytest_cache}"]
     return _with_options(command, added)
 
 

@@ -36,8 +36,7 @@ from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.session.traced_process import HANDOVER, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.rounds import current_round, load_round
-from pytest_negativa.storage.runs import find_run
-from pytest_negativa.tracing.start import Run, new_run_id
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 
 def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
@@ -49,8 +48,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    role, run, round_spec = _role_and_run(config, settings)
-    traced = TracedProcess(config, settings, role, run, in_round=round_spec is not None)
+    role, run, root, round_spec = _role_and_run(config, settings)
+    traced = TracedProcess(config, settings, role, run, root, in_round=round_spec is not None)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
@@ -63,7 +62,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     if verified or traced.not_traced is None:
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
-            plugins.register(OutcomeRecorder(run.folder), "negativa-outcomes")
+            plugins.register(OutcomeRecorder(run), "negativa-outcomes")
     if not verified:
         plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
 
@@ -81,7 +80,7 @@ def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     # A session that traces verifies its own run, whatever the environment names. The supervisor
     # looks the run up; a wrong name is an error of usage, so pytest must report it.
     if settings.run is not None and not settings.enabled:
-        find_run(Path(settings.directory), Path(settings.run))
+        RunsFolder(Path(settings.directory)).find(settings.run)
     request = request_of(config, settings)
     if is_replaceable(config):
         replace_process(request)
@@ -113,27 +112,30 @@ def _handed() -> dict[str, Any] | None:
     return None
 
 
-def _role_and_run(config: pytest.Config, settings: Settings) -> tuple[Role, Run, Round | None]:
+def _role_and_run(
+    config: pytest.Config, settings: Settings
+) -> tuple[Role, Run, Path, Round | None]:
+    """The role of this process, its run, the project's folder, and the round, if it is of one."""
     if (handed := _handed()) is not None:
-        run = Run(base=Path(handed["base"]), run_id=handed["run_id"], root=Path(handed["root"]))
-        return Role.WORKER, run, handed["round"] and load_round(Path(handed["round"]))
+        round_spec = handed["round"] and load_round(Path(handed["round"]))
+        return Role.WORKER, Run(Path(handed["folder"])), Path(handed["root"]), round_spec
     round_spec = current_round(os.environ)
     if round_spec is not None:
         end_with(round_spec.supervisor)
-        run = Run(base=Path(round_spec.base), run_id=round_spec.run_id, root=Path(round_spec.root))
+        run = Run(Path(round_spec.folder))
     else:
-        run = Run(base=Path(settings.directory), run_id=new_run_id(), root=config.rootpath)
+        run = RunsFolder(Path(settings.directory)).new_run()
+    root = config.rootpath
     namespace = config.known_args_namespace
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
     if not distributed:
-        return Role.SOLO, run, round_spec
+        return Role.SOLO, run, root, round_spec
     os.environ[HANDOVER] = json.dumps(
         {
             "pid": os.getpid(),
-            "base": str(run.base),
-            "run_id": run.run_id,
-            "root": str(run.root),
+            "folder": str(run),
+            "root": str(root),
             "round": round_spec and os.environ[ROUND_VARIABLE],
         }
     )
-    return Role.CONTROLLER, run, round_spec
+    return Role.CONTROLLER, run, root, round_spec

@@ -14,10 +14,10 @@ from pytest_negativa.errors import NegativaError, StoreError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.settings.globs import matches
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TraceError
-from pytest_negativa.tracing.files import trace_file_name
 from pytest_negativa.tracing.gpu import has_gpu
-from pytest_negativa.tracing.start import Run, Tracing, make_header, start_tracing
+from pytest_negativa.tracing.start import Tracing, make_header, start_tracing
 
 HANDOVER = "NEGATIVA_SESSION"
 """The variable by which pytest-xdist's workers, which inherit it, learn of their controller."""
@@ -59,11 +59,13 @@ class TracedProcess:
         settings: Settings,
         role: Role,
         run: Run,
+        root: Path,
         *,
         in_round: bool,
     ) -> None:
         self.role = role
         self.run = run
+        self._root = root
         self.not_traced: str | None = None
         self.is_faulty = False
         self._config = config
@@ -90,6 +92,7 @@ class TracedProcess:
             return start_tracing(
                 self.run,
                 self.role,
+                root=self._root,
                 worker=os.environ.get("PYTEST_XDIST_WORKER"),
                 launches=self._settings.trace.level is TraceLevel.LAUNCH,
                 replay=replay,
@@ -104,8 +107,8 @@ class TracedProcess:
     def _start_own_detector(self) -> Tracing | None:
         """A detector that a plugin brings, if one does."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        header = make_header(self.run, self.role, detector="plugin", worker=worker)
-        path = self.run.trace_dir / trace_file_name(self.run.run_id, os.getpid())
+        header = make_header(self.run, self.role, root=self._root, detector="plugin", worker=worker)
+        path = self.run.new_trace_file()
         try:
             detector = self._config.hook.pytest_negativa_register_detector(
                 settings=self._settings, path=path, header=header

@@ -28,8 +28,6 @@ from pytest_negativa.models.outcomes import (
 )
 from pytest_negativa.storage.jsonl import LineWriter
 
-FILE_NAME = "tests.jsonl"
-
 _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
 # What pytest-xdist writes as the phase of a test whose worker crashed.
@@ -189,11 +187,6 @@ def _outcome(record: PhaseReported) -> Outcome | None:
 def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
     """Results by node id; of several with one id the last."""
     return {result.nodeid: result for result in results}
-
-
-def outcomes_file(folder: Path) -> Path:
-    """Where a run's folder holds its outcomes."""
-    return folder / FILE_NAME
 
 
 class CommandOutcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.storage.atomic import write_atomically
+
+_T = TypeVar("_T")
 
 _SCHEMA_SUFFIX = ".schema.json"
 
@@ -40,7 +42,6 @@ def decode_hook(wanted: type, value: Any) -> Any:
 
 
 _MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
-_MAP_DECODER = msgspec.json.Decoder(LibraryMap, dec_hook=decode_hook)
 
 
 class _Versioned(msgspec.Struct):
@@ -60,16 +61,41 @@ def decode_map(data: bytes, origin: str) -> LibraryMap:
     Raises:
         StoreError: not a map, or of a version that this release does not read.
     """
+    return decode_versioned(
+        data,
+        LibraryMap,
+        FORMAT_VERSION,
+        origin=origin,
+        what="a library map",
+        remedy="make the map again",
+    )
+
+
+def decode_versioned(
+    data: bytes, kind: type[_T], version: int, *, origin: str, what: str, remedy: str
+) -> _T:
+    """A record from JSON.
+
+    The version is checked before the rest, which another release may have in any other form.
+
+    Args:
+        version: the ``format_version`` that this release reads.
+        origin: where the JSON is from, for messages.
+        what: what it should be, for messages: ``a plan``.
+        remedy: what to do about another version.
+
+    Raises:
+        StoreError: it is something else, or of another version.
+    """
     try:
-        version = _VERSION_DECODER.decode(data).format_version
-        if version != FORMAT_VERSION:
+        found = _VERSION_DECODER.decode(data).format_version
+        if found != version:
             raise StoreError(
-                f"{origin}: format_version {version}, this release reads {FORMAT_VERSION}; "
-                "make the map again"
+                f"{origin}: format_version {found}, this release reads {version}; {remedy}"
             )
-        return _MAP_DECODER.decode(data)
+        return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
     except (msgspec.DecodeError, ValueError) as e:
-        raise StoreError(f"{origin}: not a library map: {e}") from e
+        raise StoreError(f"{origin}: not {what} of this release: {e}") from e
 
 
 def save_map(library_map: LibraryMap, path: Path) -> None:
@@ -92,6 +118,16 @@ def load_map(path: Path) -> LibraryMap:
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_map(data, os.fspath(path))
+
+
+def write_record(path: Path, record: object, *, indent: int = 0) -> None:
+    """Write a record or plain value as JSON.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    data = msgspec.json.encode(record, enc_hook=encode_hook)
+    write_atomically(path, msgspec.json.format(data, indent=indent) if indent else data)
 
 
 def map_schema() -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
 from pytest_negativa.storage.atomic import write_atomically
-
-_FILE = "round.json"
+from pytest_negativa.storage.runs import Run
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
@@ -50,6 +49,6 @@ def save_round(round_spec: Round) -> Path:
     Raises:
         StoreError: it can't be written.
     """
-    path = Path(round_spec.base, round_spec.run_id, _FILE)
+    path = Run(Path(round_spec.folder)).round_file
     write_atomically(path, msgspec.json.encode(round_spec))
     return path

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.storage.outcomes import CommandOutcome, outcomes_file
+from pytest_negativa.storage.outcomes import CommandOutcome
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.start import Run, child_environment
+from pytest_negativa.tracing.start import child_environment
 
 # Where CUPTI lies: below site-packages (NVIDIA's wheels for CUDA 13 and 12), and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
@@ -27,7 +28,7 @@ class CommandNotFound(NegativaError):
     """There is no such command."""
 
 
-def run_traced(command: Sequence[str], run: Run) -> int:
+def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
     """Run ``command``, traced, with this process's own input and output; its exit status.
 
     A command killed by a signal gives 128 plus the signal's number, as shells do.
@@ -38,8 +39,8 @@ def run_traced(command: Sequence[str], run: Run) -> int:
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
-    environ = traced_environment(os.environ, run)
-    outcome = CommandOutcome(outcomes_file(run.folder), command)
+    environ = traced_environment(os.environ, run, root)
+    outcome = CommandOutcome(run.outcomes_file, command)
     begin = time.monotonic()
     try:
         status = subprocess.run(command, env=environ, check=False).returncode
@@ -49,7 +50,7 @@ def run_traced(command: Sequence[str], run: Run) -> int:
     return 128 - status if status < 0 else status
 
 
-def traced_environment(environ: Mapping[str, str], run: Run) -> dict[str, str]:
+def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict[str, str]:
     """``environ`` for a program that is traced from outside, into an existing folder.
 
     Raises:
@@ -67,7 +68,12 @@ def traced_environment(environ: Mapping[str, str], run: Run) -> dict[str, str]:
     except OSError as e:
         raise StoreError(f"{run.trace_dir}: cannot be created: {e.strerror}") from e
     changes = child_environment(
-        environ, run=run, injection=injection, cupti=find_cupti(sys.path), traced_pid=0
+        environ,
+        run=run,
+        root=root,
+        injection=injection,
+        cupti=find_cupti(sys.path),
+        traced_pid=0,
     )
     return {**environ, **changes}
 

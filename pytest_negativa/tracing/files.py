@@ -17,14 +17,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.jsonl import LineWriter
 
-SUFFIX = ".jsonl"
-
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
-
-
-def trace_file_name(run_id: str, pid: int) -> str:
-    """A name no other process uses, not even a later one with the same pid."""
-    return f"{run_id}.{pid}.{os.urandom(4).hex()}{SUFFIX}"
 
 
 class TraceWriter(LineWriter):

@@ -31,9 +31,10 @@ from pytest_negativa.models.trace import (
     TraceRecord,
     WarningRecord,
 )
+from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
-from pytest_negativa.tracing.files import SUFFIX, TraceWriter, read_trace
+from pytest_negativa.tracing.files import TraceWriter, read_trace
 from pytest_negativa.tracing.mappings import identify_library
 
 _MAX_NAMED = 5
@@ -48,14 +49,15 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        paths = sorted(folder.glob(f"*{SUFFIX}"))
-        found = tuple(map(read_trace, paths))
+        found = tuple(map(read_trace, find_traces(folder)))
         self.traces = tuple(t for t in found if t.header is not None)
         self.unreadable = tuple(
             f"{t.path}: {problem}" for t in found if t.header is None for problem in t.problems
         )
         if not found:
-            raise TraceError(f"{folder}: no recorded trace to replay, expected *{SUFFIX} files")
+            raise TraceError(
+                f"{folder}: no recorded trace to replay, expected *{TRACE_SUFFIX} files"
+            )
         if not self.traces:
             raise TraceError(f"no recorded trace can be replayed: {'; '.join(self.unreadable)}")
 

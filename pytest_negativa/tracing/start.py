@@ -1,18 +1,14 @@
 """Which process traces into which file, and what its children are told.
 
-A run's files lie in a folder of their own, ``.negativa/<run id>/trace``, so that two sessions
-in one folder don't mix and old files can't enter a new report. Each process writes one file;
-nobody writes into another's.
+Each run has a folder of its own for traces, so that two sessions in one folder don't mix and old
+files can't enter a new report. Each process writes one file, and no other process writes into it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-import time
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,13 +20,12 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
-from pytest_negativa.tracing.files import SUFFIX, TraceWriter, trace_file_name
+from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.mappings import loaded_cupti
 from pytest_negativa.tracing.native import injection_library
-
-FOLDER = ".negativa"
 
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
@@ -44,49 +39,13 @@ _VARIABLES = (
     _CHAINED,
     _INJECTION,
 )
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def new_run_id() -> str:
-    """An id that sorts by time and no other run has."""
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A traced run: its id and its place.
-
-    Attributes:
-        base: the folder for all runs' files, usually ``<rootdir>/.negativa``.
-        root: pytest's rootdir, against which paths of the project can be understood.
-    """
-
-    base: Path
-    run_id: str
-    root: Path
-
-    def __post_init__(self) -> None:
-        # It becomes part of file names, and may come from another process.
-        if not _RUN_ID.fullmatch(self.run_id):
-            raise ValueError(f"bad run id {self.run_id!r}")
-
-    @property
-    def folder(self) -> Path:
-        return self.base / self.run_id
-
-    @property
-    def trace_dir(self) -> Path:
-        return self.folder / "trace"
-
-    def trace_files(self) -> tuple[Path, ...]:
-        """The traces written so far, by all processes."""
-        return tuple(sorted(self.trace_dir.glob(f"*{SUFFIX}")))
 
 
 def child_environment(
     environ: Mapping[str, str],
     *,
     run: Run,
+    root: Path,
     injection: Path | None,
     cupti: str | None,
     traced_pid: int,
@@ -98,6 +57,7 @@ def child_environment(
     had set there is handed on, for the library to load first.
 
     Args:
+        root: see ``start_tracing``.
         injection: the native library; None: children can't be traced, nothing is set.
         cupti: the file of the CUPTI that this process uses, if known.
     """
@@ -107,7 +67,7 @@ def child_environment(
         _INJECTION: str(injection),
         "NEGATIVA_TRACE_DIR": str(run.trace_dir),
         "NEGATIVA_RUN_ID": run.run_id,
-        "NEGATIVA_ROOT": str(run.root),
+        "NEGATIVA_ROOT": str(root),
         "NEGATIVA_TRACED_PID": str(traced_pid),
     }
     if cupti is not None:
@@ -163,6 +123,7 @@ def start_tracing(
     run: Run,
     role: Role,
     *,
+    root: Path,
     worker: str | None = None,
     launches: bool = False,
     replay: Path | None = None,
@@ -172,6 +133,7 @@ def start_tracing(
     """Trace this process from now on, and the children that it starts.
 
     Args:
+        root: the folder against which paths of the project can be understood.
         worker: pytest-xdist's name of this worker.
         launches: count launches too (slower).
         replay: a folder with recorded traces to replay instead, on a machine without GPU.
@@ -183,25 +145,30 @@ def start_tracing(
         StoreError: the trace file can't be created.
     """
     if replay is not None:
-        return _start_replay(run, role, worker, replay, environ)
+        header = make_header(run, role, root=root, detector="replay", worker=worker)
+        return _start_replay(run, header, replay, environ)
     from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
     writer = TraceWriter(
-        run.trace_dir / trace_file_name(run.run_id, os.getpid()),
-        make_header(run, role, detector=cupti_version(), worker=worker),
+        run.new_trace_file(),
+        make_header(run, role, root=root, detector=cupti_version(), worker=worker),
     )
     detector = CuptiDetector(writer, launches=launches, environ=environ)
-    return trace_by(detector, run, children=children, environ=environ)
+    return trace_by(detector, run, root=root, children=children, environ=environ)
 
 
 def trace_by(
     detector: Detector,
     run: Run,
     *,
+    root: Path,
     children: bool = True,
     environ: MutableMapping[str, str] = os.environ,
 ) -> Tracing:
     """Start ``detector``, and set the environment so that child processes are traced, too.
+
+    Args:
+        root: see ``start_tracing``.
 
     Raises:
         TraceError: see ``Detector.start``. The trace says so, too.
@@ -213,6 +180,7 @@ def trace_by(
     changes = child_environment(
         environ,
         run=run,
+        root=root,
         injection=injection_library(),
         cupti=loaded_cupti(),
         traced_pid=os.getpid(),
@@ -246,14 +214,13 @@ def _start(detector: Detector) -> None:
 
 
 def _start_replay(
-    run: Run, role: Role, worker: str | None, folder: Path, environ: MutableMapping[str, str]
+    run: Run, header: Header, folder: Path, environ: MutableMapping[str, str]
 ) -> Tracing:
     from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
     recording = Recording(folder)
-    header = make_header(run, role, detector="replay", worker=worker)
     writer = TraceWriter(
-        run.trace_dir / trace_file_name(run.run_id, os.getpid()),
+        run.new_trace_file(),
         replace(header, replay=recording.replay),
     )
     detector = ReplayDetector(writer, recording)
@@ -261,7 +228,9 @@ def _start_replay(
     return Tracing(detector, environ, {})
 
 
-def make_header(run: Run, role: Role, *, detector: str, worker: str | None = None) -> Header:
+def make_header(
+    run: Run, role: Role, *, root: Path, detector: str, worker: str | None = None
+) -> Header:
     """The header of this process's trace."""
     return Header(
         format_version=TRACE_VERSION,
@@ -273,7 +242,7 @@ def make_header(run: Run, role: Role, *, detector: str, worker: str | None = Non
         executable=sys.executable,
         argv=tuple(_printable(argument) for argument in sys.argv),
         start_ns=System.time_ns(),
-        root=str(run.root),
+        root=str(root),
         worker=worker,
         python=sys.version.split()[0],
     )

@@ -14,12 +14,8 @@ from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import Versions
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
-from pytest_negativa.tracing.files import SUFFIX
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
-
-REDIRECT_LOGS = "redirect"
-"""The folder of a round for the redirect's logs."""
 
 # Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
@@ -82,7 +78,7 @@ class Attempt:
 
 def trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
     """The traces of all processes of the rounds."""
-    return [path for r in rounds for path in sorted((r.folder / "trace").glob(f"*{SUFFIX}"))]
+    return [path for r in rounds for path in r.run.trace_files()]
 
 
 def first_uses(usage: Usage) -> dict[str, set[str]]:
@@ -146,7 +142,7 @@ def gather_loads(
     incomplete: str | None = None
     logged: set[int] = set()
     for result in rounds:
-        logs = result.folder / REDIRECT_LOGS
+        logs = result.run.redirect_logs
         # It is missing if no library could be redirected.
         for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"

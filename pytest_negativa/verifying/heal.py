@@ -26,16 +26,14 @@ from pytest_negativa.planning.restore import (
     part_of,
 )
 from pytest_negativa.storage.outcomes import by_nodeid
-from pytest_negativa.storage.runs import load_healed, load_unhealed, save_healed, save_plans
+from pytest_negativa.storage.results import load_healed, load_unhealed, save_healed, save_plans
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.answers import Answers
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
 from pytest_negativa.verifying.evidence import Attempt, first_uses
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.rounds import conclusive_tests
 from pytest_negativa.verifying.verification import Verification
-
-STATE_FILE = "healing.jsonl"
-"""In a run's folder: the answers of all probes, by which an interrupted search goes on."""
 
 _ELSEWHERE = {
     CopyKind.OVERWRITTEN: "the tests fail wherever their libraries lie elsewhere: nothing that was "
@@ -109,7 +107,7 @@ def verify_and_heal(verification: Verification) -> Verdict:
 
     The verdict is that of the plans as they are saved.
     """
-    folder = verification.traced.folder
+    run = verification.traced.run
     budget = _Budget(verification.settings.verify)
     plans = _without_unfinished(verification)
     needed: list[NeededSpan] = []
@@ -119,7 +117,7 @@ def verify_and_heal(verification: Verification) -> Verdict:
     verdict = judge(attempt)
     if verdict.proved and plans.unfinished:
         whys.append("what an unfinished search had kept is not needed")
-        _save_healed_plans(folder, plans, ())
+        _save_healed_plans(run, plans, ())
     searches = 0
     while complete and not verdict.proved:
         if searches == _MAX_SEARCHES:
@@ -131,7 +129,7 @@ def verify_and_heal(verification: Verification) -> Verdict:
         whys += result.whys
         if result.spans:
             needed += result.spans
-            plans = _save_healed_plans(folder, plans, result.spans)
+            plans = _save_healed_plans(run, plans, result.spans)
             complete = result.complete
         elif plans.unfinished:
             # The verdict must be that of the plans as they are saved.
@@ -192,7 +190,7 @@ def search(
     left = len(caused) - len(tests)
     whys = (f"of {left} tests: {elsewhere}",) if left else ()
     question = _question(verification, plans.planned, candidates, tests)
-    answers = Answers(verification.traced.folder / STATE_FILE, question)
+    answers = Answers(verification.traced.run.answers_file, question)
 
     def probe(kept: frozenset[Part]) -> str | None:
         known = answers.get(kept)
@@ -272,9 +270,9 @@ def _without_unfinished(verification: Verification) -> _Plans:
     The plans of the run stay as they are until more is known.
     """
     traced = verification.traced
-    spans = load_healed(traced.folder)
+    spans = load_healed(traced.run)
     saved = _Plans(traced.planned, spans, frozenset())
-    unhealed = {p.library.path: p for p in load_unhealed(traced.folder)}
+    unhealed = {p.library.path: p for p in load_unhealed(traced.run)}
     if not unhealed:
         return saved
     now = {plan.library.path: plan for plan in traced.plans}
@@ -294,14 +292,14 @@ def _without_unfinished(verification: Verification) -> _Plans:
     )
 
 
-def _save_healed_plans(folder: Path, plans: _Plans, spans: Sequence[NeededSpan]) -> _Plans:
+def _save_healed_plans(run: Run, plans: _Plans, spans: Sequence[NeededSpan]) -> _Plans:
     """Give ``spans`` back in the plans, and make the result the run's plans."""
     planned = tuple(replace_fields(p, plan=give_back_spans(p.plan, spans)) for p in plans.planned)
     left = {span.library for span in spans if not span.complete}
     unhealed = [p.plan for p in plans.planned if p.plan.library.path in left]
     healed = _Plans(planned, (*plans.spans, *spans), frozenset())
-    save_healed(folder, healed.spans, unhealed)
-    save_plans(folder, [p.plan for p in planned])
+    save_healed(run, healed.spans, unhealed)
+    save_plans(run, [p.plan for p in planned])
     return healed
 
 

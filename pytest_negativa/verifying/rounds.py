@@ -21,10 +21,10 @@ from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
 from pytest_negativa.storage.outcomes import (
     CommandOutcome,
     by_nodeid,
-    outcomes_file,
     read_outcomes,
 )
 from pytest_negativa.storage.rounds import save_round
+from pytest_negativa.storage.runs import Run
 
 MAX_ROUNDS = 20
 """How many rounds in a row run the tests that a round before left out."""
@@ -68,7 +68,7 @@ class RoundResult:
     """How a round ended.
 
     Attributes:
-        folder: the round's files.
+        run: its files.
         session: its tests; a test that was cut short counts as crashed or timed out.
         status: exit status, negative for the signal that ended the program.
         silent: it was ended because no test began or ended for too long.
@@ -77,7 +77,7 @@ class RoundResult:
 
     name: str
     kind: RoundKind
-    folder: Path
+    run: Run
     session: SessionResult
     status: int
     silent: bool
@@ -109,8 +109,8 @@ def run_round(
         NegativaError: the program can't be started, or the folder can't be written.
     """
     round_file = save_round(round_spec)
-    folder = round_file.parent
-    outcomes = outcomes_file(folder)
+    run = Run(Path(round_spec.folder))
+    outcomes = run.outcomes_file
     command = program.command if round_spec.tests is None else program.again
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
@@ -135,9 +135,9 @@ def run_round(
         traced = read_outcomes(Path(expected)).exit_status if expected is not None else 0
         writer.finish(status, time.monotonic() - begin, traced=traced, silent=silent)
     return RoundResult(
-        name=round_spec.run_id,
+        name=run.run_id,
         kind=round_spec.kind,
-        folder=folder,
+        run=run,
         session=_read(outcomes, Outcome.TIMED_OUT if silent else Outcome.CRASHED),
         status=status,
         silent=silent,

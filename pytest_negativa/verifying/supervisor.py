@@ -13,8 +13,7 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
-from pytest_negativa.storage.runs import find_run, is_failed
-from pytest_negativa.tracing.start import new_run_id
+from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.rounds import Program, run_round
@@ -53,13 +52,14 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
         Interrupted: a signal asked this process to end.
     """
     status = 0
+    run: Run | None
     if trace_first:
-        status, folder = _trace(program, settings)
-        if folder is None:
+        status, run = _trace(program, settings)
+        if run is None:
             return status
     else:
-        folder = find_run(Path(settings.directory), Path(settings.run) if settings.run else None)
-    verification = Verification(load_traced_run(folder, settings), program, settings, _say)
+        run = RunsFolder(Path(settings.directory)).find(settings.run)
+    verification = Verification(load_traced_run(run, settings), program, settings, _say)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
@@ -70,23 +70,21 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
     return exit_code(verdict) or status
 
 
-def _trace(program: Program, settings: Settings) -> tuple[int, Path | None]:
-    """Run the traced session; its status, and its folder if it can be verified."""
+def _trace(program: Program, settings: Settings) -> tuple[int, Run | None]:
+    """Run the traced session; its status, and its run if that can be verified."""
     round_spec = Round(
         kind=RoundKind.TRACE,
         supervisor=os.getpid(),
-        base=settings.directory,
-        run_id=new_run_id(),
-        root=str(program.root),
+        folder=str(RunsFolder(Path(settings.directory)).new_run()),
         is_pytest=program.is_pytest,
     )
     result = run_round(program, round_spec, program.environ, None)
     status = result.status if result.status >= 0 else 128 - result.status
-    planned = (result.folder / "plan").is_dir()
-    if not planned or (is_failed(result.folder) and not settings.trace.accept_failed):
+    run = result.run
+    if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
         _say("negativa: nothing to verify: nothing was planned from the traced run")
         return status or 1, None
-    return status, result.folder
+    return status, run
 
 
 def _say(text: str) -> None:

@@ -30,13 +30,12 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.storage.outcomes import by_nodeid, outcomes_file
-from pytest_negativa.storage.runs import RECONSTRUCTED, write_record
+from pytest_negativa.storage.outcomes import by_nodeid
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.command import traced_environment
 from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.tracing.start import Run, new_run_id
 from pytest_negativa.verifying.evidence import (
-    REDIRECT_LOGS,
     Attempt,
     gather_loads,
     problems_of,
@@ -51,7 +50,6 @@ from pytest_negativa.verifying.rounds import (
 )
 from pytest_negativa.verifying.traced_run import TracedRun
 
-_VERIFY = "verify"
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 _LEAST_SILENCE = 60.0
 _TIMES_SILENCE = 5.0
@@ -71,8 +69,8 @@ class Verification:
         self.program = program
         self.settings = settings
         self.say = say
-        self.folder = traced.folder / _VERIFY / new_run_id()
-        self.copies = Path(settings.directory) / RECONSTRUCTED
+        self.folder = traced.run.new_verification()
+        self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -118,7 +116,7 @@ class Verification:
         )
         if not reconstruction.libraries:
             return reconstruction, None
-        path = self.folder / "redirect.table"
+        path = self.folder.table_file
         originals = [c.library.path for c in reconstruction.libraries]
         write_table(make_table(self.copies, originals), path)
         return reconstruction, path
@@ -139,34 +137,33 @@ class Verification:
         self, kind: RoundKind, tests: Sequence[str] | None, table: Path | None
     ) -> RoundResult:
         """Run a single round; see ``run``."""
+        run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         round_spec = Round(
             kind=kind,
             supervisor=os.getpid(),
-            base=str(self.folder),
-            run_id=f"{len(self._rounds) + 1:03}-{kind.value}",
-            root=str(self.program.root),
+            folder=str(run),
             is_pytest=self.program.is_pytest,
             tests=None if tests is None else tuple(tests),
-            expected=str(outcomes_file(self.traced.folder)),
+            expected=str(self.traced.run.outcomes_file),
             stop_at_failure=kind is RoundKind.PROBE,
         )
         # No other process may rewrite the copies while the tests run on them.
         held = contextlib.nullcontext() if table is None else hold_copies(self.copies)
         with held:
-            environ = self._environment(round_spec, table)
+            environ = self._environment(run, table)
             result = run_round(self.program, round_spec, environ, self._silence_limit())
         self._rounds.append(result)
         return result
 
     def write(self, verdict: Verdict) -> Path:
         """Write ``verdict.json`` into the verification's folder and the run's."""
-        write_record(self.folder / "verdict.json", verdict, indent=1)
+        write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
         return self._record
 
     @property
     def _record(self) -> Path:
-        return self.traced.folder / "verdict.json"
+        return self.traced.run.verdict_file
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:
@@ -177,17 +174,15 @@ class Verification:
         whys = {path: why_not_replaceable(self.copies, path) for path in paths}
         return {path: why for path, why in whys.items() if why is not None}
 
-    def _environment(self, round_spec: Round, table: Path | None) -> Mapping[str, str]:
-        folder = Path(round_spec.base, round_spec.run_id)
+    def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.program.environ)
         if table is not None:
-            logs = folder / REDIRECT_LOGS
+            logs = run.redirect_logs
             make_logs_folder(logs, Path(self.settings.directory))
             environ.update(redirect_environment(environ, table, logs))
         if self.program.is_pytest:
             return environ
-        run = Run(base=self.folder, run_id=round_spec.run_id, root=self.program.root)
-        return traced_environment(environ, run)
+        return traced_environment(environ, run, self.program.root)
 
     def _silence_limit(self) -> float | None:
         given = self.settings.verify.timeout

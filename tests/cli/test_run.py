@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.storage.runs import mark_failed, point_latest
+from pytest_negativa.storage.runs import Run
 from tests.support.libraries import ROOT
 from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
 
@@ -146,9 +146,9 @@ def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
 
 def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
     trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
-    run = trace.parents[1].resolve()
-    mark_failed(run, "2 tests failed")
-    point_latest(run)
+    run = Run(trace.parents[1].resolve())
+    run.mark_failed("2 tests failed")
+    run.make_latest()
 
     done = recorded.negativa("locate", status=1)
     assert "nothing is planned from this run: 2 tests failed (trace.accept_failed" in done.stdout
@@ -184,7 +184,7 @@ def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command
     for name in ("run-1", "run-2"):
         recorded.negativa("locate", "--run", f".negativa/{name}")
     bad = recorded.results / "run-3"
-    mark_failed(bad, "2 tests failed")
+    Run(bad).mark_failed("2 tests failed")
     recorded.negativa("locate", "--run", bad, status=1)
     assert (recorded.results / "latest").resolve() == bad
 

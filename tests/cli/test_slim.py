@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.records import save_map
-from pytest_negativa.storage.runs import write_record
+from pytest_negativa.storage.records import save_map, write_record
 from tests.support.compacting import needs_compiler
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import HOST, ONE, TWO, Made

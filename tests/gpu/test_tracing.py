@@ -14,9 +14,10 @@ import pytest
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.start import Run, child_environment
+from pytest_negativa.tracing.start import child_environment
 from tests.support.libraries import ROOT, SUPPORT
 
 HERE = Path(__file__).parent
@@ -134,10 +135,15 @@ def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
     program = tmp_path / "program"
     source = str(HERE / "program.cu")
     subprocess.run([nvcc, "-arch=native", "-o", str(program), source], check=True)
-    run = Run(base=tmp_path, run_id="run-1", root=tmp_path)
+    run = Run(tmp_path / "run-1")
     run.trace_dir.mkdir(parents=True)
     changes = child_environment(
-        os.environ, run=run, injection=injection, cupti=None, traced_pid=os.getpid()
+        os.environ,
+        run=run,
+        root=tmp_path,
+        injection=injection,
+        cupti=None,
+        traced_pid=os.getpid(),
     )
     changes["PYTEST_CURRENT_TEST"] = "t.py::test_program (call)"
     command = [str(program), *(["forever"] if forever else [])]

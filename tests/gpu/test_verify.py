@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
-from pytest_negativa.storage.runs import load_planned, save_plans
+from pytest_negativa.storage.results import load_planned, save_plans
+from pytest_negativa.storage.runs import Run
 from tests.support.libraries import EXAMPLES
 
 HERE = Path(__file__).parent
@@ -190,7 +191,7 @@ class Project:
         name = f"_Z10kernel_{library}_{kernel}Pi"
         [(planned, trimmed)] = [
             (planned, trimmed)
-            for planned in load_planned(self.run)
+            for planned in load_planned(Run(self.run))
             for trimmed in planned.plan.trimmed
             if trimmed.kept == (name,)
         ]
@@ -204,7 +205,7 @@ class Project:
         faulty = replace(trimmed, kept=(), unused=tuple(every))
         others = [t for t in planned.plan.trimmed if t is not trimmed]
         both = tuple(sorted([*others, faulty], key=lambda t: t.start))
-        save_plans(self.run, [replace(planned.plan, trimmed=both)])
+        save_plans(Run(self.run), [replace(planned.plan, trimmed=both)])
         return name
 
 

@@ -15,28 +15,24 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.storage.runs import (
-    failure_of,
-    find_run,
-    is_failed,
+from pytest_negativa.storage.results import (
     load_healed,
     load_planned,
     load_unhealed,
-    mark_failed,
-    point_latest,
+    load_usage,
     save_healed,
-    why_unplanned,
     write_run,
 )
+from pytest_negativa.storage.runs import Run, RunsFolder, new_run_id
 from tests.support.analyses import settings, used
 from tests.support.libraries import BIN
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    folder = tmp_path / ".negativa" / "run-1"
-    (folder / "trace").mkdir(parents=True)
-    return folder
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path / ".negativa" / "run-1")
+    run.trace_dir.mkdir(parents=True)
+    return run
 
 
 def analysis(tmp_path: Path, *names: str) -> Analysis:
@@ -49,15 +45,15 @@ def analysis(tmp_path: Path, *names: str) -> Analysis:
     return analyze(used(*paths), settings(tmp_path))
 
 
-def files(folder: Path) -> dict[str, list[str]]:
+def files(run: Run) -> dict[str, list[str]]:
     return {
-        name: sorted(p.name for p in (folder / name).iterdir())
-        for name in ("map", "plan", "spans")
-        if (folder / name).is_dir()
+        folder.name: sorted(p.name for p in folder.iterdir())
+        for folder in (run.map_dir, run.plan_dir, run.spans_dir)
+        if folder.is_dir()
     }
 
 
-def test_libraries_of_one_base_name(tmp_path: Path, run: Path) -> None:
+def test_libraries_of_one_base_name(tmp_path: Path, run: Run) -> None:
     found = analysis(tmp_path, "a/libx.so", "b/libx.so", "c/libx.so")
 
     written = write_run(run, found, with_plans=True)
@@ -66,18 +62,18 @@ def test_libraries_of_one_base_name(tmp_path: Path, run: Path) -> None:
     names = files(run)
     assert names["map"] == names["plan"] == names["spans"]
     assert len(names["map"]) == 3 and "libx.so.json" in names["map"]
-    paths = {json.loads((run / "spans" / n).read_text())["so_path"] for n in names["spans"]}
+    paths = {json.loads((run.spans_dir / n).read_text())["so_path"] for n in names["spans"]}
     assert paths == {str(tmp_path / folder / "libx.so") for folder in "abc"}
     for name in names["plan"]:
-        plan = json.loads((run / "plan" / name).read_text())
-        spans = json.loads((run / "spans" / name).read_text())
+        plan = json.loads((run.plan_dir / name).read_text())
+        spans = json.loads((run.spans_dir / name).read_text())
         assert plan["library"]["path"] == spans["so_path"]
     # By path, so the same in each run.
     write_run(run, found, with_plans=True)
     assert files(run) == names
 
 
-def test_what_is_no_longer_found_goes(tmp_path: Path, run: Path) -> None:
+def test_what_is_no_longer_found_goes(tmp_path: Path, run: Run) -> None:
     both = analysis(tmp_path, "liba.so", "libb.so")
     write_run(run, both, with_plans=True)
     one = analysis(tmp_path, "libb.so")
@@ -89,23 +85,23 @@ def test_what_is_no_longer_found_goes(tmp_path: Path, run: Path) -> None:
     assert files(run) == {"map": ["libb.so.json"], "plan": [], "spans": []}
 
 
-def test_latest_is_replaced(tmp_path: Path, run: Path) -> None:
-    link = tmp_path / ".negativa" / "latest"
+def test_latest_is_replaced(tmp_path: Path, run: Run) -> None:
+    link = RunsFolder(run.folder.parent).latest
     write_run(run, analysis(tmp_path), with_plans=True)
     assert link.is_symlink() and link.readlink() == Path("run-1")
-    other = tmp_path / ".negativa" / "run-2"
-    other.mkdir()
+    other = Run(run.folder.with_name("run-2"))
+    other.folder.mkdir()
     # What a killed process may have left.
     link.with_name(f".latest.{os.getpid()}").symlink_to("nowhere")
-    point_latest(other)
-    assert link.resolve() == other
+    other.make_latest()
+    assert link.resolve() == other.folder
     assert [p.name for p in link.parent.glob(".*")] == []
 
 
-def test_latest_is_never_absent(run: Path) -> None:
+def test_latest_is_never_absent(run: Run) -> None:
     """Whoever looks while it changes sees the old one or the new one."""
-    link = run.parent / "latest"
-    point_latest(run)
+    link = RunsFolder(run.folder.parent).latest
+    run.make_latest()
     absent = []
     done = threading.Event()
 
@@ -117,48 +113,48 @@ def test_latest_is_never_absent(run: Path) -> None:
     watcher = threading.Thread(target=look)
     watcher.start()
     for _ in range(500):
-        point_latest(run)
+        run.make_latest()
     done.set()
     watcher.join()
     assert not absent
 
 
-def test_latest_that_is_a_folder(run: Path) -> None:
-    (run.parent / "latest").mkdir()
+def test_latest_that_is_a_folder(run: Run) -> None:
+    (run.folder.parent / "latest").mkdir()
     with pytest.raises(StoreError, match="latest: cannot be written"):
-        point_latest(run)
+        run.make_latest()
 
 
 def test_a_folder_of_traces_gets_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
-    write_run(folder, analysis(tmp_path), with_plans=True)
-    assert (folder / "usage.json").exists()
+    write_run(Run(folder), analysis(tmp_path), with_plans=True)
+    assert Run(folder).usage_file.exists()
     assert not (tmp_path / "latest").is_symlink()
 
 
-def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Path) -> None:
+def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Run) -> None:
     write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
-    trace = json.loads((run / "trace.json").read_text())
+    trace = json.loads(run.negativa_ml_file.read_text())
     assert trace["loaded_sos"] == [str(tmp_path / "liba.so")]
     assert trace["detected_kernels"] == []
     assert trace["devices"] == ["9.0"]
 
 
-def test_failed(run: Path) -> None:
-    assert not is_failed(run) and failure_of(run) is None
-    mark_failed(run, "2 tests\nfailed")
-    assert is_failed(run) and failure_of(run) == "2 tests failed"
-    (run / "failed").write_text("")
-    assert failure_of(run) == "it is marked as failed"
+def test_failed(run: Run) -> None:
+    assert not run.is_failed and run.failure is None
+    run.mark_failed("2 tests\nfailed")
+    assert run.is_failed and run.failure == "2 tests failed"
+    (run.folder / "failed").write_text("")
+    assert run.failure == "it is marked as failed"
 
 
-def test_what_cannot_be_written(tmp_path: Path, run: Path) -> None:
-    (run / "plan").write_text("a file")
+def test_what_cannot_be_written(tmp_path: Path, run: Run) -> None:
+    run.plan_dir.write_text("a file")
     with pytest.raises(StoreError, match=r"plan/liba.so.json: cannot be written"):
         write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
 
 
-def test_what_was_written_is_loaded(tmp_path: Path, run: Path) -> None:
+def test_what_was_written_is_loaded(tmp_path: Path, run: Run) -> None:
     found = analysis(tmp_path, "a/libx.so", "b/libx.so", "liby.so")
     write_run(run, found, with_plans=True)
     loaded = load_planned(run)
@@ -166,17 +162,17 @@ def test_what_was_written_is_loaded(tmp_path: Path, run: Path) -> None:
     digest = hashlib.sha256((BIN / "libmultiarch.so").read_bytes()).hexdigest()
     for one in loaded:
         assert one.plan.library.sha256 == one.library_map.library.sha256 == digest
-    for path in (run / "spans").iterdir():
+    for path in run.spans_dir.iterdir():
         assert json.loads(path.read_text())["sha256"] == digest
 
 
-def test_what_cannot_be_loaded(tmp_path: Path, run: Path) -> None:
+def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
     with pytest.raises(StoreError, match="no plans here"):
         load_planned(run)
     write_run(run, analysis(tmp_path, "liba.so", "libb.so"), with_plans=True)
-    map_path, plan_path = (run / folder / "liba.so.json" for folder in ("map", "plan"))
+    map_path, plan_path = (d / "liba.so.json" for d in (run.map_dir, run.plan_dir))
     sound = {path: path.read_bytes() for path in (map_path, plan_path)}
-    other = (run / "map" / "libb.so.json").read_bytes()
+    other = (run.map_dir / "libb.so.json").read_bytes()
     old = sound[plan_path].replace(b'"format_version":1', b'"format_version":99', 1)
     for path, data, why in (
         (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
@@ -193,34 +189,61 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Path) -> None:
         load_planned(run)
 
 
-def test_a_run_is_found_by_its_own_name(run: Path) -> None:
-    base = run.parent
+def test_a_run_is_found_by_its_own_name(run: Run) -> None:
+    runs = RunsFolder(run.folder.parent)
     with pytest.raises(StoreError, match="latest: no traced run here; make one with"):
-        find_run(base)
-    point_latest(run)
-    assert find_run(base) == find_run(base, base / "latest") == find_run(base, run) == run
+        runs.find()
+    run.make_latest()
+    assert runs.find() == runs.find(str(runs.latest)) == runs.find(str(run)) == run
     with pytest.raises(OptionError, match="nowhere: no such folder"):
-        find_run(base, base / "nowhere")
+        runs.find(str(runs.folder / "nowhere"))
 
 
-def test_why_nothing_is_planned(tmp_path: Path, run: Path) -> None:
-    assert f"no plans here; make them with negativa locate --run {run}" in why_unplanned(run)
+def test_why_nothing_is_planned(tmp_path: Path, run: Run) -> None:
+    assert f"no plans here; make them with negativa locate --run {run}" in run.why_unplanned()
     write_run(run, analysis(tmp_path), with_plans=True)
-    assert why_unplanned(run).endswith("no plans here: no GPU code was loaded that is looked at")
-    assert why_unplanned(tmp_path).endswith("expected the folder of a run")
+    assert run.why_unplanned().endswith("no plans here: no GPU code was loaded that is looked at")
+    assert Run(tmp_path).why_unplanned().endswith("expected the folder of a run")
     # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
-    mark_failed(run, "1 test failed")
-    good, failed, bare = (run.parent / name for name in ("run-2", "run-3", "run-4"))
-    for folder in (good, failed):
-        write_run(folder, analysis(tmp_path, "liba.so"), with_plans=True)
-    mark_failed(failed, "1 test failed")
-    bare.mkdir()
-    assert f"trace again, or take the last good run: --run {good} (with" in why_unplanned(failed)
-    shutil.rmtree(good)
-    assert "take the last good run" not in why_unplanned(failed)
+    run.mark_failed("1 test failed")
+    good, failed, bare = (Run(run.folder.with_name(f"run-{n}")) for n in (2, 3, 4))
+    for traced in (good, failed):
+        write_run(traced, analysis(tmp_path, "liba.so"), with_plans=True)
+    failed.mark_failed("1 test failed")
+    bare.folder.mkdir()
+    assert f"trace again, or take the last good run: --run {good} (with" in failed.why_unplanned()
+    shutil.rmtree(good.folder)
+    assert "take the last good run" not in failed.why_unplanned()
 
 
-def test_what_healing_has_left(tmp_path: Path, run: Path) -> None:
+def test_run_ids_differ_and_sort_by_time() -> None:
+    ids = [new_run_id() for _ in range(20)]
+    assert len(set(ids)) == 20
+    assert len({i.split("-")[0] for i in ids}) <= 2
+
+
+def test_a_run_sees_its_own_traces_only(tmp_path: Path) -> None:
+    runs = [Run(tmp_path / f"run-{i}") for i in (1, 2)]
+    for one in runs:
+        one.trace_dir.mkdir(parents=True)
+        one.new_trace_file().touch()
+    [path] = runs[0].trace_files()
+    assert path.name.startswith(f"run-1.{os.getpid()}.")
+
+
+def test_names_of_traces_are_unique(run: Run) -> None:
+    assert len({run.new_trace_file() for _ in range(50)}) == 50
+
+
+def test_a_usage_of_another_release(run: Run) -> None:
+    """The version tells, whatever the rest of the file looks like."""
+    assert load_usage(run) is None
+    run.usage_file.write_text('{"format_version": 99, "unknown": []}')
+    with pytest.raises(StoreError, match=r"usage.json: format_version 99, .*; plan again"):
+        load_usage(run)
+
+
+def test_what_healing_has_left(tmp_path: Path, run: Run) -> None:
     assert load_healed(run) == () and load_unhealed(run) == ()
     spans = (NeededSpan(library="/l.so", start=1, end=2, test="t", region=0),)
     plans = tuple(one.plan for one in analysis(tmp_path, "liba.so").libraries)
@@ -228,8 +251,8 @@ def test_what_healing_has_left(tmp_path: Path, run: Path) -> None:
     assert load_healed(run) == spans and load_unhealed(run) == plans
     save_healed(run, spans, ())
     assert load_unhealed(run) == ()
-    (run / "unhealed.json").write_text("[1]")
-    (run / "healed.json").write_text("{")
+    run.unhealed_file.write_text("[1]")
+    run.healed_file.write_text("{")
     with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans: .*; remove it"):
         load_unhealed(run)
     with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans: .*; remove"):

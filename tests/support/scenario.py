@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.cupti import CuptiDetector
-from pytest_negativa.tracing.files import TraceWriter, trace_file_name
+from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.start import Run, make_header
+from pytest_negativa.tracing.start import make_header
 
 Call = Callable[..., None]
 PTX = b"// a comment\n.version 8.0\n.target sm_80\n.visible .entry k() { ret; }\n"
@@ -126,12 +127,12 @@ def play(call: Call, fatbin: Path) -> None:
 
 def main() -> None:
     which, folder, fatbin = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    run = Run(base=folder, run_id=RUN_ID, root=folder)
+    run = Run(folder / RUN_ID)
     context = Context(phase=Phase.CALL, nodeid='t.py::t["é\n"]', detail="d")
     if which == "python":
         writer = TraceWriter(
-            run.trace_dir / trace_file_name(RUN_ID, os.getpid()),
-            make_header(run, Role.SOLO, detector="python"),
+            run.new_trace_file(),
+            make_header(run, Role.SOLO, root=folder, detector="python"),
         )
         detector = CuptiDetector(writer)
         detector.set_context(context)

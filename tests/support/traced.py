@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TracerBusy
-from pytest_negativa.tracing.start import Run, Tracing, start_tracing, trace_by
+from pytest_negativa.tracing.start import Tracing, start_tracing, trace_by
 from tests.support.native_detector import NativeDetector
 
 
@@ -77,12 +78,13 @@ def killed(tracing: Tracing) -> None:
 
 def main() -> None:
     folder, detector, scene = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    run = Run(base=folder, run_id="run-1", root=folder)
+    run = Run(folder / "run-1")
 
     def start() -> Tracing:
         if detector == "native":
-            return trace_by(NativeDetector(run.trace_dir, run.run_id, role=Role.SOLO), run)
-        return start_tracing(run, Role.SOLO, launches=detector == "launches")
+            native = NativeDetector(run.trace_dir, run.run_id, role=Role.SOLO)
+            return trace_by(native, run, root=folder)
+        return start_tracing(run, Role.SOLO, root=folder, launches=detector == "launches")
 
     if scene == "busy":
         from cupti import cupti

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from pytest_negativa.models.trace import (
     TracedLibrary,
     TraceRecord,
 )
-from pytest_negativa.tracing.files import TraceWriter, trace_file_name
+from pytest_negativa.storage.runs import TRACE_SUFFIX
+from pytest_negativa.tracing.files import TraceWriter
 
 RUN = "20260102T030405Z-abcdef"
 LIBRARY = TracedLibrary(path="/site-packages/a/lib.so", size=10, mtime_ns=1, build_id="aa")
@@ -67,7 +69,9 @@ def records(
 
 
 def write(folder: Path, head: Header, lines: Sequence[TraceRecord], *, end: bool = True) -> Path:
-    writer = TraceWriter(folder / trace_file_name(head.run_id, head.pid), head)
+    writer = TraceWriter(
+        folder / f"{head.run_id}.{head.pid}.{os.urandom(4).hex()}{TRACE_SUFFIX}", head
+    )
     for line in lines:
         writer.write(line)
     if end:

@@ -13,8 +13,8 @@ import pytest
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import Context, Header, KernelRecord, Phase, WarningRecord
-from pytest_negativa.tracing.files import TraceWriter, read_trace, trace_file_name
-from tests.support.traces import RUN, header, records, write
+from pytest_negativa.tracing.files import TraceWriter, read_trace
+from tests.support.traces import header, records, write
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -23,10 +23,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert trace.header == header()
     assert list(trace.records) == lines
     assert not trace.torn and not trace.problems
-
-
-def test_names_of_files_are_unique() -> None:
-    assert len({trace_file_name(RUN, 7) for _ in range(50)}) == 50
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:

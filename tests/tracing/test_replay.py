@@ -9,17 +9,18 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.trace import Context, Phase, Role, TracedLibrary, Usage
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.replay import relocate
-from pytest_negativa.tracing.start import Run, start_tracing
+from pytest_negativa.tracing.start import start_tracing
 from tests.support.libraries import PLAIN, TRACES
 
 
 def replayed(tmp_path: Path, recording: Path, nodeids: tuple[str, ...] = ()) -> Usage:
-    run = Run(base=tmp_path, run_id="run-1", root=tmp_path)
-    tracing = start_tracing(run, Role.SOLO, replay=recording, environ={})
+    run = Run(tmp_path / "run-1")
+    tracing = start_tracing(run, Role.SOLO, root=tmp_path, replay=recording, environ={})
     for nodeid in nodeids:
         tracing.set_context(Context(phase=Phase.CALL, nodeid=nodeid))
     tracing.stop()

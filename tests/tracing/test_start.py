@@ -8,24 +8,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.files import read_trace
-from pytest_negativa.tracing.start import Run, child_environment, new_run_id, start_tracing
+from pytest_negativa.tracing.start import child_environment, start_tracing
 from tests.support.libraries import TRACES
 
+ROOT = Path("/project")
 INJECTION = Path("/lib/_injection.so")
 RECORDED = TRACES / "h200-ops"
 
 
 def a_run(base: Path) -> Run:
-    return Run(base=base, run_id="run-1", root=Path("/project"))
+    return Run(base / "run-1")
 
 
 def environment(environ: dict[str, str], injection: Path | None = INJECTION) -> dict[str, str]:
     return child_environment(
-        environ, run=a_run(Path("/b")), injection=injection, cupti="/c.so", traced_pid=7
+        environ,
+        run=a_run(Path("/b")),
+        root=ROOT,
+        injection=injection,
+        cupti="/c.so",
+        traced_pid=7,
     )
 
 
@@ -57,30 +62,10 @@ def test_without_the_native_library_nothing_is_set() -> None:
     assert environment({"CUDA_INJECTION64_PATH": "/nsys.so"}, injection=None) == {}
 
 
-def test_run_ids_differ_and_sort_by_time() -> None:
-    ids = [new_run_id() for _ in range(20)]
-    assert len(set(ids)) == 20
-    assert len({i.split("-")[0] for i in ids}) <= 2
-
-
-@pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a b", "a\n"])
-def test_bad_run_ids_are_refused(run_id: str) -> None:
-    with pytest.raises(ValueError, match="bad run id"):
-        Run(base=Path(), run_id=run_id, root=Path())
-
-
-def test_a_run_sees_its_own_files_only(tmp_path: Path) -> None:
-    runs = [Run(base=tmp_path, run_id=f"run-{i}", root=tmp_path) for i in (1, 2)]
-    for run in runs:
-        run.trace_dir.mkdir(parents=True)
-        (run.trace_dir / f"{run.run_id}.1.00000000.jsonl").touch()
-    assert [p.name for p in runs[0].trace_files()] == ["run-1.1.00000000.jsonl"]
-
-
 def test_replay_leaves_the_environment_alone(tmp_path: Path) -> None:
     environ = {"A": "b"}
     tracing = start_tracing(
-        a_run(tmp_path), Role.WORKER, worker="gw1", replay=RECORDED, environ=environ
+        a_run(tmp_path), Role.WORKER, root=ROOT, worker="gw1", replay=RECORDED, environ=environ
     )
     tracing.set_context(Context(phase=Phase.CALL, nodeid="t.py::t"))
     tracing.drain()
@@ -103,11 +88,12 @@ from pathlib import Path
 sys.modules["cupti"] = None
 from pytest_negativa.models.trace import Role
 from pytest_negativa.tracing.detector import TracerUnavailable
-from pytest_negativa.tracing.start import Run, start_tracing
-run = Run(base=Path(sys.argv[1]), run_id="run-1", root=Path("/project"))
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.start import start_tracing
+run = Run(Path(sys.argv[1], "run-1"))
 before = dict(os.environ)
 try:
-    start_tracing(run, Role.SOLO)
+    start_tracing(run, Role.SOLO, root=Path("/project"))
 except TracerUnavailable as e:
     print(json.dumps([str(e), before == dict(os.environ)]))
 """

@@ -17,6 +17,7 @@ from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
 from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.evidence import Attempt, LoadEvidence
 from pytest_negativa.verifying.judge import (
     TestEvidence,
@@ -218,9 +219,15 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
     """An attempt whose facts come from no file and no process."""
     plan, reconstruction = made
     usage = used(Path(plan.library.path), regions=(1,))
-    traced = TracedRun(Path("run"), (), usage, session(*results(a=Outcome.PASSED).values()))
+    traced = TracedRun(Run(Path("run")), (), usage, session(*results(a=Outcome.PASSED).values()))
     result = RoundResult(
-        "001-verify", RoundKind.VERIFY, Path("round"), session(*tests), 0, silent=False, seconds=2
+        "001-verify",
+        RoundKind.VERIFY,
+        Run(Path("round")),
+        session(*tests),
+        0,
+        silent=False,
+        seconds=2,
     )
     return Attempt(
         traced=traced,

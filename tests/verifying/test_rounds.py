@@ -18,6 +18,7 @@ from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.storage.rounds import current_round
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import (
     MAX_ROUNDS,
     Program,
@@ -32,9 +33,7 @@ def round_spec(folder: Path, name: str = "001", *, is_pytest: bool = False) -> R
     return Round(
         kind=RoundKind.VERIFY,
         supervisor=os.getpid(),
-        base=str(folder),
-        run_id=name,
-        root=str(folder),
+        folder=str(folder / name),
         is_pytest=is_pytest,
     )
 
@@ -178,7 +177,7 @@ class Sessions:
             exit_status=None if died else 0,
             context_lost=lost,
         )
-        return RoundResult("", RoundKind.VERIFY, Path(), session, 0, silent=False, seconds=0)
+        return RoundResult("", RoundKind.VERIFY, Run(Path()), session, 0, silent=False, seconds=0)
 
     def run(self, wanted: Sequence[str] | None = None) -> list[RoundResult]:
         return list(run_all(self.start, wanted, self.tests))

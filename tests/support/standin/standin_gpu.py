@@ -15,12 +15,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.models.trace import Context, Device, DeviceRecord, Header, Phase, Role
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.files import TraceWriter, trace_file_name
+from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import ImageResolver
 from pytest_negativa.tracing.mappings import Mappings, parse_maps
 from pytest_negativa.tracing.recorder import Recorder
-from pytest_negativa.tracing.start import Run, make_header
+from pytest_negativa.tracing.start import make_header
 
 DEVICE = Device(
     name="Stand-in",
@@ -86,10 +87,9 @@ def pytest_negativa_register_detector(path: Path, header: Header) -> StandInDete
 
 def trace_program() -> StandInDetector:
     """Trace this process into the folder that ``negativa verify`` and the like name."""
-    folder = Path(os.environ["NEGATIVA_TRACE_DIR"])
-    run = Run(base=folder.parents[1], run_id=os.environ["NEGATIVA_RUN_ID"], root=Path.cwd())
-    header = make_header(run, Role.CHILD, detector="stand-in")
-    detector = StandInDetector(folder / trace_file_name(run.run_id, os.getpid()), header)
+    run = Run(Path(os.environ["NEGATIVA_TRACE_DIR"]).parent)
+    header = make_header(run, Role.CHILD, root=Path.cwd(), detector="stand-in")
+    detector = StandInDetector(run.new_trace_file(), header)
     detector.start()
     detector.set_context(Context(phase=Phase.PROCESS))
     return detector

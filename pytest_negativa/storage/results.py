@@ -1,0 +1,229 @@
+"""What analysis and verification leave in a run's folder: usage, maps, plans, healing, verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
+from pytest_negativa.models.trace import USAGE_VERSION, Usage
+from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
+from pytest_negativa.storage.records import decode_versioned, load_map, save_map, write_record
+from pytest_negativa.storage.runs import Run
+
+_T = TypeVar("_T")
+_V = TypeVar("_V", LibraryPlan, Usage, Verdict)
+
+
+def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
+    """Write what was found, and return the names of what was written, for the report.
+
+    Args:
+        run: the run.
+        analysis: what to write.
+        with_plans: False for a run that must not feed a plan: neither plans nor spans then.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    names = _file_names(analysis.libraries)
+    write_record(run.usage_file, analysis.usage)
+    write_record(run.negativa_ml_file, negativa_ml_trace(analysis.usage))
+    for library in analysis.libraries:
+        name = names[library.plan.library.path]
+        save_map(library.library_map, run.map_dir / name)
+        if with_plans:
+            _save_plan(run, name, library.plan)
+    _remove_others(run.map_dir, names.values())
+    for folder in (run.plan_dir, run.spans_dir):
+        _remove_others(folder, names.values() if with_plans else ())
+    # A folder that holds nothing but traces, such as a recording, is no run's.
+    if run.trace_dir.is_dir():
+        run.make_latest()
+    folders = (run.map_dir, *((run.plan_dir, run.spans_dir) if with_plans else ()))
+    return (
+        f"{run.trace_dir.name}/",
+        run.negativa_ml_file.name,
+        run.usage_file.name,
+        *(f"{folder.name}/" for folder in folders if analysis.libraries),
+    )
+
+
+def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
+    """What Negativa-ML's ``trace.json`` holds, and what tells the two apart."""
+    return {
+        "format_version": usage.format_version,
+        "loaded_sos": [library.library.path for library in usage.libraries],
+        "detected_kernels": sorted({k.name for i in usage.iter_images() for k in i.kernels}),
+        "devices": [device.compute_capability for device in usage.devices],
+        "run_ids": list(usage.run_ids),
+    }
+
+
+def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
+    """A file name for each library: its own, with a mark where two share one."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for library in libraries:
+        path = library.plan.library.path
+        name = f"{Path(path).name}.json"
+        if name in taken:
+            mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+            name = f"{Path(path).name}.{mark}.json"
+        taken.add(name)
+        names[path] = name
+    return names
+
+
+def _remove_others(folder: Path, names: Collection[str]) -> None:
+    """Remove what an earlier look at the same run had left: it would feed what comes next."""
+    try:
+        for path in folder.glob("*.json"):
+            if path.name not in names:
+                path.unlink()
+    except OSError as e:
+        raise StoreError(f"{folder}: cannot be cleared: {e.strerror}") from e
+
+
+def load_plans(run: Run) -> tuple[LibraryPlan, ...]:
+    """The plans of a run, by library.
+
+    Raises:
+        StoreError: there are none, or one can't be read.
+    """
+    return tuple(_load_plan(path) for path in _plan_files(run))
+
+
+def load_planned(run: Run) -> tuple[AnalyzedLibrary, ...]:
+    """The maps and plans of a run, by library.
+
+    Raises:
+        StoreError: there are none, one can't be read, or a plan's map is not there.
+    """
+    found = []
+    for path in _plan_files(run):
+        plan = _load_plan(path)
+        library_map = load_map(run.map_dir / path.name)
+        if library_map.library != plan.library:
+            raise StoreError(
+                f"{path}: of {plan.library.path}, and the map of that name is of another state or "
+                "file; plan again (negativa locate)"
+            )
+        found.append(AnalyzedLibrary(library_map, plan))
+    return tuple(found)
+
+
+def save_plans(run: Run, plans: Iterable[LibraryPlan]) -> None:
+    """Write plans of a run anew, and the spans that follow from them.
+
+    Raises:
+        StoreError: a file can't be read or written.
+    """
+    changed = {plan.library.path: plan for plan in plans}
+    for path in _plan_files(run):
+        plan = changed.get((before := _load_plan(path)).library.path)
+        if plan is not None and plan != before:
+            _save_plan(run, path.name, plan)
+
+
+def _save_plan(run: Run, name: str, plan: LibraryPlan) -> None:
+    write_record(run.plan_dir / name, plan)
+    write_record(run.spans_dir / name, plan.spans(), indent=1)
+
+
+def _plan_files(run: Run) -> tuple[Path, ...]:
+    if not (paths := run.plan_files()):
+        raise StoreError(run.why_unplanned())
+    return paths
+
+
+def load_healed(run: Run) -> tuple[NeededSpan, ...]:
+    """What healing gave back in a run's plans, all in all.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    return _load_rows(run.healed_file, NeededSpan, "not a list of healed spans")
+
+
+def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]) -> None:
+    """Note what healing gave back, so that planning the run again keeps it.
+
+    Args:
+        spans: all of it, that of earlier healing too.
+        unhealed: where a search isn't finished, plans without what it gave back.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    path = run.unhealed_file
+    if unhealed:
+        write_record(path, tuple(unhealed))
+    write_record(run.healed_file, tuple(dict.fromkeys(spans)), indent=1)
+    if not unhealed:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+
+
+def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:
+    """Plans without what an unfinished search gave back; none where all are finished.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    return _load_rows(run.unhealed_file, LibraryPlan, "not a list of plans")
+
+
+def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
+    """The records of a file, or none where there is no file."""
+    if not path.exists():
+        return ()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
+    except (OSError, msgspec.DecodeError) as e:
+        raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
+
+
+def load_usage(run: Run) -> Usage | None:
+    """What a run used and loaded; None if it isn't located yet, or no run.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    if not run.usage_file.exists():
+        return None
+    what = "the usage of a traced run"
+    return _load_record(run.usage_file, Usage, USAGE_VERSION, what, "plan again (negativa locate)")
+
+
+def load_verdict(run: Run) -> Verdict | None:
+    """The last verdict on a run; None if there is none.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    if not run.verdict_file.exists():
+        return None
+    return _load_record(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+
+
+def _load_plan(path: Path) -> LibraryPlan:
+    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", "make the plan again")
+
+
+def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
+    """A record of a format that must be this release's."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
