@@ -8,33 +8,33 @@ one that stays refers stays, too, whatever the plan says.
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 
-from pytest_negativa.gpucode.cubin import (
-    SYMBOL,
-    is_cubin_header,
-    section_bytes,
-    section_headers,
+from pytest_negativa.gpucode.cubin import is_cubin_header, section_bytes, section_headers
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    REL,
+    RELA,
+    SHF_ALLOC,
+    SHF_EXECINSTR,
+    SHT_NOBITS,
+    SHT_PROGBITS,
+    SHT_REL,
+    SHT_RELA,
+    SYM,
+    Rel,
+    Rela,
+    RowLayout,
+    SectionHeader,
 )
-from pytest_negativa.gpucode.elf import ELF_HEADER
-from pytest_negativa.gpucode.elf_tables import SectionHeader
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from pytest_negativa.rewriting.edits import Edits, Fill
 
-# gABI.
-_SHT_PROGBITS = 1
-_SHT_RELA = 4
-_SHT_NOBITS = 8
-_SHT_REL = 9
-_SHF_ALLOC = 0x2
-_SHF_EXECINSTR = 0x4
-# r_offset, r_info (symbol in the upper half), and r_addend where there is one.
-_RELOCATIONS = {_SHT_REL: struct.Struct("<QQ"), _SHT_RELA: struct.Struct("<QQq")}
+_RELOCATIONS: dict[int, RowLayout[Rel] | RowLayout[Rela]] = {SHT_REL: REL, SHT_RELA: RELA}
 # "cuobjdump -elf" prints .nv.capmerc.text.NAME in cubins from sm_100 on: code in a second form.
 _CAPSULE_TYPE = 0x70000016
 
@@ -77,7 +77,7 @@ def overwrite_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Edi
 
 
 def _sections(cubin: bytes) -> list[SectionHeader]:
-    if not is_cubin_header(cubin) or len(cubin) < ELF_HEADER.size:
+    if not is_cubin_header(cubin) or len(cubin) < EHDR.size:
         raise CubinCodeError("not a cubin")
     return section_headers(cubin)
 
@@ -87,11 +87,11 @@ def _sections_of(
 ) -> dict[int, CodeRange]:
     """The sections that ``unused`` fills, each from its start to its end, by index."""
     by_range: dict[CodeRange, int] = {}
-    for index, (_, kind, flags, _, offset, size, *_) in enumerate(sections):
-        if kind == _CAPSULE_TYPE:
+    for index, section in enumerate(sections):
+        if section.sh_type == _CAPSULE_TYPE:
             raise CubinCodeError("has its code in a second form, which is not understood")
-        if kind == _SHT_PROGBITS and flags & _SHF_EXECINSTR:
-            by_range[CodeRange(offset, offset + size)] = index
+        if section.sh_type == SHT_PROGBITS and section.sh_flags & SHF_EXECINSTR:
+            by_range[CodeRange(section.sh_offset, section.file_end)] = index
     for code in unused:
         if code not in by_range:
             raise CubinCodeError(
@@ -102,15 +102,15 @@ def _sections_of(
 
 def _check_apart(cubin: bytes, sections: list[SectionHeader]) -> None:
     """No byte of the cubin is in two of its sections or tables, as in all that NVIDIA makes."""
-    header = ELF_HEADER.unpack_from(cubin)
+    header = EHDR.unpack_from(cubin)
     taken = [
-        (0, ELF_HEADER.size),
-        (header[5], header[5] + header[9] * header[10]),
-        (header[6], header[6] + header[11] * header[12]),
+        (0, EHDR.size),
+        (header.e_phoff, header.e_phoff + header.e_phentsize * header.e_phnum),
+        (header.e_shoff, header.e_shoff + header.e_shentsize * header.e_shnum),
     ]
-    taken += [(s[4], s[4] + s[5]) for s in sections if s[1] != _SHT_NOBITS]
-    # An empty one lies in nobody's way.
-    for (_, end), (start, _) in pairwise(sorted(t for t in taken if t[0] < t[1])):
+    taken += [(s.sh_offset, s.file_end) for s in sections if s.sh_type != SHT_NOBITS]
+    # An empty section overlaps nothing.
+    for (_, end), (start, _) in pairwise(sorted((s, e) for s, e in taken if s < e)):
         if end > start:
             raise CubinCodeError(f"the section or table at {start:#x} overlaps what is before it")
 
@@ -125,22 +125,23 @@ def _referred(
         owned[of].add(index)
     tables: defaultdict[int, list[SectionHeader]] = defaultdict(list)
     for section in sections:
-        target = section[7]
-        if section[1] not in _RELOCATIONS or not section[5]:
+        target = section.sh_info
+        if section.sh_type not in _RELOCATIONS or not section.sh_size:
             continue
-        if target >= len(sections) or section[6] >= len(sections):
+        if target >= len(sections) or section.sh_link >= len(sections):
             raise CubinCodeError("a relocation table names sections that are not there")
         # Debugging information refers to everything and is not loaded.
-        if sections[target][2] & _SHF_ALLOC:
+        if sections[target].sh_flags & SHF_ALLOC:
             tables[target].append(section)
     symbols: dict[int, dict[int, int]] = {}
     referred: set[int] = set()
     waiting = [target for target in tables if target not in candidates]
     while waiting:
         for table in tables[waiting.pop()]:
-            if table[6] not in symbols:
-                symbols[table[6]] = _symbols_in(cubin, sections[table[6]], candidates)
-            known = symbols[table[6]]
+            link = table.sh_link
+            if link not in symbols:
+                symbols[link] = _symbols_in(cubin, sections[link], candidates)
+            known = symbols[link]
             new = {known[s] for s in _symbols_of(cubin, table) if s in known} - referred
             # Code stays with all that is its own, and what is its own never without it: a table
             # of such a section is the function's, too.
@@ -153,20 +154,20 @@ def _referred(
 
 def _symbols_of(cubin: bytes, table: SectionHeader) -> Iterator[int]:
     """The symbols that a relocation table names, by index."""
-    layout = _RELOCATIONS[table[1]]
+    layout = _RELOCATIONS[table.sh_type]
     rows = section_bytes(cubin, table, "relocations")
     if len(rows) % layout.size:
         raise CubinCodeError(f"{len(rows)} bytes of relocations, expected whole entries")
-    return (row[1] >> 32 for row in layout.iter_unpack(rows))
+    return (row.symbol for row in layout.iter_unpack(rows))
 
 
 def _symbols_in(cubin: bytes, table: SectionHeader, wanted: frozenset[int]) -> dict[int, int]:
     """The symbols that lie in the sections ``wanted``: section by symbol, both by index."""
     rows = section_bytes(cubin, table, "symbol table")
-    if len(rows) % SYMBOL.size:
+    if len(rows) % SYM.size:
         raise CubinCodeError(f"symbol table of {len(rows)} bytes, expected whole entries")
     return {
-        index: symbol[3]
-        for index, symbol in enumerate(SYMBOL.iter_unpack(rows))
-        if symbol[3] in wanted
+        index: section
+        for index, (_, _, _, section, _, _) in enumerate(SYM.struct.iter_unpack(rows))
+        if section in wanted
     }

@@ -22,21 +22,24 @@ import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_negativa.gpucode.cubin import SECTION_HEADER, SYMBOL, section_bytes
-from pytest_negativa.gpucode.elf import ELF_HEADER
-from pytest_negativa.gpucode.elf_tables import SectionHeader
+from pytest_negativa.gpucode.cubin import section_bytes
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    SHDR,
+    SHF_EXECINSTR,
+    SHN_XINDEX,
+    SHT_NOBITS,
+    SHT_PROGBITS,
+    SHT_REL,
+    SHT_RELA,
+    SHT_SYMTAB,
+    SYM,
+    SectionHeader,
+    string_at,
+)
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.rewriting.edits import Patch
 
-# gABI.
-_SHT_NULL = 0
-_SHT_PROGBITS = 1
-_SHT_SYMTAB = 2
-_SHT_RELA = 4
-_SHT_NOBITS = 8
-_SHT_REL = 9
-_SHF_EXECINSTR = 0x4
-_SHN_XINDEX = 0xFFFF
 # "cuobjdump -elf" prints CUDA_INFO for .nv.info and .nv.info.NAME, CUDA_CALLGRAPH for the other.
 _SHT_CUDA_INFO = 0x70000000
 _SHT_CUDA_CALLGRAPH = 0x70000001
@@ -45,7 +48,7 @@ _PARTS_WITH_STRINGS = (0xFFFFFFFE, 0xFFFFFFFD)
 _PARTS = range(0xFFFFFFFC, 0x100000000)
 _PAIR = struct.Struct("<II")
 # What sections of a function are, all of which name its code section in sh_info.
-_OWNED_TYPES = (_SHT_PROGBITS, _SHT_NOBITS, _SHT_REL, _SHT_RELA, _SHT_CUDA_INFO)
+_OWNED_TYPES = (SHT_PROGBITS, SHT_NOBITS, SHT_REL, SHT_RELA, _SHT_CUDA_INFO)
 _CODE_PREFIX = b".text."
 # What code sections are aligned to, and the least that one has.
 _CODE_LEFT = 128
@@ -65,7 +68,7 @@ class CubinTables:
     def __init__(self, cubin: bytes, sections: list[SectionHeader]) -> None:
         self._cubin = cubin
         self._sections = sections
-        self._header = ELF_HEADER.unpack_from(cubin)
+        self._header = EHDR.unpack_from(cubin)
         self._names = self._section_names()
 
     def owned_by(self, code: Collection[int]) -> dict[int, int]:
@@ -77,7 +80,7 @@ class CubinTables:
         # Relocations of a constant bank: deeper it doesn't go, but in crafted files.
         for _ in range(2):
             owner |= {
-                index: owner[section[7]]
+                index: owner[section.sh_info]
                 for index, section in enumerate(self._sections)
                 if index not in owner and self._is_for(index, section, owner)
             }
@@ -93,30 +96,34 @@ class CubinTables:
         Returns:
             Patches that are disjoint; none if symbols have section indices that don't fit.
         """
-        symbols = [s for s in self._sections if s[1] == _SHT_SYMTAB]
-        if any(row[3] == _SHN_XINDEX for table in symbols for row in self._rows(table)):
+        symbols = [s for s in self._sections if s.sh_type == SHT_SYMTAB]
+        if any(
+            shndx == SHN_XINDEX for table in symbols for _, _, _, shndx, _, _ in self._rows(table)
+        ):
             return
-        headers = [SECTION_HEADER.pack(*section) for section in self._sections]
+        headers = [SHDR.pack(section) for section in self._sections]
         for index in owned:
             section = self._sections[index]
-            if section[1] != _SHT_NOBITS and section[5]:
-                yield Patch(section[4], bytes(section[5]))
-            headers[index] = SECTION_HEADER.pack(*[_SHT_NULL] * 10)
+            if section.sh_type != SHT_NOBITS and section.sh_size:
+                yield Patch(section.sh_offset, bytes(section.sh_size))
+            # Of type SHT_NULL.
+            headers[index] = bytes(SHDR.size)
         for table in symbols:
             if rows := b"".join(self._emptied_symbols(table, {*code}, {*owned})):
-                yield Patch(table[4], rows)
+                yield Patch(table.sh_offset, rows)
         yield from self._empty_names(headers, {*code}, {*owned}, symbols)
-        yield Patch(self._header[6], b"".join(headers))
+        yield Patch(self._header.e_shoff, b"".join(headers))
 
     def _section_names(self) -> list[bytes]:
-        table = self._content(self._header[13], "section names")
-        return [_string_at(table, section[0]) for section in self._sections]
+        table = self._content(self._header.e_shstrndx, "section names")
+        return [_name_at(table, section.sh_name) for section in self._sections]
 
     def _is_for(self, index: int, section: SectionHeader, owner: Mapping[int, int]) -> bool:
         """``.nv.info.NAME`` for ``.text.NAME``, ``.rel.nv.constant0.NAME`` for that without rel."""
-        kind, flags, of = section[1], section[2], section[7]
+        of = section.sh_info
         # Of code, sh_info is a symbol.
-        if kind not in _OWNED_TYPES or flags & _SHF_EXECINSTR or of not in owner:
+        is_code = section.sh_flags & SHF_EXECINSTR
+        if section.sh_type not in _OWNED_TYPES or is_code or of not in owner:
             return False
         name = self._names[of]
         if owner[of] == of:
@@ -130,20 +137,20 @@ class CubinTables:
 
     def _rows(self, table: SectionHeader) -> Iterator[tuple[int, ...]]:
         rows = section_bytes(self._cubin, table, "symbol table")
-        if len(rows) % SYMBOL.size:
+        if len(rows) % SYM.size:
             raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
-        return SYMBOL.iter_unpack(rows)
+        return SYM.struct.iter_unpack(rows)
 
     def _emptied_symbols(
         self, table: SectionHeader, code: set[int], owned: set[int]
     ) -> Iterator[bytes]:
-        for row in self._rows(table):
-            if row[3] in code:
-                yield SYMBOL.pack(0, *row[1:4], 0, 0)
-            elif row[3] in owned:
-                yield bytes(SYMBOL.size)
+        for name, info, other, shndx, value, size in self._rows(table):
+            if shndx in code:
+                yield SYM.struct.pack(0, info, other, shndx, 0, 0)
+            elif shndx in owned:
+                yield bytes(SYM.size)
             else:
-                yield SYMBOL.pack(*row)
+                yield SYM.struct.pack(name, info, other, shndx, value, size)
 
     def _empty_names(
         self,
@@ -154,18 +161,18 @@ class CubinTables:
     ) -> Iterator[Patch]:
         """Zeros over the names of what is gone, and one name for all code sections that are cut."""
         gone = code | owned
-        shstrndx = self._header[13]
+        shstrndx = self._header.e_shstrndx
         kept: dict[int, set[int]] = defaultdict(set)
         names = {self._names[index] for index in gone}
         names |= {self._names[index][len(_CODE_PREFIX) :] for index in code}
-        kept[shstrndx].update(s[0] for i, s in enumerate(self._sections) if i not in gone)
+        kept[shstrndx].update(s.sh_name for i, s in enumerate(self._sections) if i not in gone)
         for table in symbols:
-            strings = self._content(table[6], "symbol names")
-            for row in self._rows(table):
-                if row[3] in gone:
-                    names.add(_string_at(strings, row[0]))
+            strings = self._content(table.sh_link, "symbol names")
+            for name, _, _, shndx, _, _ in self._rows(table):
+                if shndx in gone:
+                    names.add(_name_at(strings, name))
                 else:
-                    kept[table[6]].add(row[0])
+                    kept[table.sh_link].add(name)
         strings_used = set(self._strings_of_call_graphs())
         names.discard(b"")
         for index, offsets in kept.items():
@@ -174,11 +181,11 @@ class CubinTables:
             if index == shstrndx:
                 self._cut_code(headers, emptied, code)
             if emptied:
-                yield Patch(section[4], bytes(emptied))
+                yield Patch(section.sh_offset, bytes(emptied))
 
     def _strings_of_call_graphs(self) -> Iterator[int]:
         for section in self._sections:
-            if section[1] == _SHT_CUDA_CALLGRAPH:
+            if section.sh_type == _SHT_CUDA_CALLGRAPH:
                 part = 0
                 rows = section_bytes(self._cubin, section, "call graph")
                 for first, second in _PAIR.iter_unpack(
@@ -193,16 +200,16 @@ class CubinTables:
         """Cut the code sections, and give all whose name is gone the same one."""
         common = None
         for index in sorted(code):
-            name, kind, flags, address, offset, size, *others = self._sections[index]
+            section = self._sections[index]
+            name = section.sh_name
             if self._names[index].startswith(_CODE_PREFIX) and not names[name]:
                 if common is None:
                     # Where a longer one has been; the zero after it is there.
                     common = name
                     names[name : name + len(_CODE_PREFIX)] = _CODE_PREFIX
                 name = common
-            headers[index] = SECTION_HEADER.pack(
-                name, kind, flags, address, offset, min(size, _CODE_LEFT), *others
-            )
+            size = min(section.sh_size, _CODE_LEFT)
+            headers[index] = SHDR.pack(section._replace(sh_name=name, sh_size=size))
 
 
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:
@@ -238,6 +245,6 @@ def _ends_with(string: bytes, names: Collection[bytes]) -> bool:
     return False
 
 
-def _string_at(table: bytes, offset: int) -> bytes:
-    end = table.find(b"\0", offset)
-    return table[offset:end] if end >= 0 else table[offset:]
+def _name_at(table: bytes, offset: int) -> bytes:
+    name = string_at(table, offset)
+    return table[offset:] if name is None else name

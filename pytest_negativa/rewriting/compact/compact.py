@@ -24,9 +24,10 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
-from pytest_negativa.rewriting.compact.elf_tables import MAX_HEADERS, ElfTables, read_tables
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
+from pytest_negativa.rewriting.compact.new_tables import MARKER, NewTables, append_tables
+from pytest_negativa.rewriting.compact.original_tables import MAX_HEADERS, ElfTables, read_tables
 from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
     PageMap,
@@ -43,7 +44,6 @@ from pytest_negativa.rewriting.compact.records import (
     NotCompacted,
 )
 from pytest_negativa.rewriting.compact.regions import plan_removal
-from pytest_negativa.rewriting.compact.tables import MARKER, NewTables, append_tables
 from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout

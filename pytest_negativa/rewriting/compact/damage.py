@@ -13,20 +13,19 @@ import os
 from dataclasses import dataclass
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.elf_tables import (
+from pytest_negativa.gpucode.elf_tables import (
+    DT_STRTAB,
+    DT_SYMTAB,
     EHDR,
     PHDR,
     PT_GNU_EH_FRAME,
     PT_LOAD,
-    ElfTables,
-    ProgramHeader,
-    read_at,
-    read_tables,
 )
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.guards import read_dynamic
+from pytest_negativa.rewriting.compact.new_tables import MARKER, MARKER_VERSION
+from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.rewriting.compact.tables import MARKER, MARKER_VERSION
 
 _REMEDY = "make it again from the original"
 _HEADERS_MOVED = (
@@ -34,7 +33,6 @@ _HEADERS_MOVED = (
     "exceptions would end the process"
 )
 _SMALLEST_PAGE = 4096
-_DT_STRTAB, _DT_SYMTAB = 5, 6
 # Longer than what we write.
 _MAX_MARKER = 4096
 
@@ -90,11 +88,9 @@ def _headers_moved(source: ByteSource) -> bool:
 
     Asked first, and of the bare rows: whoever moves them may leave more that is odd.
     """
-    fields = EHDR.unpack(source.read(0, EHDR.size))
-    phoff, count = fields[5], fields[10]
-    end = phoff + PHDR.size * count
-    for row in PHDR.iter_unpack(source.read(phoff, end - phoff)):
-        load = ProgramHeader._make(row)
+    header = EHDR.unpack_from(source.read(0, EHDR.size))
+    phoff, end = header.e_phoff, header.e_phoff + PHDR.size * header.e_phnum
+    for load in PHDR.iter_unpack(source.read(phoff, end - phoff)):
         mapped_end = load.file_end + -(load.p_vaddr + load.p_filesz) % _SMALLEST_PAGE
         inside = load.p_offset <= phoff and end <= load.file_end
         overlap = load.p_filesz and load.p_offset < end and phoff < mapped_end
@@ -118,7 +114,7 @@ def _find_damage(source: ByteSource, tables: ElfTables) -> str | None:
         if segment.p_type == PT_GNU_EH_FRAME and source.read(segment.p_offset, 1) != b"\x01":
             return "its unwinding table is gone"
     dynamic = read_dynamic(source, tables)
-    for tag in (_DT_STRTAB, _DT_SYMTAB):
+    for tag in (DT_STRTAB, DT_SYMTAB):
         if tag not in dynamic or read_at(source, tables, dynamic[tag], 1) != b"\0":
             return "its dynamic symbols are gone"
     return None

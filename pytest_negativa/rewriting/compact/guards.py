@@ -15,8 +15,37 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.elf_tables import (
+from pytest_negativa.gpucode.elf_tables import (
+    DF_1_PIE,
+    DT_FINI,
+    DT_FINI_ARRAY,
+    DT_FINI_ARRAYSZ,
+    DT_FLAGS_1,
+    DT_GNU_HASH,
+    DT_HASH,
+    DT_INIT,
+    DT_INIT_ARRAY,
+    DT_INIT_ARRAYSZ,
+    DT_JMPREL,
+    DT_NULL,
+    DT_PLTGOT,
+    DT_PLTREL,
+    DT_PLTRELSZ,
+    DT_REL,
+    DT_RELA,
+    DT_RELAENT,
+    DT_RELASZ,
+    DT_RELENT,
+    DT_RELR,
+    DT_RELRENT,
+    DT_RELRSZ,
+    DT_RELSZ,
+    DT_STRSZ,
+    DT_STRTAB,
+    DT_SYMTAB,
+    DT_VERDEF,
+    DT_VERNEED,
+    DT_VERSYM,
     DYN,
     EHDR,
     PHDR,
@@ -24,34 +53,32 @@ from pytest_negativa.rewriting.compact.elf_tables import (
     PT_GNU_STACK,
     PT_LOAD,
     PT_NULL,
+    REL,
+    RELA,
     SHF_EXECINSTR,
     SHF_TLS,
+    SHN_ABS,
+    SHN_UNDEF,
     SHT_DYNSYM,
     SHT_PROGBITS,
-    ElfTables,
-    read_at,
+    STT_FUNC,
+    STT_GNU_IFUNC,
+    STT_SECTION,
+    STT_TLS,
+    SYM,
 )
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
-SYMBOL = struct.Struct("<IBBHQQ")
-_STT_SECTION, _STT_TLS = 3, 6
-# STT_FUNC, STT_GNU_IFUNC.
-_FUNCTIONS = {2, 10}
-_SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
+_FUNCTIONS = {STT_FUNC, STT_GNU_IFUNC}
 
-_DT_NULL, _DT_PLTRELSZ, _DT_SYMTAB = 0, 2, 6
-_DT_RELA, _DT_RELASZ, _DT_RELAENT = 7, 8, 9
-_DT_REL, _DT_RELSZ, _DT_RELENT = 17, 18, 19
-_DT_PLTREL, _DT_JMPREL = 20, 23
-_DT_RELRSZ, _DT_RELR, _DT_RELRENT = 35, 36, 37
-_DT_FLAGS_1, _DF_1_PIE = 0x6FFFFFFB, 0x08000000
-# Tables of the loader, with the tag that holds their size where there is one: DT_HASH, DT_STRTAB,
-# DT_SYMTAB, DT_INIT, DT_FINI, DT_INIT_ARRAY, DT_FINI_ARRAY, DT_GNU_HASH, DT_VERSYM, DT_VERDEF,
-# DT_VERNEED, DT_PLTGOT.
+# Tables of the loader, with the tag that holds their size if there is one.
 _TABLES = {
-    4: None, 5: 10, _DT_SYMTAB: None, 12: None, 13: None, 25: 27, 26: 28, 0x6FFFFEF5: None,
-    0x6FFFFFF0: None, 0x6FFFFFFC: None, 0x6FFFFFFE: None, 3: None, _DT_RELA: _DT_RELASZ,
-    _DT_REL: _DT_RELSZ, _DT_JMPREL: _DT_PLTRELSZ, _DT_RELR: _DT_RELRSZ,
+    DT_HASH: None, DT_STRTAB: DT_STRSZ, DT_SYMTAB: None, DT_INIT: None, DT_FINI: None,
+    DT_INIT_ARRAY: DT_INIT_ARRAYSZ, DT_FINI_ARRAY: DT_FINI_ARRAYSZ, DT_GNU_HASH: None,
+    DT_VERSYM: None, DT_VERDEF: None, DT_VERNEED: None, DT_PLTGOT: None, DT_RELA: DT_RELASZ,
+    DT_REL: DT_RELSZ, DT_JMPREL: DT_PLTRELSZ, DT_RELR: DT_RELRSZ,
 }  # fmt: skip
 # Packed relocations of Android, and its DT_RELR before that had a number of its own.
 _ANDROID = {0x6000000F, 0x60000011, 0x6FFFE000}
@@ -96,7 +123,7 @@ def refuse_programs(source: ByteSource, tables: ElfTables) -> None:
         CannotCompactError: a program.
     """
     dynamic = read_dynamic(source, tables)
-    if dynamic.get(_DT_FLAGS_1, 0) & _DF_1_PIE:
+    if dynamic.get(DT_FLAGS_1, 0) & DF_1_PIE:
         raise CannotCompactError(
             source.path, "is a program (DF_1_PIE); only libraries are compacted"
         )
@@ -145,14 +172,14 @@ def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
     size = segment.p_filesz - segment.p_filesz % DYN.size
     found: dict[int, int] = {}
     for tag, value in DYN.iter_unpack(source.read(segment.p_offset, size)):
-        if tag == _DT_NULL:
+        if tag == DT_NULL:
             break
         found[tag] = value
     return found
 
 
 def _header_ranges(tables: ElfTables) -> Iterator[tuple[int, int]]:
-    phoff = EHDR.unpack(tables.header)[5]
+    phoff = tables.header.e_phoff
     for load in tables.loads:
         if load.p_offset == 0:
             yield load.p_vaddr, load.p_vaddr + EHDR.size
@@ -183,20 +210,21 @@ def _defined_symbols(
         return
     table = next((s for s in tables.sections if s.sh_type == SHT_DYNSYM), None)
     # Nothing but the section tells how many there are.
-    if table is None or table.sh_addr != dynamic.get(_DT_SYMTAB):
+    if table is None or table.sh_addr != dynamic.get(DT_SYMTAB):
         raise CannotCompactError(source.path, "has no section with the dynamic symbols")
-    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYMBOL.size)
-    for _, info, _, section, value, size in SYMBOL.iter_unpack(data):
-        if section not in (_SHN_UNDEF, _SHN_ABS) and info & 15 not in (_STT_SECTION, _STT_TLS):
-            yield info & 15, value, size
+    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
+    for symbol in SYM.iter_unpack(data):
+        defined = symbol.st_shndx not in (SHN_UNDEF, SHN_ABS)
+        if defined and symbol.type not in (STT_SECTION, STT_TLS):
+            yield symbol.type, symbol.st_value, symbol.st_size
 
 
 def _relocation_targets(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
 ) -> Iterator[int]:
-    rela = (_DT_RELA, _DT_RELASZ, _DT_RELAENT, 24)
-    rel = (_DT_REL, _DT_RELSZ, _DT_RELENT, 16)
-    relr = (_DT_RELR, _DT_RELRSZ, _DT_RELRENT, 8)
+    rela = (DT_RELA, DT_RELASZ, DT_RELAENT, RELA.size)
+    rel = (DT_REL, DT_RELSZ, DT_RELENT, REL.size)
+    relr = (DT_RELR, DT_RELRSZ, DT_RELRENT, _WORD)
     for tag, size_tag, entry_tag, expected in (rela, rel, relr):
         if tag not in dynamic:
             continue
@@ -205,16 +233,17 @@ def _relocation_targets(
                 source.path, f"relocations of {dynamic[entry_tag]} bytes, expected {expected}"
             )
         data = read_at(source, tables, dynamic[tag], dynamic.get(size_tag, 0))
-        yield from _relr_targets(data) if tag == _DT_RELR else _offsets(data, expected)
-    if _DT_JMPREL in dynamic:
-        entry = 24 if dynamic.get(_DT_PLTREL, _DT_RELA) == _DT_RELA else 16
-        data = read_at(source, tables, dynamic[_DT_JMPREL], dynamic.get(_DT_PLTRELSZ, 0))
-        yield from _offsets(data, entry)
+        yield from _relr_targets(data) if tag == DT_RELR else _offsets(data, expected)
+    if DT_JMPREL in dynamic:
+        layout = RELA if dynamic.get(DT_PLTREL, DT_RELA) == DT_RELA else REL
+        data = read_at(source, tables, dynamic[DT_JMPREL], dynamic.get(DT_PLTRELSZ, 0))
+        yield from _offsets(data, layout.size)
 
 
 def _offsets(data: bytes, entry_size: int) -> Iterator[int]:
     whole = memoryview(data)[: len(data) - len(data) % entry_size]
-    for offset, info in struct.iter_unpack(f"<QQ{entry_size - 16}x", whole):
+    # Both kinds of rows begin as a Rel; a library may have millions.
+    for offset, info in struct.iter_unpack(f"{REL.struct.format}{entry_size - REL.size}x", whole):
         yield offset
         if info & 0xFFFFFFFF in _TLS_DESCRIPTORS:
             yield offset + _WORD

@@ -14,14 +14,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_negativa.gpucode.elf_tables import DT_RPATH, DT_RUNPATH, DT_STRTAB, PT_GNU_EH_FRAME
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.elf_tables import PT_GNU_EH_FRAME, ElfTables, read_at
 from pytest_negativa.rewriting.compact.guards import read_dynamic
+from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 
 LOADED = "loaded"
 
 _TIMEOUT = 300
-_DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 5, 15, 29
 _MAX_PATH = 64 << 10
 # argv: the library; "unwinding" if it has an unwinding table. Prints one line of JSON. Leaves by
 # _exit: finalisers of a library that was only loaded have nothing to do, and may fail.
@@ -162,9 +162,9 @@ def _search_path(source: ByteSource, tables: ElfTables) -> list[str]:
     dynamic = read_dynamic(source, tables)
     folder = str(Path(source.path).parent)
     folders = [folder]
-    for tag in (_DT_RUNPATH, _DT_RPATH):
-        if tag in dynamic and _DT_STRTAB in dynamic:
-            where = dynamic[_DT_STRTAB] + dynamic[tag]
+    for tag in (DT_RUNPATH, DT_RPATH):
+        if tag in dynamic and DT_STRTAB in dynamic:
+            where = dynamic[DT_STRTAB] + dynamic[tag]
             text = read_at(source, tables, where, _MAX_PATH, partly=True).split(b"\0")[0]
             entries = os.fsdecode(text).split(":")
             folders += [

@@ -12,15 +12,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_negativa.rewriting.compact.elf_tables import (
+from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_X,
     PT_LOAD,
     SHF_EXECINSTR,
-    ElfTables,
     ProgramHeader,
     SectionHeader,
 )
+from pytest_negativa.rewriting.compact.original_tables import ElfTables
 
 Range = tuple[int, int]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.elf_tables import PT_LOAD, ElfTables, read_tables
+from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_tables
 from pytest_negativa.rewriting.compact.pages import lay_out
 from tests.support.compacting import build, needs_compiler, read
 

@@ -21,8 +21,8 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.rewriting.compact.elf_tables import read_tables
 from pytest_negativa.rewriting.compact.load_check import check_loading
+from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
 from tests.support.compacting import (
     CXX,

@@ -15,8 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.elf_tables import (
+from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_X,
     PHDR,
@@ -29,12 +28,14 @@ from pytest_negativa.rewriting.compact.elf_tables import (
     SHT_NOBITS,
     SHT_NULL,
     SHT_PROGBITS,
+    SHT_STRTAB,
     SHT_SYMTAB,
-    ElfTables,
+    SYM,
     ProgramHeader,
     SectionHeader,
 )
-from pytest_negativa.rewriting.compact.guards import SYMBOL
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.original_tables import ElfTables
 from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Run
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Patch
@@ -50,6 +51,8 @@ MARKER_VERSION = 1
 _KEPT_UNLOADED = {
     b".comment", b".note.stapsdt", b".gnu_debuglink", b".gnu_debugaltlink", b".gnu_debugdata",
 }  # fmt: skip
+# Of st_shndx in a symbol.
+_SHNDX_OFFSET = 6
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -91,15 +94,19 @@ def append_tables(
         CannotCompactError: the load address can't be aligned as before.
     """
     new = NewTables(_aligned(source, tables, tuple(_segments(tables, layout))))
-    phoff = builder.append(b"".join(PHDR.pack(*s) for s in new.segments), layout.pages.page_size)
+    phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), layout.pages.page_size)
     shoff = names_index = 0
     if tables.sections:
         names_index = _add_sections(builder, new, source, tables, layout.pages, strip=strip)
-        shoff = builder.append(b"".join(SHDR.pack(*s) for s in new.sections), 8)
-    fields = list(EHDR.unpack(tables.header))
-    fields[5], fields[6] = phoff, shoff
-    fields[10], fields[12], fields[13] = len(new.segments), len(new.sections), names_index
-    builder.change(Patch(0, EHDR.pack(*fields)))
+        shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
+    header = tables.header._replace(
+        e_phoff=phoff,
+        e_shoff=shoff,
+        e_phnum=len(new.segments),
+        e_shnum=len(new.sections),
+        e_shstrndx=names_index,
+    )
+    builder.change(Patch(0, EHDR.pack(header)))
     return new
 
 
@@ -175,7 +182,9 @@ def _add_sections(
     split: dict[int, list[tuple[int, int]]] = {}
     dropped = []
     for index, section in enumerate(tables.sections):
-        if section.sh_type == SHT_NULL or (index == tables.names_index and not section.loaded):
+        if section.sh_type == SHT_NULL or (
+            index == tables.header.e_shstrndx and not section.loaded
+        ):
             new = section
         elif section.loaded and section.sh_size:
             new, *others = _pieces(section, pages)
@@ -212,7 +221,7 @@ def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
     unloaded = {
         i
         for i, s in enumerate(tables.sections)
-        if s.sh_type != SHT_NULL and not s.sh_flags & SHF_ALLOC and i != tables.names_index
+        if s.sh_type != SHT_NULL and not s.sh_flags & SHF_ALLOC and i != tables.header.e_shstrndx
     }
     if not strip:
         return unloaded
@@ -267,12 +276,12 @@ def _mend_symbols(
     split: dict[int, list[tuple[int, int]]],
 ) -> None:
     """Let symbols in a later piece of a section name that piece."""
-    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYMBOL.size)
-    for number, (_, _, _, index, value, _) in enumerate(SYMBOL.iter_unpack(data)):
-        if index in split:
-            pieces = [i for i, address in split[index] if address <= value]
+    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
+    for number, symbol in enumerate(SYM.iter_unpack(data)):
+        if symbol.st_shndx in split:
+            pieces = [i for i, address in split[symbol.st_shndx] if address <= symbol.st_value]
             if pieces:
-                where = new_offset + number * SYMBOL.size + 6
+                where = new_offset + number * SYM.size + _SHNDX_OFFSET
                 builder.change(Patch(where, pieces[-1].to_bytes(2, "little")))
 
 
@@ -280,8 +289,8 @@ def _add_names(
     builder: LayoutBuilder, new: NewTables, tables: ElfTables, names: list[bytes]
 ) -> int:
     """Write the names of all sections; returns the index of the section that holds them."""
-    own = new.sections[tables.names_index]
-    index = tables.names_index
+    own = new.sections[tables.header.e_shstrndx]
+    index = tables.header.e_shstrndx
     # It may serve another purpose as well: then it stays, and the names get one of their own.
     if own.loaded:
         index = len(new.sections)
@@ -295,7 +304,7 @@ def _add_names(
             table += name + b"\0"
         new.sections[at] = new.sections[at]._replace(sh_name=places[name])
     start = builder.append(bytes(table))
-    header = _unloaded(3, start, len(table))._replace(sh_name=places[names[index]])
+    header = _unloaded(SHT_STRTAB, start, len(table))._replace(sh_name=places[names[index]])
     new.sections[index] = header
     return index
 

@@ -1,47 +1,56 @@
-"""The tables of a 64-bit little-endian shared library, as they stand in the file, and back.
+"""The tables of a shared library that is to be compacted, row by row as they are in the file.
 
-Here they are read for writing: exact rows, in order, with nothing interpreted. What compaction
-can't handle is refused here, before anything is planned. The check of the result
-(``compact_check``) reads the same tables with pyelftools instead.
-
-Layouts: System V gABI, chapters 4 (ELF header, section headers) and 5 (program headers).
+What compaction can't handle is refused here, before anything is planned. The check of the result
+(``compact.check``) reads the same tables with pyelftools instead.
 """
 
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    EI_CLASS,
+    EI_DATA,
+    ELF_MAGIC,
+    ELFCLASS64,
+    ELFDATA2LSB,
+    EM_AARCH64,
+    EM_X86_64,
+    ET_DYN,
+    PHDR,
+    PT_DYNAMIC,
+    PT_GNU_EH_FRAME,
+    PT_GNU_PROPERTY,
+    PT_GNU_RELRO,
+    PT_GNU_SFRAME,
+    PT_GNU_STACK,
+    PT_INTERP,
+    PT_LOAD,
+    PT_NOTE,
+    PT_NULL,
+    PT_PHDR,
+    PT_TLS,
+    SHDR,
+    SHN_LORESERVE,
+    ElfHeader,
+    ProgramHeader,
+    SectionHeader,
+    string_at,
+)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
-EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
-PHDR = struct.Struct("<IIQQQQQQ")
-SHDR = struct.Struct("<IIQQQQIIQQ")
-DYN = struct.Struct("<qQ")
-
-ET_DYN = 3
-EM_X86_64, EM_AARCH64 = 62, 183
-
-PT_NULL, PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE, PT_PHDR, PT_TLS = 0, 1, 2, 3, 4, 6, 7
-PT_GNU_EH_FRAME, PT_GNU_STACK, PT_GNU_RELRO = 0x6474E550, 0x6474E551, 0x6474E552
-PT_GNU_PROPERTY, PT_GNU_SFRAME = 0x6474E553, 0x6474E554
 # Those of which it is known that nothing but p_offset depends on where bytes lie in the file.
 _KNOWN_SEGMENTS = {
     PT_NULL, PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_PHDR, PT_TLS, PT_GNU_EH_FRAME, PT_GNU_STACK,
     PT_GNU_RELRO, PT_GNU_PROPERTY, PT_GNU_SFRAME,
 }  # fmt: skip
-PF_X, PF_W = 1, 2
-
-SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 1, 2, 8, 11
-SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 2, 4, 0x400
-SHN_LORESERVE = 0xFF00
 # Sections that compaction may add: pieces of those with holes, at most one for each program header,
 # the marker, names.
-_SPARE_SECTIONS = 8192
+_MAX_SECTIONS = SHN_LORESERVE - 8192
 MAX_HEADERS = 8000
 
 # Of the names of at most 0xff00 sections; a crafted file may point at all of itself.
@@ -55,70 +64,21 @@ _PAGE_SIZES = {EM_X86_64: 4096, EM_AARCH64: 65536}
 _OTHER_PAGE_SIZE = 65536
 
 
-class ProgramHeader(NamedTuple):
-    """In the order of the file; the names are the gABI's."""
-
-    p_type: int
-    p_flags: int
-    p_offset: int
-    p_vaddr: int
-    p_paddr: int
-    p_filesz: int
-    p_memsz: int
-    p_align: int
-
-    @property
-    def file_end(self) -> int:
-        return self.p_offset + self.p_filesz
-
-
-class SectionHeader(NamedTuple):
-    """In the order of the file; the names are the gABI's."""
-
-    sh_name: int
-    sh_type: int
-    sh_flags: int
-    sh_addr: int
-    sh_offset: int
-    sh_size: int
-    sh_link: int
-    sh_info: int
-    sh_addralign: int
-    sh_entsize: int
-
-    @property
-    def loaded(self) -> bool:
-        """Whether its bytes lie in the file and get into memory."""
-        return bool(self.sh_flags & SHF_ALLOC) and self.in_file
-
-    @property
-    def in_file(self) -> bool:
-        return self.sh_type not in (SHT_NULL, SHT_NOBITS)
-
-    @property
-    def file_end(self) -> int:
-        return self.sh_offset + self.sh_size
-
-
 @dataclass(frozen=True, slots=True)
 class ElfTables:
     """The tables of one library.
 
     Attributes:
-        header: the 64 bytes of the ELF header.
+        header: the ELF header.
         segments: the program headers.
         sections: the section headers; empty if the file has none.
         names: a name for each section.
-        names_index: ``e_shstrndx``.
-        machine: ``e_machine``.
     """
 
-    header: bytes
+    header: ElfHeader
     segments: tuple[ProgramHeader, ...]
     sections: tuple[SectionHeader, ...]
     names: tuple[bytes, ...]
-    names_index: int
-    machine: int
 
     @property
     def loads(self) -> tuple[ProgramHeader, ...]:
@@ -127,7 +87,7 @@ class ElfTables:
     @property
     def page_size(self) -> int:
         """The largest page, in bytes, of a kernel that can load the library."""
-        largest = _PAGE_SIZES.get(self.machine, _OTHER_PAGE_SIZE)
+        largest = _PAGE_SIZES.get(self.header.e_machine, _OTHER_PAGE_SIZE)
         return min(largest, *(s.p_align for s in self.loads))
 
 
@@ -139,36 +99,19 @@ def read_tables(source: ByteSource) -> ElfTables:
             that compaction doesn't know.
         FormatError: a table leaves the file.
     """
-    header = source.read(0, min(EHDR.size, source.size))
-    if len(header) < EHDR.size or header[:4] != b"\x7fELF":
+    data = source.read(0, min(EHDR.size, source.size))
+    if len(data) < EHDR.size or not data.startswith(ELF_MAGIC):
         raise CannotCompactError(source.path, "not an ELF file")
-    ident, e_type, machine, _, _, phoff, shoff, _, _, *counts = EHDR.unpack(header)
-    phentsize, phnum, shentsize, shnum, strndx = counts
-    for wrong, problem in (
-        (ident[4] != 2, f"ELF class {ident[4]}, expected 2 (64 bit)"),
-        (ident[5] != 1, f"ELF data encoding {ident[5]}, expected 1 (little endian)"),
-        (e_type != ET_DYN, f"ELF type {e_type}, expected {ET_DYN} (a shared library)"),
-        (phentsize != PHDR.size, f"e_phentsize {phentsize}, expected {PHDR.size}"),
-        (shnum and shentsize != SHDR.size, f"e_shentsize {shentsize}, expected {SHDR.size}"),
-        (phnum == 0xFFFF, "more than 65,534 program headers"),
-        (
-            bool(shoff) != bool(shnum) or shnum > SHN_LORESERVE - _SPARE_SECTIONS,
-            f"e_shoff {shoff:#x} with e_shnum {shnum}, expected both or none and less than "
-            f"{SHN_LORESERVE - _SPARE_SECTIONS} sections",
-        ),
-        (bool(shnum) and strndx >= shnum, f"e_shstrndx {strndx} of {shnum} sections"),
-    ):
-        if wrong:
-            raise CannotCompactError(source.path, problem)
-    segments = _read_program_headers(source, phoff, phnum)
-    sections = _read_section_headers(source, shoff, shnum)
+    header = EHDR.unpack_from(data)
+    for problem in _header_problems(header):
+        raise CannotCompactError(source.path, problem)
+    segments = source.read(header.e_phoff, header.e_phnum * PHDR.size)
+    sections = tuple(SHDR.iter_unpack(source.read(header.e_shoff, header.e_shnum * SHDR.size)))
     tables = ElfTables(
         header=header,
-        segments=segments,
+        segments=tuple(PHDR.iter_unpack(segments)),
         sections=sections,
-        names=_read_names(source, sections, strndx),
-        names_index=strndx,
-        machine=machine,
+        names=_read_names(source, sections, header.e_shstrndx),
     )
     for problem in itertools.chain(
         _segment_problems(tables, source.size), _section_problems(tables, source.size)
@@ -196,14 +139,27 @@ def read_at(
     )
 
 
-def _read_program_headers(source: ByteSource, offset: int, count: int) -> tuple[ProgramHeader, ...]:
-    data = source.read(offset, count * PHDR.size)
-    return tuple(map(ProgramHeader._make, PHDR.iter_unpack(data)))
-
-
-def _read_section_headers(source: ByteSource, offset: int, count: int) -> tuple[SectionHeader, ...]:
-    data = source.read(offset, count * SHDR.size)
-    return tuple(map(SectionHeader._make, SHDR.iter_unpack(data)))
+def _header_problems(header: ElfHeader) -> Iterator[str]:
+    e_class, data = header.e_ident[EI_CLASS], header.e_ident[EI_DATA]
+    if e_class != ELFCLASS64:
+        yield f"ELF class {e_class}, expected {ELFCLASS64} (64 bit)"
+    if data != ELFDATA2LSB:
+        yield f"ELF data encoding {data}, expected {ELFDATA2LSB} (little endian)"
+    if header.e_type != ET_DYN:
+        yield f"ELF type {header.e_type}, expected {ET_DYN} (a shared library)"
+    if header.e_phentsize != PHDR.size:
+        yield f"e_phentsize {header.e_phentsize}, expected {PHDR.size}"
+    if header.e_shnum and header.e_shentsize != SHDR.size:
+        yield f"e_shentsize {header.e_shentsize}, expected {SHDR.size}"
+    if header.e_phnum == 0xFFFF:
+        yield "more than 65,534 program headers"
+    if bool(header.e_shoff) != bool(header.e_shnum) or header.e_shnum > _MAX_SECTIONS:
+        yield (
+            f"e_shoff {header.e_shoff:#x} with e_shnum {header.e_shnum}, expected both or none and "
+            f"less than {_MAX_SECTIONS} sections"
+        )
+    if header.e_shnum and header.e_shstrndx >= header.e_shnum:
+        yield f"e_shstrndx {header.e_shstrndx} of {header.e_shnum} sections"
 
 
 def _read_names(
@@ -219,12 +175,12 @@ def _read_names(
     strings = source.read(table.sh_offset, table.sh_size)
     names = []
     for section in sections:
-        end = strings.find(b"\0", section.sh_name)
-        if end < 0:
+        name = string_at(strings, section.sh_name)
+        if name is None:
             raise CannotCompactError(
                 source.path, f"a section's name at {section.sh_name:#x} has no end"
             )
-        names.append(strings[section.sh_name : end])
+        names.append(name)
     return tuple(names)
 
 
