@@ -34,7 +34,6 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
-SECTION_HEADER = SHDR.struct
 SYMBOL = SYM.struct
 _CALL = struct.Struct("<II")
 

@@ -33,7 +33,6 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 
-ELF_HEADER = EHDR.struct
 # gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No
 # library that people ship comes near it, and it would make every look-up here slow.
 _MAX_SECTIONS = SHN_LORESERVE

@@ -26,10 +26,10 @@ from pytest_negativa.gpucode.elf_tables import (
     SYM,
     Rel,
     Rela,
-    RowLayout,
     SectionHeader,
 )
 from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from pytest_negativa.rewriting.edits import Edits, Fill

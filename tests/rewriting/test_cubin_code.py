@@ -12,9 +12,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from pytest_negativa.gpucode.cubin import SECTION_HEADER, parse_cubin
-from pytest_negativa.gpucode.elf import ELF_HEADER
-from pytest_negativa.gpucode.elf_tables import SectionHeader
+from pytest_negativa.gpucode.cubin import parse_cubin
+from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHF_EXECINSTR, SectionHeader
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
@@ -69,12 +68,12 @@ def code_of(cubin: bytes) -> dict[str, CodeRange]:
 
 def section_header(cubin: bytes, offset: int) -> int:
     """Where the header of the code section at ``offset`` stands."""
-    header = ELF_HEADER.unpack_from(cubin)
-    for index in range(header[12]):
-        position = header[6] + index * SECTION_HEADER.size
-        fields = SECTION_HEADER.unpack_from(cubin, position)
-        if fields[2] & 0x4 and fields[4] == offset:
-            return int(position)
+    header = EHDR.unpack_from(cubin)
+    for index in range(header.e_shnum):
+        position = header.e_shoff + index * SHDR.size
+        section = SHDR.unpack_from(cubin, position)
+        if section.sh_flags & SHF_EXECINSTR and section.sh_offset == offset:
+            return position
     raise AssertionError(f"no code section at {offset:#x}")
 
 
@@ -265,7 +264,7 @@ def test_what_is_a_functions_own_is_two_steps_away_at_most() -> None:
     """As relocations of a constant bank. A chain of thousands in a crafted file takes no time."""
     names = b"\0.text.f\0.c.b.a.f\0"
     chain = [names.index(name) for name in (b".a.f\0", b".b.a.f\0", b".c.b.a.f\0")]
-    header = ELF_HEADER.pack(b"\x7fELF", *[0] * 5, 0, *[0] * 5, 5, 5)
+    header = EHDR.struct.pack(b"\x7fELF", *[0] * 5, 0, *[0] * 5, 5, 5)
     rows = [
         (0,) * 10,
         (names.index(b".text.f"), 1, 0x6, 0, 0, 0, 0, 0, 0, 0),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_negativa.gpucode.elf import (
-    ELF_HEADER,
     HostElf,
     HostSegment,
     read_host_elf,
@@ -30,6 +29,7 @@ from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 
 _STEP = 256 << 10
+_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL_SIZE = 24
@@ -80,7 +80,7 @@ def check_compacted(
     checker = _Checker(original, compacted, page_size)
     checker.check_changes(removal, _parts(library_map, plan, kept=False), "unused")
     checker.check_changes(edits, _parts(library_map, plan, kept=True), "kept GPU code")
-    header = compacted.read(0, ELF_HEADER.size)
+    header = compacted.read(0, _ELF_HEADER.size)
     fields = (Patch(start, header[start:end]) for start, end in _HEADER_FIELDS)
     checker.check_tables()
     return checker.compare(merge_edits(removal, edits, Edits.of(original.size, fields)))
@@ -154,7 +154,7 @@ class _Checker:
         self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
         self._rows_before = _program_headers(original)
         self._rows_after = _program_headers(compacted)
-        header = ELF_HEADER.unpack(original.read(0, ELF_HEADER.size))
+        header = _ELF_HEADER.unpack(original.read(0, _ELF_HEADER.size))
         self._elf = read_host_elf(original) if header[12] else None
         self._unloaded: list[_Unloaded] = []
 
@@ -184,7 +184,7 @@ class _Checker:
     def _check_header(self) -> None:
         """What is outside of ``_HEADER_FIELDS``; it need not be in a segment."""
         before, after = (
-            file.read(0, ELF_HEADER.size) for file in (self._original, self._compacted)
+            file.read(0, _ELF_HEADER.size) for file in (self._original, self._compacted)
         )
         for start, end in ((0, 0x20), (0x30, 0x38)):
             if before[start:end] != after[start:end]:
@@ -197,7 +197,7 @@ class _Checker:
             self._fail(f"the load address is aligned to {largest[1]:#x} instead of {largest[0]:#x}")
 
     def _check_program_headers(self) -> None:
-        header = ELF_HEADER.unpack(self._compacted.read(0, ELF_HEADER.size))
+        header = _ELF_HEADER.unpack(self._compacted.read(0, _ELF_HEADER.size))
         start, end = header[5], header[5] + header[10] * _PROGRAM_HEADER.size
         for load in self._loads:
             mapped_end = load.offset + load.file_size
@@ -231,7 +231,7 @@ class _Checker:
         before, after = _section_headers(self._original), _section_headers(self._compacted)
         if len(after) < len(before):
             self._fail(f"{len(after)} sections of {len(before)}")
-        names = ELF_HEADER.unpack(self._original.read(0, ELF_HEADER.size))[13]
+        names = _ELF_HEADER.unpack(self._original.read(0, _ELF_HEADER.size))[13]
         for index, (was, now) in enumerate(zip(before, after, strict=False)):
             loaded = bool(was[2] & _SHF_ALLOC)
             if index == names or (now[1] == _SHT_NULL and not loaded):
@@ -365,14 +365,14 @@ class _Checker:
 
 
 def _program_headers(source: ByteSource) -> list[tuple[int, ...]]:
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
     return list(
         _PROGRAM_HEADER.iter_unpack(source.read(header[5], header[10] * _PROGRAM_HEADER.size))
     )
 
 
 def _section_headers(source: ByteSource) -> list[tuple[int, ...]]:
-    header = ELF_HEADER.unpack(source.read(0, ELF_HEADER.size))
+    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
     return list(
         _SECTION_HEADER.iter_unpack(source.read(header[6], header[12] * _SECTION_HEADER.size))
     )
