@@ -22,7 +22,7 @@ import lz4.block
 import zstandard
 from measuring import Cost, measure, print_load, run, warm_up
 
-from pytest_negativa.arch import ComputeCapability, choose_elements, cubin_runs_on
+from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.library import Compression, Scope
@@ -46,25 +46,14 @@ class Work:
 def work_of(path: Path, device: ComputeCapability) -> Work:
     library_map = read_library(path, Scope(headers_only=True))
     work = Work(path, [], [])
-    for region in library_map.iter_regions():
-        work.containers.append((region.span.start, region.span.end))
-        for index in choose_elements(region.elements, device):
-            element = region.elements[index]
-            if element.kind.value != "lto-ir":
-                work.packed.append(
-                    (
-                        element.payload.start,
-                        element.stored_size,
-                        element.compression,
-                        element.unpacked_size,
-                    )
-                )
-    for frame in library_map.iter_frames():
-        work.containers.append((frame.span.start, frame.span.end))
-        if cubin_runs_on(frame.arch, device):
-            work.packed.append(
-                (frame.span.start, frame.span.size, Compression.ZSTD, frame.unpacked_size)
-            )
+    work.containers.extend((r.span.start, r.span.end) for r in library_map.iter_regions())
+    work.containers.extend((f.span.start, f.span.end) for f in library_map.iter_frames())
+    loaded = library_map.loaded_starts([device])
+    work.packed.extend(
+        (block.start, block.stored_size, block.compression, block.unpacked_size)
+        for block in library_map.iter_code()
+        if block.start in loaded and block.kind is not ElementKind.LTO_IR
+    )
     work.packed.sort()
     return work
 

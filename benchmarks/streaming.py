@@ -8,7 +8,6 @@ what stops an unpacker that yields bytes in order: the furthest byte that must b
 from __future__ import annotations
 
 import argparse
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,13 @@ import zstandard
 from measuring import print_load
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
+from pytest_negativa.gpucode.cubin import section_headers
+from pytest_negativa.gpucode.elf_tables import EHDR, SHT_STRTAB, SHT_SYMTAB
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Compression, Scope
 
-SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-SYMTAB, STRTAB, CALLGRAPH = 2, 3, 0x70000001
+SHT_CUDA_CALLGRAPH = 0x70000001
+TABLES = (SHT_SYMTAB, SHT_STRTAB, SHT_CUDA_CALLGRAPH)
 
 
 @dataclass
@@ -38,10 +39,8 @@ class Sums:
 
 def front_end(cubin: bytes) -> tuple[int, int]:
     """Where the last table that names need ends, and where the section table starts."""
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    (count,) = struct.unpack_from("<H", cubin, 0x3C)
-    headers = SECTION_HEADER.iter_unpack(cubin[table : table + 64 * count])
-    return max(h[4] + h[5] for h in headers if h[1] in (SYMTAB, STRTAB, CALLGRAPH)), table
+    ends = [s.file_end for s in section_headers(cubin) if s.sh_type in TABLES]
+    return max(ends), EHDR.unpack_from(cubin).e_shoff
 
 
 def measure(path: Path, device: ComputeCapability, sums: Sums) -> None:

@@ -1,1 +1,1 @@
-"""A file tree that is not this system, such as an unpacked image: its GPU code."""
+"""The GPU code in a file tree that is not this system, such as an unpacked image."""

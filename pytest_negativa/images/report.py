@@ -1,4 +1,4 @@
-"""The stage behind ``negativa image-report``: a file tree, and a suite, to an ``ImageReport``."""
+"""The stage behind ``negativa image-report``: a file tree and a suite to an ``ImageReport``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 
 OnDone = Callable[[int, int], None]
-"""Called with the bytes of libraries done and of all libraries."""
+"""Called with the bytes of the libraries that are read and of all libraries."""
 
 
 def report_image(
@@ -36,22 +36,25 @@ def report_image(
     jobs: int | None = None,
     on_done: OnDone | None = None,
 ) -> ImageReport:
-    """Find the GPU code in a tree, and tell what of it the suite needs.
+    """Find the GPU code in a tree, and the part of it that a suite needs.
 
     Args:
-        devices: for which code counts that no plan knows; empty: those of the suite.
+        suite: the suite; None: only archs tell what is slimmable.
+        devices: code that none of them loads is slimmable by arch; empty: those of the suite.
+        cache: where the maps of the libraries are kept; None: nowhere.
+        jobs: how many processes read; None: one for each processor.
 
     Raises:
         OptionError: the folder can't be listed.
     """
     tree = walk_tree(folder)
     devices = tuple(devices) or (() if suite is None else suite.devices)
-    judge = _Judge(suite, devices)
+    matcher = _Matcher(suite, devices)
     with_code: list[tuple[str, LibraryMap, Removed | None]] = []
     slimmed: list[str] = []
     unreadable = list(tree.unlisted)
     without = 0
-    for path, mapped in _map_all(tree, judge, cache, jobs, on_done):
+    for path, mapped in _map_all(tree, matcher, cache, jobs, on_done):
         if mapped.removed is not None:
             slimmed.append(path)
         if mapped.error is not None:
@@ -62,7 +65,7 @@ def report_image(
             without += tree.files[path]
     owners = find_owners(tree, tuple(path for path, _, _ in with_code))
     libraries = sorted(
-        (judge.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
+        (matcher.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
         key=lambda row: (-row.code_bytes, row.path),
     )
     return ImageReport(
@@ -83,18 +86,18 @@ def report_image(
 
 def _map_all(
     tree: Tree,
-    judge: _Judge,
+    matcher: _Matcher,
     cache: MapCache | None,
     jobs: int | None,
     on_done: OnDone | None,
 ) -> Iterator[tuple[str, MappedLibrary]]:
-    """The maps of all files, of headers only; with digests where a plan may be of the file."""
+    """Map all files by their headers; with digests if the suite may have a plan for the file."""
     total, done = sum(tree.files.values()), 0
     for with_digest in (False, True):
         paths = {
             tree.root / path: path
             for path, size in tree.files.items()
-            if judge.wants_digest(size) is with_digest
+            if matcher.wants_digest(size) is with_digest
         }
         request = MapRequest(
             Scope(headers_only=True),
@@ -111,8 +114,8 @@ def _map_all(
             yield path, mapped
 
 
-class _Judge:
-    """Tells what the suite did with a library, and what of the library could go."""
+class _Matcher:
+    """Matches libraries of the tree with those that the suite loaded."""
 
     def __init__(self, suite: Suite | None, devices: Sequence[ComputeCapability]) -> None:
         self._suite = suite
@@ -120,17 +123,19 @@ class _Judge:
         known = () if suite is None else suite.libraries
         self._by_digest: dict[str, KnownLibrary] = {}
         self._by_build_id: dict[str, list[KnownLibrary]] = defaultdict(list)
-        # Of these nothing but the size is known, or not even that.
+        # Of libraries with neither build id nor digest, at most the size is known.
         self._nameless_sizes: set[int | None] = set()
-        for one in known:
-            # Of two copies with one content, one may have been used and the other not.
-            if one.sha256 is not None and (one.used or one.sha256 not in self._by_digest):
-                self._by_digest[one.sha256] = one
-            if one.build_id is not None:
-                self._by_build_id[one.build_id].append(one)
-            elif one.sha256 is None:
-                self._nameless_sizes.add(one.size)
-        self._digest_sizes = {one.size for one in self._by_digest.values()}
+        for library in known:
+            # The suite may have used one of two copies with the same content.
+            if library.sha256 is not None and (
+                library.used or library.sha256 not in self._by_digest
+            ):
+                self._by_digest[library.sha256] = library
+            if library.build_id is not None:
+                self._by_build_id[library.build_id].append(library)
+            elif library.sha256 is None:
+                self._nameless_sizes.add(library.size)
+        self._digest_sizes = {library.size for library in self._by_digest.values()}
 
     def wants_digest(self, size: int) -> bool:
         return size in self._digest_sizes
@@ -144,7 +149,7 @@ class _Judge:
     ) -> ImageLibrary:
         library = library_map.library
         suite, matched_by = self._use(library)
-        # What was slimmed can't be slimmed again.
+        # A slimmed library can't be slimmed again.
         slimmable, slimmable_by = self._slimmable(library_map) if removed is None else (None, None)
         return ImageLibrary(
             path=path,
@@ -170,7 +175,7 @@ class _Judge:
             return _use_of([known]), MatchedBy.SHA256
         if library.build_id is not None and library.build_id in self._by_build_id:
             return _use_of(self._by_build_id[library.build_id]), MatchedBy.BUILD_ID
-        # A library that was loaded and can't be recognised may be this one.
+        # This may be a library that the suite loaded and that can't be recognised.
         nameless = library.size in self._nameless_sizes or None in self._nameless_sizes
         if nameless or library.path.rpartition("/")[2] in self._suite.nameless:
             return SuiteUse.UNKNOWN, None
@@ -189,11 +194,11 @@ class _Judge:
 
 
 def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
-    return SuiteUse.USED if any(one.used for one in libraries) else SuiteUse.LOADED
+    return SuiteUse.USED if any(library.used for library in libraries) else SuiteUse.LOADED
 
 
 def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
-    """GPU code that none of the devices would load; what isn't understood doesn't count."""
+    """Bytes of GPU code that none of the devices would load; unreadable code does not count."""
     loaded = library_map.loaded_starts(devices)
     return sum(
         block.size
@@ -231,21 +236,21 @@ def _notes(
 ) -> Iterator[str]:
     if slimmed:
         yield (
-            f"slimmed by negativa slim, so only what is left is counted, and nothing of it is "
-            f"slimmable ({len(slimmed):,}): {', '.join(sorted(slimmed))}"
+            f"slimmed by negativa slim ({len(slimmed):,}): {', '.join(sorted(slimmed))}; only the "
+            "GPU code that is left in them counts, and none of it is slimmable"
         )
     if suite is None:
         return
     yield from suite.notes
     changed = sum(row.matched_by is MatchedBy.BUILD_ID for row in libraries)
-    if changed and any(one.unused_bytes is not None for one in suite.libraries):
+    if changed and any(library.unused_bytes is not None for library in suite.libraries):
         yield (
-            f"{changed} files have the build id of a library that the suite loaded, and other "
-            "content (stripped, patched, or slim already), so nothing is slimmable in them by plan"
+            f"files with the build id of a library that the suite loaded, but other content: "
+            f"{changed:,}; they were stripped, patched or slimmed, and no plan fits them"
         )
     unknown = sum(row.suite is SuiteUse.UNKNOWN for row in libraries)
     if unknown:
         yield (
-            f"of {unknown} files it can't be told whether they were loaded: the suite loaded "
-            "libraries that can't be recognised, for want of a build id or digest"
+            f"files that the suite may have loaded: {unknown:,}; it loaded libraries without a "
+            "build id or digest, which can't be recognised"
         )

@@ -1,4 +1,4 @@
-"""What a test suite is known to need of libraries, from a traced run or from a lock file."""
+"""What a test suite needs of libraries, as far as a traced run or a lock file tells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import Usage
 
-# What a plan keeps for these reasons the run had loaded.
+# The run had loaded code that a plan keeps for one of these reasons.
 _LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
 
 
@@ -21,8 +21,8 @@ class KnownLibrary:
 
     Attributes:
         size: bytes, if known.
-        used: it loaded GPU code from it.
-        unused_bytes: what of the very content ``sha256`` could go; None where nobody tells.
+        used: whether the suite loaded GPU code from it.
+        unused_bytes: of the content ``sha256``; None if there is no plan for it, or no proof.
     """
 
     sha256: str | None
@@ -38,9 +38,10 @@ class Suite:
 
     Attributes:
         run_id: of the traced run.
-        slimmable_by: what its ``unused_bytes`` come from.
-        nameless: names of files that it loaded and of which no more is known.
-        notes: what a reader should know.
+        slimmable_by: the source of ``unused_bytes``.
+        devices: compute capabilities that it ran on.
+        nameless: base names of libraries that it loaded and of which nothing else is known.
+        notes: what a reader of the report should know.
     """
 
     run_id: str
@@ -52,17 +53,21 @@ class Suite:
 
 
 def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Suite:
-    """What a traced run tells; ``plans`` are empty for one that planned nothing."""
+    """What a traced run tells of its suite.
+
+    Args:
+        plans: of its libraries; empty if the run planned nothing.
+    """
     by_path = {plan.library.path: plan for plan in plans}
     libraries = []
-    for one in usage.libraries:
-        plan = by_path.get(one.library.path)
+    for loaded in usage.libraries:
+        plan = by_path.get(loaded.library.path)
         libraries.append(
             KnownLibrary(
                 sha256=None if plan is None else plan.library.sha256,
-                build_id=one.library.build_id,
-                size=one.library.size,
-                used=bool(one.images),
+                build_id=loaded.library.build_id,
+                size=loaded.library.size,
+                used=bool(loaded.images),
                 unused_bytes=None if plan is None else plan.unused_bytes,
             )
         )
@@ -80,15 +85,15 @@ def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> It
         yield f"run {run_id} planned nothing, so no bytes are slimmable by plan"
     if usage.incomplete:
         yield (
-            f"the trace of run {run_id} is not complete, so what it never loaded may have been "
-            f"loaded: {usage.incomplete[0].text}"
+            f"the trace of run {run_id} is incomplete, so it may have loaded libraries that are "
+            f"reported as never loaded: {usage.incomplete[0].text}"
         )
     if usage.replay is not None:
         yield f"run {run_id} replays a trace that was recorded on another machine"
 
 
 def suite_of_lock(lock: Lock) -> Suite:
-    """What a lock file tells. What in it was not proved is not slimmable by it."""
+    """What a lock file tells of the suite; libraries without a proof are not slimmable by it."""
     notes = []
     if not lock.proof.proved:
         notes.append("nothing in the lock was proved")

@@ -1,9 +1,9 @@
-"""A file tree that is no part of this system: its ELF files, and who installed them.
+"""A file tree that is no part of this system: its ELF files, and the packages that own them.
 
-Nothing here leaves the tree. Links are never followed to files, since what they lead to is either
-in the tree, and found there, or no part of it. Where a package's list names a file by way
-of a link, the link is resolved as inside a changed root: an absolute one starts at the
-tree's root, and ``..`` stops there.
+Nothing here leaves the tree. The walk follows no link to a file: the file is either in the tree,
+and found there, or no part of it. If a package's list names a file by way of a link, the link is
+resolved as in a changed root (chroot(2)): an absolute link starts at the tree's root, and ``..``
+stops there.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ import json
 import os
 import re
 import stat
-import struct
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    ELF_MAGIC,
+    ELFCLASS64,
+    ELFDATA2LSB,
+    EM_CUDA,
+    EM_NONE,
+    ET_DYN,
+    ET_EXEC,
+)
 from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.image import Manager, Package
 
-# System V ABI, "ELF Header": magic, ELFCLASS64, ELFDATA2LSB; CUDA has no other hosts. Then
-# e_type and e_machine.
-_ELF_64_LSB = b"\x7fELF\x02\x01"
-_TYPE_AND_MACHINE = struct.Struct("<16xHH")
-# ET_EXEC, ET_DYN. Object files and core dumps are not loaded.
-_LOADED_TYPES = (2, 3)
-_EM_CUDA = 190
+# CUDA has no other hosts.
+_ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
+# No loader takes object files and core dumps.
+_LOADED_TYPES = (ET_EXEC, ET_DYN)
 # As many links in one path as Linux follows (path_resolution(7)).
 _MAX_LINKS = 40
 # The lists of the largest packages have a few MB.
@@ -44,12 +49,12 @@ class Tree:
 
     Attributes:
         root: real path.
-        files: 64-bit programs and shared libraries, each once however many hard links it has;
-            sizes in bytes.
-        cubins: bare cubins, alike.
+        files: 64-bit programs and shared libraries with their sizes in bytes. A file with several
+            hard links is listed once.
+        cubins: bare cubins, likewise.
         dist_infos: folders with the metadata of an installed wheel.
-        conda_metas: folders with the metadata of an environment of conda.
-        unlisted: folders that could not be listed, and why.
+        conda_metas: folders with the metadata of a conda environment.
+        unlisted: messages about folders that could not be listed.
     """
 
     root: Path
@@ -61,7 +66,7 @@ class Tree:
 
 
 def walk_tree(folder: Path) -> Tree:
-    """Walk a tree, without other file systems that are mounted in it.
+    """Find the ELF files and package lists of a tree; file systems mounted in it are left out.
 
     Raises:
         OptionError: the folder can't be listed.
@@ -93,29 +98,32 @@ def walk_tree(folder: Path) -> Tree:
                     continue
                 seen.add(identity)
                 if (machine := _machine_of(path)) is not None:
-                    found = cubins if machine == _EM_CUDA else files
+                    found = cubins if machine == EM_CUDA else files
                     found[os.path.normpath(os.path.join(below, name))] = status.st_size
     return Tree(root, files, cubins, tuple(dist_infos), tuple(conda_metas), tuple(unlisted))
 
 
 def _machine_of(path: Path) -> int | None:
-    """The ELF machine of what a loader or a driver could load; None for any other file."""
+    """``e_machine`` of a file that a loader or a driver could load; None for any other file."""
     try:
         with path.open("rb", buffering=0) as file:
-            head = file.read(_TYPE_AND_MACHINE.size)
+            head = file.read(EHDR.size)
     except PermissionError:
-        # Whoever reads it next reports it.
-        return 0 if ".so" in path.name else None
-    if not head.startswith(_ELF_64_LSB) or len(head) < _TYPE_AND_MACHINE.size:
+        # The step that reads the library reports it.
+        return EM_NONE if ".so" in path.name else None
+    if not head.startswith(_ELF_64_LSB) or len(head) < EHDR.size:
         return None
-    kind, machine = _TYPE_AND_MACHINE.unpack(head)
-    return machine if kind in _LOADED_TYPES else None
+    header = EHDR.unpack_from(head)
+    return header.e_machine if header.e_type in _LOADED_TYPES else None
 
 
 def resolve_inside(root: Path, path: str) -> str | None:
-    """Where a path of the tree leads, below the root; None for a loop of links.
+    """Resolve the links in a path of the tree; None for a loop of links.
 
-    What isn't there stays as it is.
+    Parts of the path that don't exist stay as they are.
+
+    Returns:
+        The path below the root.
     """
     waiting = list(reversed(PurePosixPath(path).parts))
     found: list[str] = []
@@ -140,42 +148,39 @@ def resolve_inside(root: Path, path: str) -> str | None:
 
 
 def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
-    """The packages that installed these files, as far as wheels, conda and dpkg tell.
+    """Find the packages that installed files, as far as wheels, conda and dpkg tell.
 
-    A wheel's claim goes before conda's and dpkg's, which may have installed the whole
-    environment it is in.
+    The claim of a wheel wins over those of conda and dpkg, which may have installed the whole
+    environment that holds the wheel.
+
+    Args:
+        wanted: files, by path below the root.
     """
-    owners = _Owners(tree.root, wanted)
+    wanted = frozenset(wanted)
+    names = {path.rpartition("/")[2] for path in wanted}
+    folders: dict[str, str | None] = {}
+    owners: dict[str, Package] = {}
+    for path, package in _iter_claims(tree):
+        folder, _, name = path.rpartition("/")
+        # An image has far more files than those that are wanted, and links take time to resolve.
+        if name not in names:
+            continue
+        if folder not in folders:
+            folders[folder] = resolve_inside(tree.root, folder)
+        where = folders[folder]
+        if where is not None and (real := f"{where}/{name}".lstrip("/")) in wanted:
+            owners[real] = package
+    return owners
+
+
+def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
+    """Paths and the packages that claim them; a later claim wins."""
     if (info := _folder_inside(tree.root, f"{_DPKG}/info")) is not None:
-        owners.add(_iter_dpkg(tree.root, info))
+        yield from _iter_dpkg(tree.root, info)
     for folder in tree.conda_metas:
-        owners.add(_iter_conda(tree.root, folder))
+        yield from _iter_conda(tree.root, folder)
     for folder in tree.dist_infos:
-        owners.add(_iter_wheel(tree.root, folder))
-    return owners.found
-
-
-class _Owners:
-    """Matches what lists of packages name with the files that are asked for."""
-
-    def __init__(self, root: Path, wanted: Collection[str]) -> None:
-        self._root = root
-        self._wanted = frozenset(wanted)
-        self._names = frozenset(path.rpartition("/")[2] for path in wanted)
-        self._folders: dict[str, str | None] = {}
-        self.found: dict[str, Package] = {}
-
-    def add(self, claims: Iterator[tuple[str, Callable[[], Package]]]) -> None:
-        for path, package in claims:
-            folder, _, name = path.rpartition("/")
-            # Few of an image's files are asked for, and links take time to resolve.
-            if name not in self._names:
-                continue
-            if folder not in self._folders:
-                self._folders[folder] = resolve_inside(self._root, folder)
-            where = self._folders[folder]
-            if where is not None and (real := f"{where}/{name}".lstrip("/")) in self._wanted:
-                self.found[real] = package()
+        yield from _iter_wheel(tree.root, folder)
 
 
 def _folder_inside(root: Path, path: str) -> str | None:
@@ -184,7 +189,7 @@ def _folder_inside(root: Path, path: str) -> str | None:
 
 
 def _read(path: Path) -> str:
-    """A list of the tree; empty if it isn't a regular file, or not readable."""
+    """A package list of the tree; empty if it is no regular file, too large, or unreadable."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
             status = os.fstat(file.fileno())
@@ -195,7 +200,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _iter_wheel(root: Path, folder: str) -> Iterator[tuple[str, Callable[[], Package]]]:
+def _iter_wheel(root: Path, folder: str) -> Iterator[tuple[str, Package]]:
     """What RECORD names ("Recording installed projects", packaging.python.org), in CSV."""
     base, _, own = folder.rpartition("/")
     # NAME-VERSION.dist-info; a version has no dash there.
@@ -204,10 +209,10 @@ def _iter_wheel(root: Path, folder: str) -> Iterator[tuple[str, Callable[[], Pac
     with contextlib.suppress(csv.Error):
         for _, row in iter_rows(_read(root / folder / RECORD)):
             if row:
-                yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], lambda: package
+                yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
 
 
-def _iter_conda(root: Path, folder: str) -> Iterator[tuple[str, Callable[[], Package]]]:
+def _iter_conda(root: Path, folder: str) -> Iterator[tuple[str, Package]]:
     """What conda-meta/*.json names in "files", relative to the environment."""
     base = folder.rpartition("/")[0]
     for path in sorted((root / folder).glob("*.json")):
@@ -220,28 +225,23 @@ def _iter_conda(root: Path, folder: str) -> Iterator[tuple[str, Callable[[], Pac
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         for file in files:
-            yield f"{base}/{file}", lambda package=package: package  # type: ignore[misc]
+            yield f"{base}/{file}", package
 
 
-def _iter_dpkg(root: Path, info: str) -> Iterator[tuple[str, Callable[[], Package]]]:
+def _iter_dpkg(root: Path, info: str) -> Iterator[tuple[str, Package]]:
     """What info/PACKAGE[:ARCH].list names, a path of the image each line; see dpkg-query(1)."""
-    versions: dict[str, str] = {}
-
-    def package_of(name: str) -> Package:
-        if not versions:
-            versions.update(_dpkg_versions(root, info))
-        return Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
-
+    versions = _dpkg_versions(root, info)
     for path in sorted((root / info).glob("*.list")):
         name = path.name.removesuffix(".list").partition(":")[0]
+        package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
         for line in _read(path).splitlines():
-            yield line, lambda name=name: package_of(name)  # type: ignore[misc]
+            yield line, package
 
 
 def _dpkg_versions(root: Path, info: str) -> dict[str, str]:
     """Versions by name, of the status file: paragraphs of ``Field: value``, see deb-control(5)."""
     status = _read(root / PurePosixPath(info).parent / "status")
-    versions: defaultdict[str, str] = defaultdict(str)
+    versions: dict[str, str] = {}
     for paragraph in status.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
         if "Package" in fields:
