@@ -1,7 +1,8 @@
 """A pytest plugin on top of pytest-negativa: the kernels that a library promises to others.
 
-They stand in a file, one glob on their qualified names a line. The plugin keeps every element
-that holds one of them, whether a test uses it or not, and reports which of them no test uses.
+A file lists them, one glob on their qualified names per line. The plugin keeps every element that
+holds one of them, and reports which of them no test uses. It imports only pytest-negativa's public
+records.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cxxfilt
 import pytest
-
-from pytest_negativa.gpucode.demangle import demangle
 
 if TYPE_CHECKING:
     from pytest_negativa.models.library import Element, Frame, LibraryMap
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--public-kernels")
-    # Without --negativa nobody would call the hooks.
+    # Without --negativa the hooks are never called.
     if file is not None and config.pluginmanager.has_plugin("negativa-reporter"):
         config.pluginmanager.register(PublicKernels(read_globs(file)), "public-kernels")
 
@@ -45,7 +45,7 @@ def read_globs(file: str) -> tuple[str, ...]:
 
 def qualified_name(mangled: str) -> str:
     """``ns::multiply<16>`` for ``void ns::multiply<16>(float const*, int)``."""
-    return re.sub(r"^void ", "", demangle(mangled)).partition("(")[0]
+    return re.sub(r"^void ", "", cxxfilt.demangle(mangled)).partition("(")[0]
 
 
 class PublicKernels:
@@ -74,7 +74,7 @@ class PublicKernels:
     def pytest_negativa_report(self, report: RunReport) -> str:
         public = {
             kernel
-            for path in (Path(report.directory) / "map").glob("*.json")
+            for path in (Path(report.directory) / "plan").glob("*.json")
             for kernel in kernels_in(path)
             if self.is_public(kernel)
         }
@@ -85,11 +85,11 @@ class PublicKernels:
 
 
 def kernels_in(path: Path) -> set[str]:
-    """The kernels of a map: those that a device of the run could load."""
+    """The kernels of a library that a device of the run could load, from its plan."""
     # Not at the top: every session imports this module, and few need it.
-    from pytest_negativa.storage.records import load_map
+    import msgspec
 
-    library = load_map(path)
-    contents = [e.content for e in library.iter_elements()]
-    contents += [f.content for f in library.iter_frames()]
-    return {kernel.name for content in contents for kernel in library.kernels_of(content)}
+    from pytest_negativa.models.plan import LibraryPlan
+
+    plan = msgspec.json.decode(path.read_bytes(), type=LibraryPlan)
+    return {*plan.used_kernels, *plan.unused_kernels}

@@ -17,13 +17,15 @@ import pytest
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.settings.options import OPTIONS
-from tests.support.libraries import DOCS, EXAMPLES, ROOT
+from tests.support.libraries import DOCS, EXAMPLES, FIXTURES, ROOT
 
 PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.rglob("*.md")),
     *sorted(EXAMPLES.glob("*/README.md")),
+    ROOT / "benchmarks" / "paper" / "README.md",
+    FIXTURES / "README.md",
 )
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?:bash|console)\n(?P<text>.*?)^```$",
@@ -80,6 +82,7 @@ def run(text: str, examples: Path) -> None:
     assert done.returncode == 0, f"{text}\n{done.stdout}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if to_run(p)], ids=page_id)
 def test_the_commands_of_a_page_run(page: Path, traced: Path, tmp_path: Path) -> None:
     shutil.copytree(traced, tmp_path, symlinks=True, dirs_exist_ok=True)

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.libraries import DOCS, EXAMPLES, ROOT
+from tests.support.libraries import DOCS, EXAMPLES, FIXTURES, ROOT
 
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *sorted(EXAMPLES.rglob("*.md")))
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(EXAMPLES.rglob("*.md")),
+    ROOT / "benchmarks" / "paper" / "README.md",
+    FIXTURES / "README.md",
+)
 MOST_WORDS = 25
 AVOIDED = re.compile(
     r"\b(that is said|nobody|no one|whoever|of which|those of which|stands in|be it|so often)\b",
