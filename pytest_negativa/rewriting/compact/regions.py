@@ -24,6 +24,7 @@ from pytest_negativa.gpucode.fatbin import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 REGISTERED = ".nv_fatbin"
@@ -57,7 +58,7 @@ def plan_removal(
         The edits of the library, and notes on what was not removed though planned.
 
     Raises:
-        ValueError: the map contradicts itself.
+        CannotCompactError: the map contradicts itself.
     """
     planner = _Planner(source, plan, why_kept, keep_region_headers)
     for section in library_map.sections:
@@ -115,7 +116,10 @@ class _Planner:
         return self._why_kept(start + shift, end + shift) is None
 
     def removal(self) -> tuple[Edits, tuple[str, ...]]:
-        edits = Edits.of(self._source.size, self._changes)
+        try:
+            edits = Edits.of(self._source.size, self._changes)
+        except ValueError as e:
+            raise CannotCompactError(self._source.path, f"its map contradicts itself: {e}") from e
         if not self._guarded:
             return edits, ()
         note = (
