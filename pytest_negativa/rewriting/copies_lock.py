@@ -21,22 +21,23 @@ from pytest_negativa.storage.locks import lock, open_to_lock
 WRITING_NAME = ".negativa-lock"
 IN_USE_NAME = ".negativa-in-use"
 
-# Seconds that a writer waits for tests to end; a process that was killed takes a moment.
-_PATIENCE = 3.0
+PATIENCE = 3.0
+"""Seconds that a writer waits for tests to end; a process that was killed takes a moment."""
+
 _PAUSE = 0.1
 
 
 @contextlib.contextmanager
-def writing_copies(root: Path) -> Iterator[None]:
+def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Be the only one who changes the folder ``root``, and have nobody run tests on it.
 
     Raises:
         ReconstructError: it can't be locked, or tests run on its copies and go on for more than
-            some seconds.
+            ``patience`` seconds.
     """
     with _opened(root, WRITING_NAME) as writing, _opened(root, IN_USE_NAME) as in_use:
         _lock(root, writing)
-        give_up = time.monotonic() + _PATIENCE
+        give_up = time.monotonic() + patience
         while not _lock(root, in_use, wait=False):
             if time.monotonic() > give_up:
                 raise ReconstructError(

@@ -44,7 +44,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
-from pytest_negativa.rewriting.copies_lock import writing_copies
+from pytest_negativa.rewriting.copies_lock import PATIENCE, writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
 from pytest_negativa.rewriting.layout import StoppedError
 from pytest_negativa.rewriting.overwrite import overwrite
@@ -77,6 +77,7 @@ def reconstruct(
     copy_all: bool = False,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
+    patience: float = PATIENCE,
 ) -> Reconstruction:
     """Make ``root`` hold a copy of every library that has unused code, and no other.
 
@@ -90,6 +91,7 @@ def reconstruct(
         jobs: how many libraries at a time; the default is one for each processor this process
             may use.
         on_done: told the bytes of originals that are done, and of all, after each library.
+        patience: seconds to wait for tests that run on the copies.
 
     Returns:
         What was made. A library that can't be copied is named there and stops no other one;
@@ -111,7 +113,7 @@ def reconstruct(
         root = root.resolve()
     except OSError as e:
         raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
-    with writing_copies(root):
+    with writing_copies(root, patience):
         return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
 
 

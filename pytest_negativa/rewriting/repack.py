@@ -8,7 +8,7 @@ no case.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import lz4.block
 import zstandard
@@ -20,7 +20,7 @@ from pytest_negativa.models.library import Compression
 # for byte); what is mostly filled would fit at 9, too, with 8% more bytes in a ninth of the time.
 # The first try is 19 with smaller tables, which suffice for the little that isn't filled: half of
 # the time, and 1% more bytes.
-_ZSTD_LEVELS = (19, 19, 22)
+ZSTD_LEVELS = (19, 19, 22)
 _SMALL_TABLES = {"chain_log": 17, "hash_log": 17, "search_log": 4, "target_length": 64}
 _LZ4_LEVELS = (9, 12)
 # RFC 8878, 3.1.2: a frame to be skipped, of any of 16 magic numbers; then u32 length.
@@ -46,7 +46,9 @@ def repack(content: bytes, packed: bytes, compression: Compression, space: int) 
     raise RepackError(f"does not fit into its {space:,} bytes again")
 
 
-def repack_frame(content: bytes, packed: bytes) -> tuple[bytes, int]:
+def repack_frame(
+    content: bytes, packed: bytes, levels: Sequence[int] = ZSTD_LEVELS
+) -> tuple[bytes, int]:
     """A bare zstd frame for ``content`` of exactly the length of ``packed``.
 
     Its reader hands zstd the old length, so what is left is a frame to be skipped; zeros would
@@ -55,7 +57,7 @@ def repack_frame(content: bytes, packed: bytes) -> tuple[bytes, int]:
     Raises:
         RepackError: it doesn't fit at any level.
     """
-    for candidate in _candidates(content, packed, Compression.ZSTD):
+    for candidate in _candidates(content, packed, Compression.ZSTD, levels):
         left = len(packed) - len(candidate)
         if left == 0 or left >= _SKIPPABLE_HEADER_SIZE:
             _checked(candidate, content, Compression.ZSTD)
@@ -67,7 +69,9 @@ def repack_frame(content: bytes, packed: bytes) -> tuple[bytes, int]:
     raise RepackError(f"does not fit into its {len(packed):,} bytes again")
 
 
-def _candidates(content: bytes, packed: bytes, compression: Compression) -> Iterator[bytes]:
+def _candidates(
+    content: bytes, packed: bytes, compression: Compression, levels: Sequence[int] = ZSTD_LEVELS
+) -> Iterator[bytes]:
     if compression is Compression.LZ4:
         for level in _LZ4_LEVELS:
             yield lz4.block.compress(
@@ -81,7 +85,7 @@ def _candidates(content: bytes, packed: bytes, compression: Compression) -> Iter
     log = original.window_size.bit_length() - 1
     if original.window_size == len(content):
         log = (len(content) - 1).bit_length()
-    for attempt, level in enumerate(_ZSTD_LEVELS):
+    for attempt, level in enumerate(levels):
         parameters = zstandard.ZstdCompressionParameters.from_level(
             level,
             source_size=len(content),

@@ -20,7 +20,6 @@ from msgspec.structs import astuple, replace
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.plan import CodeRange, TrimmedCubin
 from pytest_negativa.models.reconstruction import Reconstruction
-from pytest_negativa.rewriting import copies_lock as holding
 from pytest_negativa.rewriting import reconstruct as module
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies import state_of
@@ -230,10 +229,12 @@ class TestReuse:
         assert changed.plan.unused_bytes != planned[0].plan.unused_bytes
         self.again([changed, *planned[1:]], first, {NAMES[0]})
 
-    def test_newer_writer(
-        self, planned: list[Planned], first: Reconstruction, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "_WRITER_VERSION", module._WRITER_VERSION + 1)
+    def test_other_writer(self, planned: list[Planned], first: Reconstruction) -> None:
+        manifest = Path(first.root, MANIFEST_NAME)
+        known = json.loads(manifest.read_text())
+        for copy in known["copies"].values():
+            copy["recipe"] = "0" * 64
+        manifest.write_text(json.dumps(known))
         self.again(planned, first, {Path(c.copy).name for c in first.libraries})
 
     def test_changed_original(self, planned: list[Planned], first: Reconstruction) -> None:
@@ -491,22 +492,16 @@ os.waitpid(child, 0)
 
 
 class TestHolding:
-    def test_nobody_writes_while_tests_run(
-        self, planned: list[Planned], root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(holding, "_PATIENCE", 0.2)
+    def test_nobody_writes_while_tests_run(self, planned: list[Planned], root: Path) -> None:
         first = reconstruct(planned, root)
         with hold_copies(root), hold_copies(root):
             with pytest.raises(ReconstructError, match="in use by a verification"):
-                reconstruct(planned[1:], root)
+                reconstruct(planned[1:], root, patience=0.2)
             assert check_copies(first) == ()
         assert below(root) == {c.library.path for c in first.libraries}
         check(planned[1:], reconstruct(planned[1:], root))
 
-    def test_other_process_and_its_children(
-        self, planned: list[Planned], root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(holding, "_PATIENCE", 0.2)
+    def test_other_process_and_its_children(self, planned: list[Planned], root: Path) -> None:
         reconstruct(planned, root)
         command = [sys.executable, "-c", HOLDER, str(root)]
         with subprocess.Popen(
@@ -515,7 +510,7 @@ class TestHolding:
             assert process.stdin is not None and process.stdout is not None
             pid = process.stdout.readline().strip()
             with pytest.raises(ReconstructError, match="in use by a verification") as caught:
-                reconstruct(planned, root)
+                reconstruct(planned, root, patience=0.2)
             if "FLOCK" in Path("/proc/locks").read_text():
                 assert f"(process {pid})" in str(caught.value)
             process.stdin.write("\n")

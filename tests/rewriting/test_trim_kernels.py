@@ -18,7 +18,6 @@ from pytest_negativa.models.plan import CodeRange, LibraryPlan
 from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
-from pytest_negativa.rewriting import repack as packing
 from pytest_negativa.rewriting.cubin_code import overwrite_code
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
@@ -258,11 +257,10 @@ def test_space_is_the_limit(compression: Compression) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 8, 9, 4000])
-def test_frame_is_padded(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_ZSTD_LEVELS", (3,))
+def test_frame_is_padded(left: int) -> None:
     packed = packed_by(3)
 
-    frame, zeros = repack_frame(CONTENT, packed + bytes(left))
+    frame, zeros = repack_frame(CONTENT, packed + bytes(left), levels=(3,))
 
     assert len(frame) == len(packed) + left
     assert zeros == max(0, left - 8)
@@ -270,13 +268,12 @@ def test_frame_is_padded(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 7])
-def test_gap_too_small_for_a_frame(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gap_too_small_for_a_frame(left: int) -> None:
     packed = packed_by(9) + bytes(left)
     other, _ = repack_frame(CONTENT, packed)
 
     # A tighter level leaves more room.
     assert len(other) == len(packed)
     assert not other.startswith(packed_by(9))
-    monkeypatch.setattr(packing, "_ZSTD_LEVELS", (9,))
     with pytest.raises(RepackError, match="does not fit"):
-        repack_frame(CONTENT, packed)
+        repack_frame(CONTENT, packed, levels=(9,))
