@@ -1,7 +1,7 @@
 """The pytest plugin: hooks of a few lines, which hand over to ``session``.
 
-Every pytest session imports this module, so it imports nothing but pytest and the table of
-options; what tracing needs is imported once ``--negativa`` is there.
+Every pytest session imports this module, so it imports only pytest and the table of options. The
+modules for tracing are imported when ``--negativa`` is given.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
 
 MARKER = (
-    "negativa_off(reason): release CUPTI while this test runs, for one that needs a profiler "
-    "itself; what it uses is not traced, so nothing that it may use can be called unused"
+    "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
+    "the code that it uses is not traced, so no code that it may use counts as unused"
 )
 
-# Options for which a process of its own runs the tests.
+# Options for which a supervisor runs the tests in a process of their own.
 _SUPERVISED = ("verifying", "healing", "measuring")
 
-# What makes pytest do something other than run tests: "nothing was used" would mean nothing.
+# Options with which pytest runs no test, so a report of unused code would mean nothing.
 _RUNS_NO_TEST = (
     "help",
     "version",
@@ -51,9 +51,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config,
 ) -> Generator[None, object, object]:
-    """Begin before conftest.py files are imported: they may use the GPU.
+    """Begin before conftest.py files are imported, because they may use the GPU.
 
-    And before pytest captures output: where the process is replaced, so is what captured it.
+    It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
     try:
         _begin(early_config)
@@ -70,7 +70,7 @@ def _begin(config: pytest.Config) -> None:
     in_round = ROUND_VARIABLE in os.environ
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return
-    # The supervisor of a round has asked before.
+    # In a round, the supervisor has checked this.
     if not in_round and (idle := idle_flag(_typed(config), flags, os.environ)) is not None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
@@ -80,14 +80,14 @@ def _begin(config: pytest.Config) -> None:
     if start.is_in_round():
         start.begin(config, flags)
     elif supervised and not in_round:
-        # Else a test has started pytest, with the same addopts: it must not rewrite the copies.
+        # In a round, a test has started this pytest. It must not rewrite the copies.
         start.start_supervisor(config, flags)
     elif enabled:
         start.begin(config, flags)
 
 
 def _typed(config: pytest.Config) -> list[str]:
-    """The command line's own words, without those of ``addopts``."""
+    """The words of the command line, without those of ``addopts``."""
     return [str(word) for word in config.invocation_params.args]
 
 
@@ -97,10 +97,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def negativa_off(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Release CUPTI for the rest of a test, for what needs a profiler itself.
+    """Release CUPTI for the rest of a test, because the test needs a profiler itself.
 
-    What runs meanwhile is not traced, so nothing that it may use can be called unused. Does
-    nothing in a session without ``--negativa``.
+    The code that runs meanwhile is not traced, so no code that it may use counts as unused. The
+    fixture does nothing in a session without ``--negativa``.
     """
     traced = request.config.pluginmanager.get_plugin("negativa-traced-process")
     if traced is None:

@@ -1,1 +1,1 @@
-"""Measures runs of a program: time, memory, energy, page cache, sizes of files."""
+"""Measures runs of a program: time, memory, energy, page cache and sizes of files."""

@@ -1,4 +1,4 @@
-"""Runs to medians, spread and ratios."""
+"""Reduces runs to medians, spread and ratios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIGURES = (
     "energy_mj",
     "cached_bytes",
 )
-"""What is compared, in the order it is shown."""
+"""The compared figures, in the order of the report."""
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -38,10 +38,10 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def compare(runs: Sequence[RunFigures]) -> tuple[Comparison, ...]:
-    """The figures that every run knows, on both variants.
+    """Compare both variants by every figure that all runs have.
 
     The page cache is compared in the runs whose libraries had been evicted, which may be the
-    warm-up alone; everything else in the others.
+    warm-up alone. All other figures are compared in the runs that count.
     """
     return tuple(_comparisons(runs))
 

@@ -1,8 +1,7 @@
-"""A program on its original libraries against the same on slim ones. Composes ``measuring``
-and the redirect, as ``verifying`` composes the stages of a proof.
+"""Runs a program on its original libraries and on slim ones in turns, and compares the runs.
 
-Both variants run under the same auditors. The original's table of replacements is empty, so the
-content of the libraries is all that differs.
+Both variants run under the same auditors. The original's table of replacements is empty, so only
+the content of the libraries differs.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRequest:
-    """What is to be measured.
+    """What to measure.
 
     Attributes:
-        command: the program, run as it is; its output goes to files.
-        copies: the folder with the copies, each below it under its original's real path.
-        folder: for logs and tables; is created.
+        command: the program; its output goes to files.
+        copies: the folder of the copies, each under its original's real path.
+        folder: the folder for logs and tables; it is created.
         pairs: how many runs of each variant count, for each way of loading.
         loadings: which ways of loading.
         cold: evict the libraries from the page cache before every run.
         first_result: measure the time to the first GPU result.
-        interval: seconds between two looks at memory.
+        interval: seconds between two samples of memory.
         environ: the program's environment.
-        cwd: where it runs; None: the current folder.
+        cwd: the program's folder; None: the current folder.
     """
 
     command: tuple[str, ...]
@@ -84,18 +83,17 @@ class MeasureRequest:
 def measure(request: MeasureRequest, say: Say) -> Measurement:
     """Run the program on both variants in turns, and compare.
 
-    For each way of loading, a pair of runs that warm up and don't count, before which the
-    libraries are evicted from the page cache, and then the pairs that count. Of two neighbouring
-    pairs one begins with the original and one with the slim libraries (ABBA), so that a machine
-    that gets slower or faster steadily favours neither.
+    For each way of loading, the first pair of runs warms up and does not count. Before it, the
+    libraries are evicted from the page cache. Pairs begin with the original and with the slim
+    libraries alternately (ABBA), so a machine that slows down steadily favours neither.
 
     Args:
         say: shows a line of progress.
 
     Raises:
-        NegativaError: a variant can't be made, or in no way of loading could the runs be
-            compared: one can't be started, two ended with different exit statuses, or the slim
-            libraries were not what was loaded.
+        NegativaError: a variant can't be made, or the runs can't be compared in any way of
+            loading. A run can't be started, two runs ended with different exit statuses, or a
+            slim run loaded originals.
     """
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise MeasureError(f"{request.command[0]}: not found, or not an executable file")
@@ -123,7 +121,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
             original = Path("/") / path.relative_to(root)
             if not original.is_file():
                 raise OptionError(
-                    f"{path}: the copy of {original}, which isn't there; expected the copy of "
+                    f"{path}: the copy of {original}, which does not exist; expected the copy of "
                     "/a/b.so at ROOT/a/b.so"
                 )
             found.append(str(original))
@@ -184,7 +182,7 @@ class _Experiment:
         )
 
     def _run_all(self, loading: Loading) -> LoadingResult:
-        """All runs with one way of loading; what fails there says nothing of the other."""
+        """All runs with one way of loading. A failure does not affect the other way."""
         try:
             for pair in range(self._request.pairs + 1):
                 order = (Variant.ORIGINAL, Variant.SLIM)
@@ -231,7 +229,7 @@ class _Experiment:
             status=sampled.status,
             wall_s=round(sampled.wall_s, 6),
             first_result_s=sampled.first_result_s,
-            # What the kernel counted for one process is no more than all had.
+            # The kernel's figure for one process can't exceed that of all processes.
             peak_rss_bytes=max(sampled.memory.rss, sampled.root_max_rss_bytes or 0) or None,
             peak_pss_bytes=sampled.memory.pss,
             root_max_rss_bytes=sampled.root_max_rss_bytes,
@@ -260,10 +258,10 @@ class _Experiment:
     def _copies_loaded(
         self, variant: Variant, logs: Path, name: str, status: int, output: Path
     ) -> int:
-        """How many copies were mapped; a slim run with originals is none.
+        """How many copies the run mapped.
 
         Raises:
-            MeasureError: originals were loaded, or no copy, or it can't be told.
+            MeasureError: the run loaded originals or no copy, or its logs are incomplete.
         """
         if variant is Variant.ORIGINAL:
             return 0
@@ -273,15 +271,15 @@ class _Experiment:
             copies |= process.copies
             for path, opened in sorted(process.originals):
                 raise MeasureError(
-                    f"{who} loaded the original {path} (as {opened}) though there is a copy: "
-                    "nothing is measured by that"
+                    f"{who} loaded the original {path} (as {opened}) though there is a copy: the "
+                    "run measures nothing"
                 )
             for problem in (*process.problems, *(f"{p} can't be told" for p in process.unknown)):
-                raise MeasureError(f"{who}: what it loaded isn't known: {problem}")
+                raise MeasureError(f"{who}: the libraries that it loaded are unknown: {problem}")
         if not copies:
             raise MeasureError(
                 f"{name}: no process of the command loaded any of the {len(self._files[variant])} "
-                f"copies in {self._table.root}: nothing is measured by that; exit status {status}, "
+                f"copies in {self._table.root}: the run measures nothing; exit status {status}, "
                 f"output in {output}, its end:\n{_tail(output)}"
             )
         return len(copies)
@@ -297,11 +295,11 @@ class _Experiment:
 
     def _prepare_notes(self) -> None:
         if not adopt_orphans():
-            self._note("processes whose parent ended are not seen on this system")
+            self._note("this system does not show processes whose parent ended")
         if self._gpus.missing is not None:
             self._note(self._gpus.missing)
         elif not self._gpus.names:
-            self._note("NVML shows no GPU, so no GPU memory and energy is measured")
+            self._note("GPU memory and energy are not measured: NVML shows no GPU")
         if self._request.first_result and first_result_library() is None:
             self._note(
                 "the time to the first GPU result is not measured: its library was not built "
@@ -313,8 +311,8 @@ class _Experiment:
             self._note("processes that outlived the command were ended")
         if figures.left_cached_bytes:
             self._note(
-                "some pages of the libraries could not be evicted from the page cache, since "
-                "another process has them mapped"
+                "some pages of the libraries could not be evicted from the page cache: another "
+                "process has them mapped"
             )
 
     def _note_outcome(self) -> None:
@@ -324,11 +322,11 @@ class _Experiment:
         if self._gpus.names:
             if all(run.gpu_process_bytes is None for run in runs):
                 self._note(
-                    "NVML shows no process of the command (a container with process ids of its "
-                    "own, or it used no GPU): GPU memory is that of whole devices, less what was "
-                    "in use before"
+                    "NVML shows no process of the command (a container has its own process ids, or "
+                    "the command used no GPU): GPU memory is that of whole devices, less what "
+                    "they used before"
                 )
-            self._note("energy is that of whole devices, idle power and other programs included")
+            self._note("energy is that of whole devices, including idle power and other programs")
         if (
             self._request.first_result
             and first_result_library() is not None

@@ -1,4 +1,4 @@
-"""One measurement from start to end: run, write, show. What the command and the session share."""
+"""One measurement from start to end, for the command and for pytest sessions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ _FILE = "measurement.json"
 
 
 def copies_of(settings: Settings, given: Path | None) -> Path:
-    """The folder with the slim libraries: the given one, or what a reconstruction wrote.
+    """The folder with the slim libraries: the given one, or the one that reconstruct writes.
 
     Raises:
-        OptionError: it isn't there.
+        OptionError: the folder does not exist.
     """
-    if given is None:
-        given = RunsFolder(Path(settings.directory)).copies
-    root = given
+    root = given or RunsFolder(Path(settings.directory)).copies
     if not root.is_dir():
         raise OptionError(
             f"{root}: no slim libraries here; make some with negativa reconstruct, or name their "
@@ -37,24 +35,24 @@ def copies_of(settings: Settings, given: Path | None) -> Path:
 
 
 def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
-    """``lazy``, ``eager`` or ``both``; None is both, but lazy without a GPU: there they are one."""
+    """The wanted ways of loading; None is both, or lazy without a GPU, where they don't differ."""
     if wanted is None:
         wanted = "both" if has_gpu() else "lazy"
     return tuple(Loading) if wanted == "both" else (Loading(wanted),)
 
 
 def new_folder(settings: Settings) -> Path:
-    """Where a measurement's files go; isn't there yet."""
+    """A new folder for a measurement's files; it does not exist yet."""
     return RunsFolder(Path(settings.directory)).new_measurement()
 
 
 def measure_session(
     command: Sequence[str], settings: Settings, environ: Mapping[str, str], cwd: Path
 ) -> int:
-    """Measure a session's own command with the defaults, show it; the exit status.
+    """Measure a session's own command with the defaults, and show the result; the exit status.
 
     Raises:
-        NegativaError: see ``comparing.measure``.
+        NegativaError: see ``experiment.measure``.
     """
     request = MeasureRequest(
         command=tuple(command),
@@ -71,7 +69,7 @@ def measure_and_write(request: MeasureRequest) -> Measurement:
     """Measure, with a line to stderr for each run, and write the measurement into its folder.
 
     Raises:
-        NegativaError: see ``comparing.measure``; or the file can't be written.
+        NegativaError: see ``experiment.measure``; or the file can't be written.
     """
     measurement = measure(request, _say)
     write_record(request.folder / _FILE, measurement, indent=1)
@@ -79,14 +77,14 @@ def measure_and_write(request: MeasureRequest) -> Measurement:
 
 
 def show(measurement: Measurement, folder: Path) -> int:
-    """Print the tables and what failed; the exit status."""
+    """Print the tables and the failures; the exit status."""
     sys.stdout.write("\n\n".join([*render_measurement(measurement), f"Files in {folder}\n"]))
     sys.stdout.flush()
     return report_failures(measurement)
 
 
 def report_failures(measurement: Measurement) -> int:
-    """Print what failed to stderr; the exit status."""
+    """Print the failures to stderr; the exit status."""
     for failure in measurement.failures:
         print_error(failure)
     return 1 if measurement.failures else 0

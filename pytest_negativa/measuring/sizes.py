@@ -1,4 +1,4 @@
-"""How large files are: on disk, in an archive, and in a compressed one."""
+"""Measures how large files are: on disk, in an archive, and in a compressed archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEVEL = 3
 
 
 class _Counter:
-    """A file that only tells how much was written to it, before and after compression."""
+    """A file that only counts the bytes written to it, before and after compression."""
 
     def __init__(self) -> None:
         # 20 ms to import.
@@ -37,9 +37,9 @@ class _Counter:
 
 
 def measure_sizes(files: Sequence[tuple[str, Path]]) -> FileSizes:
-    """Sizes of files, each given with its name in the archive. Reads all of them, once.
+    """Measure files, each given with its name in the archive, by reading each once.
 
-    The archive depends on names and contents alone, not on times and owners. Memory is bounded.
+    The archive depends on names and contents alone, not on times and owners.
 
     Raises:
         NegativaError: a file can't be read.

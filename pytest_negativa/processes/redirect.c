@@ -16,10 +16,11 @@
  *   never searched again. The mirror lacks most folders, so such a folder is made when one of
  *   the same name exists outside.
  *
- * Rules: never fail the process; on any doubt the name is returned unchanged and the log
- * says what was mapped. The one exception is an original that no log would tell of. No malloc (it isn't the process's own one, and not safe after a
- * fork), no descriptor kept open (tests close what they did not open), one write() for each
- * line. The loader calls la_objsearch and la_objopen under its lock: static buffers will do.
+ * Rules: never fail the process. If in doubt, return the name unchanged; the log says what was
+ * mapped. The one exception is an original that no log would show. No malloc: it isn't the
+ * process's own one, and not safe after a fork. No descriptor is kept open: tests close what they
+ * did not open. One write() for each line. The loader calls la_objsearch and la_objopen under its
+ * lock, so static buffers suffice.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,9 +1,9 @@
-"""Which libraries are replaced by their copies in a process and its children, and what came of it.
+"""Replaces libraries by their copies in processes to come, and reads which of the two were loaded.
 
-glibc loads ``redirect.c`` (see there) into every process that has it in LD_AUDIT. This side
-writes the table it reads and reads the logs it writes. It starts no process.
+glibc loads ``redirect.c`` into every process whose LD_AUDIT names it. This module writes the table
+that ``redirect.c`` reads, and reads the logs that it writes. It starts no process.
 
-The table, in lines of fields parted by tabs::
+The table has lines of fields parted by tabs::
 
     negativa-redirect 1
     root    <root>
@@ -15,12 +15,12 @@ A log, one file for each exec'd process::
     negativa-redirect-log 1 <pid> <start, ns since 1970> <executable>
     <pid>   copy        <original>              its copy was mapped
     <pid>   original    <original> <opened as>  the original itself was mapped
-    <pid>   unknown     <opened as>             what was mapped can't be told
+    <pid>   unknown     <opened as>             original or copy: not known
     <pid>   lost        <number>                lines could not be written
     <pid>   disabled    <reason> <table>        nothing was redirected in this process
 
-The pid of a line differs from the head's in forked children. In fields of a log, control
-characters and the backslash are written as ``\\xNN``.
+The pid of a line differs from the head's in forked children. Control characters and the backslash
+are written as ``\\xNN`` in a log.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ TABLE_VARIABLE = "NEGATIVA_REDIRECT_TABLE"
 LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
 AUDIT_VARIABLE = "LD_AUDIT"
 TUNABLES_VARIABLE = "GLIBC_TUNABLES"
-# With an auditor, glibc lays out thread-local storage before it loads the program's libraries,
-# and those with initial-exec storage share what it keeps free. By default a library of 1.5 KB
-# starts and one of 2 KB doesn't ("cannot allocate memory in static TLS block"). More than this
-# would take too much of threads with the smallest stacks, of which it is a part. See
-# _dl_tls_static_surplus_init of glibc's elf/dl-tls.c.
+# With an auditor, glibc lays out thread-local storage before it loads the program's libraries.
+# Libraries with initial-exec storage share the space that it leaves free. By default a library
+# with 1.5 KB loads and one with 2 KB does not ("cannot allocate memory in static TLS block").
+# The space is part of each thread's stack, so more of it would break threads with the smallest
+# stacks. See _dl_tls_static_surplus_init of glibc's elf/dl-tls.c.
 _TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 _TABLE_HEAD = "negativa-redirect 1"
 # PATH_MAX of linux/limits.h, which counts the final zero byte.
 _PATH_MAX = 4096
-# Parts of a log's line after pid and kind.
+# How many fields follow pid and kind in a line of a log.
 _FIELDS = {"copy": 1, "original": 2, "unknown": 1, "lost": 1, "disabled": 2}
 _NUMBER = re.compile(r"[0-9]{1,20}")
 _LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
@@ -73,7 +73,7 @@ class RedirectError(NegativaError):
 
 @dataclass(frozen=True, slots=True)
 class FileId:
-    """What a file is, by whatever name it was opened."""
+    """The identity of a file, independent of its name."""
 
     major: int
     minor: int
@@ -87,7 +87,7 @@ class FileId:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """One row of the table: real paths of an original and of its copy, and both files."""
+    """One row of the table: real paths and identities of an original and its copy."""
 
     original: str
     copy: str
@@ -97,7 +97,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class RedirectTable:
-    """What is replaced. Each copy lies at ``root`` followed by its original's path."""
+    """The replacements. Each copy lies at ``root`` followed by its original's path."""
 
     root: str
     replacements: tuple[Replacement, ...]
@@ -105,14 +105,14 @@ class RedirectTable:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoads:
-    """What one process mapped, of the libraries in the table.
+    """Which libraries of the table one process mapped.
 
     Attributes:
-        pid: of the exec'd process or of a child that it forked. What a child inherited from
-            its parent is in the parent's only.
+        pid: the exec'd process or a child that it forked. Libraries that a child inherited
+            are in the parent's loads only.
         copies: originals whose copy was mapped.
-        originals: (original, the path it was opened by) where the original was mapped.
-        unknown: paths of libraries of which it can't be told what was mapped.
+        originals: originals that were mapped themselves, with the path that was opened.
+        unknown: paths of libraries that may be original or copy.
     """
 
     pid: int
@@ -126,11 +126,11 @@ class RedirectedProcess:
     """A process that was exec'd with the redirect, and the children that it forked.
 
     Attributes:
-        executable: its path; empty if it isn't known.
-        started_ns: when it was exec'd, nanoseconds since 1970.
-        loads: one for each pid that mapped something, in the order of the log.
-        problems: what the log doesn't tell, or why nothing was redirected; with any of them
-            the log is no proof that no original was mapped.
+        executable: its path; empty if unknown.
+        started_ns: when it was exec'd, nanoseconds since the epoch.
+        loads: one for each pid that mapped a library, in the order of the log.
+        problems: why the log is incomplete, or why nothing was redirected. With a problem, the
+            log does not prove that no original was mapped.
     """
 
     log: Path
@@ -160,7 +160,7 @@ def redirect_library() -> Path | None:
 
 
 def why_unsupported() -> str | None:
-    """Why processes can't be redirected on this machine; None: they can, as far as is known."""
+    """Why processes can't be redirected on this machine; None if nothing speaks against it."""
     if not sys.platform.startswith("linux"):
         return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
     try:
@@ -191,12 +191,12 @@ def why_unsupported() -> str | None:
 
 
 def copy_path(root: str | Path, original: str | Path) -> str:
-    """Where the copy of an original lies: its real path, below the root's."""
+    """The path of an original's copy: the original's real path below the root."""
     return os.path.realpath(root) + os.path.realpath(original)
 
 
 def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
-    """Why a library can't stand in a table, judged by its path alone; None: it can."""
+    """Why the path of a library or its copy can't stand in a table; None if both can."""
     path, copy = os.path.realpath(original), copy_path(root, original)
     try:
         encoded = copy.encode("utf-8")
@@ -217,13 +217,13 @@ def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
 
 
 def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTable:
-    """The table of originals whose copies lie below the root.
+    """Make the table of originals whose copies lie below the root.
 
-    The folders of the copies become passable for other users, as those of the originals are.
+    The folders of the copies become passable for other users, like those of the originals.
 
     Raises:
-        RedirectError: a path can't stand in a table, a copy isn't there, or nothing can be
-            loaded from the root's file system.
+        RedirectError: a path can't stand in a table, a copy does not exist, or the root's file
+            system is mounted noexec.
     """
     replacements: dict[str, Replacement] = {}
     root = os.path.realpath(root)
@@ -256,10 +256,10 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
 
 
 def write_table(table: RedirectTable, path: Path) -> None:
-    """Writes the table for processes to come; those that run keep theirs.
+    """Write the table for processes to come; running processes keep theirs.
 
     Raises:
-        StoreError: it can't be written.
+        StoreError: the file can't be written.
     """
     rows = [
         "\t".join(
@@ -274,16 +274,16 @@ def write_table(table: RedirectTable, path: Path) -> None:
     ]
     lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"))
-    # Processes of other users read it too, whatever this one's umask.
+    # Processes of other users read it, too.
     with contextlib.suppress(OSError):
         path.chmod(0o644)
 
 
 def make_logs_folder(logs: Path, base: Path) -> None:
-    """Make the folder in which processes of any user can make their logs, below ``base``.
+    """Make the folder, below ``base``, in which processes of any user write their logs.
 
-    The folders between the two, ``base`` too, become passable for others. Those above it stay as
-    they are: where another user can't pass them there is no log of that user's processes.
+    The folders from ``base`` down become passable for other users. The folders above stay as they
+    are: processes of a user that can't pass them leave no log.
 
     Raises:
         StoreError: it can't be created.
@@ -297,7 +297,7 @@ def make_logs_folder(logs: Path, base: Path) -> None:
 
 
 def make_passable(folder: Path, base: Path) -> None:
-    """Let other users pass ``folder`` and those above it up to ``base``, where that is allowed."""
+    """Let other users pass the folders from ``folder`` up to ``base``, if this user may."""
     top = Path(base).resolve()
     inner = Path(folder).resolve()
     if not inner.is_relative_to(top):
@@ -317,9 +317,9 @@ def _numbers(identity: FileId) -> tuple[int, int, int]:
 
 
 def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) -> dict[str, str]:
-    """What to set in an environment so that processes started with it are redirected.
+    """The variables to set so that processes are redirected.
 
-    A user's own auditors stay, behind ours: they see the names of the copies.
+    A user's own auditors stay, behind ours, so they see the names of the copies.
 
     Raises:
         RedirectError: the native library was not built.
@@ -330,8 +330,7 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
     user = without_redirect(environ)
     return {
         AUDIT_VARIABLE: _join(str(library), user.get(AUDIT_VARIABLE)),
-        # Of two values for one tunable the last counts, so a user's own stays. glibc warns of
-        # an empty part.
+        # The last value of a tunable counts, so a user's own stays. glibc warns of an empty part.
         TUNABLES_VARIABLE: _join(_TUNABLE, user.get(TUNABLES_VARIABLE) or None),
         TABLE_VARIABLE: str(table.absolute()),
         LOGS_VARIABLE: str(logs.absolute()),
@@ -339,7 +338,7 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
 
 
 def without_redirect(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without our part, with what the user had set as it was."""
+    """The environment without our part; values that the user has set stay."""
     result = {k: v for k, v in environ.items() if k not in (TABLE_VARIABLE, LOGS_VARIABLE)}
     for name, part in ((AUDIT_VARIABLE, str(redirect_library())), (TUNABLES_VARIABLE, _TUNABLE)):
         first, colon, rest = result.get(name, "").partition(":")
@@ -358,10 +357,10 @@ def _join(part: str, own: str | None) -> str:
 
 
 def read_logs(folder: Path) -> tuple[RedirectedProcess, ...]:
-    """What all processes logged, in the order they were started.
+    """Read the logs of all processes, in the order of their start.
 
-    A log that can't be read is a process with a problem, never an error: one process that
-    was killed or had no space left says nothing about the others.
+    A log that can't be read yields a process with a problem, not an error: a process that was
+    killed or had no space left says nothing about the others.
     """
     processes = [_read_log(path) for path in folder.iterdir() if _LOG_NAME.fullmatch(path.name)]
     return tuple(sorted(processes, key=lambda process: (process.started_ns, process.log)))
@@ -377,7 +376,7 @@ def _read_log(path: Path) -> RedirectedProcess:
     *lines, torn = text.split("\n")
     if torn:
         problems.append(f"the last line is not whole: {torn[:80]!r}")
-    # The name says the first two of them too.
+    # The file's name has the first two, too.
     pid, started, executable = (*path.name.split(".")[:2], "")
     head = _HEAD.fullmatch(lines[0]) if lines else None
     if head is None:
@@ -425,7 +424,7 @@ def _unescape(field: str) -> str:
 
 
 def why_not_redirected(executable: str | Path) -> str | None:
-    """Why a process of this executable leaves no log; None: nothing speaks against one."""
+    """Why a process of this executable leaves no log; None if nothing speaks against a log."""
     try:
         source = ByteSource(executable)
     except FormatError:

@@ -1,1 +1,1 @@
-"""What each process of a traced or verified pytest session does."""
+"""The work of each process of a traced or verified pytest session."""

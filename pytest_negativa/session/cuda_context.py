@@ -1,8 +1,8 @@
-"""Whether this process's CUDA context still works, asked of the driver after a failed test.
+"""Asks the driver, after a failed test, whether this process's CUDA context still works.
 
-Some errors (an illegal address, an illegal instruction) leave a context that answers every
-later call with the same error: what the remaining tests of the process say then means
-nothing. CUDA Driver API, CUresult: "This leaves the process in an inconsistent state and any
+After some errors (an illegal address, an illegal instruction), the context answers every later
+call with the same error. The outcomes of the process's remaining tests then mean nothing. CUDA
+Driver API, CUresult: "This leaves the process in an inconsistent state and any
 further CUDA work will return the same error. To continue using CUDA, the process must be
 terminated and relaunched."
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-# CUresult values documented with the sentence above: 700 to 720 but for those that are not.
+# CUresult values that are documented with the sentence above.
 _STICKY = {
     220: "CUDA_ERROR_NVLINK_UNCORRECTABLE",
     214: "CUDA_ERROR_ECC_UNCORRECTABLE",
@@ -30,10 +30,10 @@ _STICKY = {
 
 
 def lost_context() -> str | None:
-    """The error that a CUDA context of this process is left with, or None.
+    """The lasting error of a CUDA context of this process, or None.
 
-    Looks at the calling thread's context and the primary ones; a process that has not loaded
-    the driver has none.
+    It checks the context of the calling thread and all primary contexts. A process that has not
+    loaded the driver has no context.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -1,6 +1,6 @@
-"""Pytest hooks that write ``tests.jsonl``: how each test ends, as it happens.
+"""Pytest hooks that write each test's outcome to ``tests.jsonl`` as it happens.
 
-Registered in the process that reports; pytest-xdist hands it what its workers ran.
+They run in the process that reports. pytest-xdist passes its workers' reports to that process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 
 CONTEXT_LOST = "negativa: the CUDA context is lost"
-"""How the reason begins for which a session stops itself; see ``gpu_health``."""
+"""The begin of the reason for which a session stops itself; see ``cuda_context``."""
 
 GPU_ERROR_ATTRIBUTE = "negativa_gpu_error"
-"""Of a test report; attributes of plain values travel from workers to the controller."""
+"""An attribute of a test report. Plain values travel from workers to the controller."""
 
 _MAX_TEXT = 500
 
@@ -52,7 +52,7 @@ class OutcomeRecorder:
 
     @property
     def failure(self) -> str | None:
-        """Why the file is not complete, if it isn't."""
+        """Why the file is incomplete; None if it is complete."""
         return self._writer.failure
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -93,14 +93,14 @@ class OutcomeRecorder:
 
 def _is_context_lost(session: pytest.Session) -> bool:
     reasons = [session.shouldstop]
-    # The controller of pytest-xdist keeps what its workers said to itself.
+    # pytest-xdist's controller does not copy its workers' reasons to the session.
     if (distributed := session.config.pluginmanager.get_plugin("dsession")) is not None:
         reasons.append(getattr(distributed, "shouldstop", False))
     return any(CONTEXT_LOST in str(reason) for reason in reasons)
 
 
 def _text(report: Any) -> str | None:
-    """The error in a line, or why a test was skipped."""
+    """The error in one line, or the reason why a test was skipped."""
     detail = report.longrepr
     if isinstance(detail, tuple) and len(detail) == 3:
         text = str(detail[2])
@@ -113,6 +113,6 @@ def _text(report: Any) -> str | None:
 
 
 def printable_id(text: str) -> str:
-    """The text as the outcomes file has it."""
-    # Surrogates, as in arguments that are not UTF-8, can't stand in JSON.
+    """The text as the outcomes file has it: without surrogates."""
+    # Arguments that are not UTF-8 have surrogates, which JSON can't hold.
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Report files of pytest and other plugins, in the rounds of a session that only serve a proof.
+"""Report files of pytest and other plugins, in the rounds of a verification.
 
-Where the user wants them they are those of the traced run, or, in a session without one, of the
-last run of all tests on the copies. All other rounds write theirs to their own folders.
+The traced run writes them to the paths that the user gave. In a session without a traced run, the
+last run of all tests on the copies does. All other rounds write to their own folders.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.storage.runs import Run
 
-# Where options are kept that name a file or folder of reports, and the name that it gets.
+# The attributes of options that name a file or folder, and its name in a round's folder.
 _REPORTS = {
     "xmlpath": "junit.xml",  # --junit-xml
     "log_file": "log.txt",  # --log-file
@@ -29,7 +29,7 @@ _INI = frozenset({"log_file"})
 
 
 def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
-    """Whether a round writes reports where the user wants them.
+    """Whether a round writes reports to the paths that the user gave.
 
     Args:
         traced_before: the session has a traced run of its own.
@@ -40,7 +40,7 @@ def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
 
 
 class RoundReports:
-    """Leads reports into the round's folder; coverage is added to that of the other rounds."""
+    """Directs reports into the round's folder, and adds coverage to that of earlier rounds."""
 
     def __init__(self, config: pytest.Config, round_spec: Round) -> None:
         self._folder = Run(Path(round_spec.folder)).report_files
@@ -52,7 +52,7 @@ class RoundReports:
     def pytest_configure(self, config: pytest.Config) -> None:
         for option, name in _REPORTS.items():
             given = getattr(config.option, option, None)
-            # An open file, as of pytest-benchmark before 5.2, was emptied when it was opened.
+            # pytest-benchmark before 5.2 stores an open file, which is empty already.
             if hasattr(given, "write"):
                 continue
             if given or (option in _INI and config.getini(option)):

@@ -1,4 +1,4 @@
-"""The end of a traced session: traces to plans and report, in the process that reports."""
+"""Turns a session's traces into plans and a report, in the process that reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """Reports once all tests are done, below pytest's own summary."""
+    """Reports after all tests, below pytest's own summary."""
 
     def __init__(
         self, config: pytest.Config, settings: Settings, run: Run, traced: TracedProcess
@@ -32,8 +32,8 @@ class Reporter:
         self._settings = settings
         self._run = run
         self._traced = traced
-        # What workers say of themselves, or don't: (worker, code, text).
-        self._lacks: list[tuple[str, str, str]] = []
+        # Why traces of workers are incomplete: (worker, code, text).
+        self._incomplete: list[tuple[str, str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
 
@@ -43,21 +43,21 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A worker is gone: after its session, or because it crashed."""
+        """A worker has ended its session, or crashed."""
         name = str(node.gateway.id)
         output = getattr(node, "workeroutput", None)
         if output is None:
             text = (
-                f"worker {name} was lost ({error or 'no reason given'}): what it had loaded is "
-                "known, what the rest of its test would have needed is not"
+                f"worker {name} was lost ({error or 'no reason given'}): the report has the code "
+                "that it had loaded, but not the code that the rest of its test needs"
             )
-            self._lacks.append((name, "worker-lost", text))
+            self._incomplete.append((name, "worker-lost", text))
         elif "negativa" not in output:
-            text = f"worker {name} ran without pytest-negativa: what it used is not known"
-            self._lacks.append((name, "worker-untraced", text))
+            text = f"worker {name} ran without pytest-negativa: the code that it used is unknown"
+            self._incomplete.append((name, "worker-untraced", text))
         elif output["negativa"] and self._traced.not_traced is None:
             text = f"worker {name} was not traced: {output['negativa']}"
-            self._lacks.append((name, "worker-untraced", text))
+            self._incomplete.append((name, "worker-untraced", text))
         elif not output["negativa"]:
             self._workers.add(name)
 
@@ -70,8 +70,8 @@ class Reporter:
             self._write(f"negativa: no report: {e}", red=True)
             crossed = True
         except Exception as e:
-            # Ours, or of a plugin's hook: the tests' results stand.
-            text = f"{describe_fault(e)} (a fault of pytest-negativa, or of a hook of it)"
+            # A fault of this package or of a plugin's hook must not hide the tests' results.
+            text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
             self._write(f"negativa: no report: {text}", red=True)
             crossed = True
         if crossed and session.exitstatus == pytest.ExitCode.OK:
@@ -79,8 +79,8 @@ class Reporter:
         return result
 
     def _report(self, session: pytest.Session) -> bool:
-        """Report; True if the session fails by it: a threshold was crossed, or no trace made."""
-        # What reads and plans takes 60 ms to import: not before the tests.
+        """Report; True if the session must fail: a threshold was crossed, or there is no trace."""
+        # These imports take 60 ms, so not before the tests.
         from pytest_negativa.analysis.finish import conclude
         from pytest_negativa.tracing.merge import merge_traces
 
@@ -89,14 +89,14 @@ class Reporter:
             faulty = self._traced.is_faulty
             text = f"negativa: nothing was traced: {self._traced.not_traced}"
             if self._settings.thresholds.are_set:
-                # A runner that lost its GPU must not pass for one whose suite keeps the limits.
+                # A runner that lost its GPU must not pass as one that keeps the thresholds.
                 faulty = True
-                text += "; so the thresholds can't be checked"
+                text += "; the thresholds can't be checked"
             self._write(text, red=faulty)
             return faulty
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
-        usage = self._with_lacks(merge_traces(traces))
+        usage = self._with_incomplete_workers(merge_traces(traces))
         report = conclude(
             usage,
             self._settings,
@@ -109,7 +109,7 @@ class Reporter:
         return bool(report.crossed)
 
     def _failure(self, session: pytest.Session) -> str | None:
-        """Why nothing may be planned; None if all tests that were selected ran and passed."""
+        """Why nothing may be planned; None if all selected tests ran and passed."""
         from pytest_negativa.reporting.units import format_items
 
         status = session.exitstatus
@@ -121,17 +121,21 @@ class Reporter:
             return "it ran no test"
         return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
 
-    def _with_lacks(self, usage: Usage) -> Usage:
+    def _with_incomplete_workers(self, usage: Usage) -> Usage:
         processes = {p.header.worker: i for i, p in enumerate(usage.processes)}
         gone = [
-            (name, "worker-untraced", f"the trace of worker {name} is gone: what it used is lost")
+            (
+                name,
+                "worker-untraced",
+                f"the trace of worker {name} is gone: what it used is unknown",
+            )
             for name in sorted(self._workers - processes.keys())
         ]
-        lacks = tuple(
+        warnings = tuple(
             UsageWarning(code=code, text=text, process=processes.get(worker))
-            for worker, code, text in (*self._lacks, *gone)
+            for worker, code, text in (*self._incomplete, *gone)
         )
-        return replace(usage, incomplete=usage.incomplete + lacks)
+        return replace(usage, incomplete=usage.incomplete + warnings)
 
     def _hooks(self, usage: Usage) -> Hooks:
         from pytest_negativa.analysis.analyze import Hooks
@@ -149,7 +153,7 @@ class Reporter:
         )
         return Hooks(
             libraries=tuple(os.path.realpath(path) for paths in added for path in paths),
-            # Asked for each of 40,000 elements: not where nobody would answer.
+            # It would be called for each of 40,000 elements: only if a plugin implements it.
             vetoes=(keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else (),
         )
 
@@ -180,11 +184,11 @@ class Reporter:
             for line in text.split("\n"):
                 terminal.write_line(line, **markup)
         elif markup.get("red"):
-            # It makes the session fail: even with "-p no:terminal" somebody must say why.
+            # The session fails for this reason, so the user must see it without a terminal, too.
             sys.stderr.write(f"{text}\n")
 
     def _terminal(self) -> pytest.TerminalReporter | None:
-        # Absent with "-p no:terminal"; the files are written all the same.
+        # Absent with "-p no:terminal". Report files are written anyway.
         found: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin(
             "terminalreporter"
         )

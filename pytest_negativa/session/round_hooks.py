@@ -1,4 +1,4 @@
-"""Pytest hooks of a process that runs the tests of a round: which tests, and when to stop."""
+"""Pytest hooks that select the tests of a round and decide when it stops."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
 
 
 class RoundHooks:
-    """Selects the tests of a round, and ends it where going on would tell nothing."""
+    """Selects the tests of a round, and ends it if further tests would tell nothing."""
 
     def __init__(self, round_spec: Round) -> None:
         self._round = round_spec
 
     @cached_property
     def _failed_before(self) -> frozenset[str]:
-        """Tests that failed in the traced run too; looked up once a test fails."""
+        """Tests that failed in the traced run, too; read when the first test fails."""
         if self._round.expected is None:
             return frozenset()
         try:
@@ -69,4 +69,4 @@ class RoundHooks:
                 f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
             )
         elif self._round.stop_at_failure:
-            session.shouldstop = "negativa: one failure tells enough"
+            session.shouldstop = "negativa: one failure is enough"

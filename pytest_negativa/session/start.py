@@ -1,8 +1,8 @@
 """Starts the plugin's work in a pytest process: which role it has, and which hooks it needs.
 
 A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the workers
-run the tests and trace, and the controller reports what all of them traced. Traces are files, so
-what a killed worker had written is not lost; ``reporter`` reads them at the end.
+run the tests and trace, and the controller reports. Traces are files, so a killed worker's trace is
+not lost. ``reporter`` reads them at the end.
 """
 
 from __future__ import annotations

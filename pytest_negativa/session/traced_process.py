@@ -46,11 +46,11 @@ def _reason(marker: pytest.Mark) -> str:
 
 
 class TracedProcess:
-    """Traces this process: tells the detector where in the session the program is.
+    """Traces this process, and tells the detector which phase of which test is running.
 
     Attributes:
-        not_traced: why nothing is traced; None if it is.
-        is_faulty: whether that is an error, such as a folder that can't be written.
+        not_traced: why this process is not traced; None if it is.
+        is_faulty: whether the reason is an error, such as a folder that can't be written.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TracedProcess:
         self._tell(self._current)
 
     def _start(self) -> Tracing | None:
-        """Start tracing, or note why nothing is traced: the tests run in any case."""
+        """Start tracing, or store why it can't start. The tests run in any case."""
         try:
             if (own := self._start_own_detector()) is not None:
                 return own
@@ -100,12 +100,12 @@ class TracedProcess:
             )
         except NegativaError as e:
             self.not_traced = str(e)
-            # Not the machine's lack of something, but a run that can't be recorded.
+            # A machine without CUPTI is no error; a run that can't be recorded is one.
             self.is_faulty = isinstance(e, StoreError)
             return None
 
     def _start_own_detector(self) -> Tracing | None:
-        """A detector that a plugin brings, if one does."""
+        """Start the detector that another plugin provides, if there is one."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
         header = make_header(self.run, self.role, root=self._root, detector="plugin", worker=worker)
         path = self.run.new_trace_file()
@@ -119,13 +119,13 @@ class TracedProcess:
         except NegativaError:
             raise
         except Exception as e:
-            # A plugin's code: whatever is wrong with it, the tests run.
+            # A fault in another plugin's code must not stop the tests.
             raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
         return Tracing(detector, os.environ, {})
 
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:
-        """The program is in ``context`` for a while; contexts nest."""
+        """Tell the detector of ``context`` until the body ends; contexts nest."""
         before, self._current = self._current, context
         self._tell(context)
         try:
@@ -140,7 +140,7 @@ class TracedProcess:
 
     @contextmanager
     def paused(self, why: str) -> Iterator[None]:
-        """Release CUPTI; what runs meanwhile is a gap."""
+        """Release CUPTI; the trace has a gap meanwhile."""
         if self._tracing is None:
             yield
             return
@@ -158,7 +158,7 @@ class TracedProcess:
         os.environ.pop(HANDOVER, None)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        # Not before: pytest parses its arguments again once it has all options.
+        # Only here: pytest has parsed its arguments for the last time.
         _select_tests(config, self._settings)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -217,7 +217,7 @@ class TracedProcess:
     ) -> Generator[None, object, object]:
         if fixturedef.scope not in _SHARED_SCOPES:
             return (yield)
-        # What a shared fixture loads belongs to no single test, whichever asks for it first.
+        # What a shared fixture loads belongs to the fixture, not to the first test that uses it.
         context = Context(
             phase=Phase.FIXTURE, nodeid=request.node.nodeid or None, detail=fixturedef.argname
         )
@@ -226,7 +226,7 @@ class TracedProcess:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.role is Role.CONTROLLER:
-            # The tests run elsewhere; a replay compares them with those of the recording.
+            # The tests run in workers. A replay compares their node ids with the recording's.
             with self._context(Context(phase=Phase.CALL, nodeid=report.nodeid)):
                 pass
 
@@ -237,5 +237,5 @@ class TracedProcess:
             output["negativa"] = self.not_traced or ""
 
     def pytest_unconfigure(self) -> None:
-        # Also where a session never began, as after an error of usage.
+        # After an error of usage there was no session to finish.
         self.stop()

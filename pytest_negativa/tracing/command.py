@@ -1,4 +1,4 @@
-"""Runs a command with tracing, for ``negativa trace`` and ``negativa debloat``."""
+"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
 
-# Where CUPTI lies: below site-packages (NVIDIA's wheels for CUDA 13 and 12), and in toolkits.
+# The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
 _IN_TOOLKITS = ("extras/CUPTI/lib64/libcupti.so", "lib64/libcupti.so")
 
 EXIT_NOT_FOUND = 127
-"""As shells have it: the command does not exist."""
+"""The exit status that shells give for a command that does not exist."""
 
 
 class CommandNotFound(NegativaError):
@@ -29,9 +29,10 @@ class CommandNotFound(NegativaError):
 
 
 def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
-    """Run ``command``, traced, with this process's own input and output; its exit status.
+    """Run ``command`` and trace it. It uses the input and output of this process.
 
-    A command killed by a signal gives 128 plus the signal's number, as shells do.
+    Returns:
+        Its exit status; for a command that a signal killed, 128 plus the signal's number.
 
     Raises:
         CommandNotFound: there is no such command, or it may not be executed.
@@ -51,7 +52,7 @@ def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
 
 
 def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict[str, str]:
-    """``environ`` for a program that is traced from outside, into an existing folder.
+    """The environment in which a program is traced by the native library. Creates the folder.
 
     Raises:
         NegativaError: the native library was not built.
@@ -79,9 +80,9 @@ def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:
-    """The file of CUPTI below ``packages`` (folders such as ``sys.path``) or in a toolkit.
+    """The file of CUPTI in ``packages`` (folders such as ``sys.path``) or in a toolkit.
 
-    None leaves it to the dynamic loader's search path.
+    If it is None, the dynamic loader searches for CUPTI.
     """
     candidates = [Path(folder, name) for folder in packages if folder for name in _IN_PACKAGES]
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"

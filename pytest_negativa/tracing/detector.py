@@ -1,4 +1,4 @@
-"""What watches the driver: the protocol of all detectors, and their errors."""
+"""The protocol of all detectors, which watch the CUDA driver, and their errors."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class TracerBusy(TraceError):
 
 
 class Detector(Protocol):
-    """Writes what one process does with GPU code into a trace file.
+    """Writes one process's use of GPU code to a trace file.
 
-    ``start`` comes first and ``stop`` last, once each; ``stop`` may be called again without
-    effect. None of the methods between raises: faults become warnings of the trace.
+    ``start`` is called first and ``stop`` last; ``stop`` may be called again without effect. No
+    method between them raises: faults become warnings of the trace.
     """
 
     def start(self) -> None:
-        """Begin.
+        """Begin to trace.
 
         Raises:
-            TracerUnavailable: it can't work here.
+            TracerUnavailable: the detector can't work here.
             TracerBusy: another tool holds CUPTI.
         """
 
     def set_context(self, context: Context) -> None:
-        """Say where in the session the program is from now on."""
+        """Set the phase and test that run from now on."""
 
     def drain(self) -> None:
-        """Write what isn't written as it happens: libraries mapped, launch counts."""
+        """Write buffered records: mapped libraries and launch counts."""
 
     def pause(self, why: str) -> None:
-        """Release CUPTI. What runs until ``resume`` is a gap."""
+        """Release CUPTI. The trace has a gap until ``resume``."""
 
     def resume(self) -> None:
         """Take CUPTI again after ``pause``."""
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
-        """Note something that users should know, found outside of the detector."""
+        """Add a warning to the trace."""
 
     def stop(self) -> None:
-        """End: no callback comes after this; the trace file is complete."""
+        """End: no callback comes any more, and the trace file is complete."""

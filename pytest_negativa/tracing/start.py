@@ -1,7 +1,7 @@
-"""Which process traces into which file, and what its children are told.
+"""Starts tracing in a process, and sets the environment so that its children are traced, too.
 
-Each run has a folder of its own for traces, so that two sessions in one folder don't mix and old
-files can't enter a new report. Each process writes one file, and no other process writes into it.
+A run's traces lie in a folder of their own, so two sessions in one folder don't mix
+and old files can't enter a new report. Each process writes one file of its own.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def child_environment(
     cupti: str | None,
     traced_pid: int,
 ) -> dict[str, str]:
-    """What to set in a traced process's environment so that its children are traced too.
+    """The variables to set in a traced process so that its children are traced, too.
 
-    CUDA reads ``CUDA_INJECTION64_PATH`` in the ``cuInit`` of every process, this one included;
-    ``traced_pid`` is how the library knows that this one traces itself. A path that the user
-    had set there is handed on, for the library to load first.
+    CUDA reads ``CUDA_INJECTION64_PATH`` in the ``cuInit`` of every process, this one included. A
+    path that the user has set there is passed on; the native library loads it first.
 
     Args:
         root: see ``start_tracing``.
-        injection: the native library; None: children can't be traced, nothing is set.
+        injection: the native library; None: children can't be traced, and nothing is set.
         cupti: the file of the CUPTI that this process uses, if known.
+        traced_pid: the process that traces itself, which the library leaves alone.
     """
     if injection is None:
         return {}
@@ -92,22 +92,22 @@ class Tracing:
         self._before = before
 
     def set_context(self, context: Context) -> None:
-        """Say where in the session the program is from now on."""
+        """Set the phase and test that run from now on."""
         self._detector.set_context(context)
 
     def drain(self) -> None:
-        """Between tests: write what isn't written as it happens."""
+        """Write buffered records; call it between tests."""
         self._detector.drain()
 
     def pause(self, why: str) -> None:
-        """Release CUPTI, for a test that needs a profiler; what runs then is a gap."""
+        """Release CUPTI for a test that needs a profiler; the trace has a gap until ``resume``."""
         self._detector.pause(why)
 
     def resume(self) -> None:
         self._detector.resume()
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
-        """Note something for the report, e.g. a worker that left no trace."""
+        """Add a warning to the report, such as a worker that left no trace."""
         self._detector.warn(code, text, incomplete=incomplete)
 
     def stop(self) -> None:
@@ -135,12 +135,12 @@ def start_tracing(
     Args:
         root: the folder against which paths of the project can be understood.
         worker: pytest-xdist's name of this worker.
-        launches: count launches too (slower).
-        replay: a folder with recorded traces to replay instead, on a machine without GPU.
-        children: trace the processes that this one starts, too.
+        launches: count launches, too (slower).
+        replay: the folder of a recorded trace to replay on a machine without GPU.
+        children: trace the processes that this process starts, too.
 
     Raises:
-        TracerUnavailable: CUPTI isn't here. The trace, if begun, says so.
+        TracerUnavailable: CUPTI is not installed. The trace says so.
         TracerBusy: another tool holds CUPTI.
         StoreError: the trace file can't be created.
     """
@@ -188,8 +188,8 @@ def trace_by(
     if _CHAINED in changes:
         detector.warn(
             "injection-chained",
-            f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded too, and "
-            "where it takes CUPTI nothing is traced",
+            f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded, too. If "
+            "it takes CUPTI, nothing is traced",
         )
     if not changes:
         detector.warn(
@@ -203,7 +203,7 @@ def trace_by(
 
 
 def _start(detector: Detector) -> None:
-    """Start, or leave a trace that says why not."""
+    """Start the detector, or leave a trace that says why it did not start."""
     try:
         detector.start()
     except TraceError as e:
@@ -249,5 +249,5 @@ def make_header(
 
 
 def _printable(text: str) -> str:
-    # Arguments that are not UTF-8 come as surrogates, which JSON can't hold.
+    # Arguments that are not UTF-8 have surrogates, which JSON can't hold.
     return text.encode("utf-8", "backslashreplace").decode()

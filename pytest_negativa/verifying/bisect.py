@@ -1,11 +1,11 @@
-"""Finds what is needed among what was removed, with few runs of the failing tests.
+"""Finds the needed parts among the removed ones, with few runs of the failing tests.
 
-The one assumption: giving more back never makes a test fail. The removed parts stand in an
-order, the likely ones first. A galloping search finds a beginning of that order that suffices,
-and QuickXplain (U. Junker, AAAI 2004) a minimal set within it: it divides the parts, by
-library, then by region, then by element, and looks into a half only with the other half given
-back. For k needed parts among n it takes about 2 k log2(n / k) + 2 k runs at the worst. The result
-is minimal: without any one of its parts a test fails. A smaller set of other parts may do, too.
+The search assumes that giving more back never makes a test fail. The removed parts are ordered, the
+likely ones first. A galloping search finds a beginning of that order that suffices, and QuickXplain
+(U. Junker, AAAI 2004) a minimal set within it. QuickXplain divides the parts by library, then by
+region, then by element, and searches one half with the other half given back. For k needed parts
+among n it takes about 2 k log2(n / k) + 2 k runs at most. The result is minimal: without any one of
+its parts a test fails. A smaller set of other parts may suffice, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Needed(Generic[T]):
-    """A part that is needed, and a test that failed without it."""
+    """A needed part, and a test that failed without it."""
 
     part: T
     test: str
@@ -30,12 +30,11 @@ class Needed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         needed: the parts that are needed; empty if a limit ended the search.
-        enough: the smallest set that is known to suffice: all parts, as long as no test passed
-            with fewer of them.
+        enough: the smallest set that is known to suffice.
         complete: no limit ended the search.
     """
 
@@ -45,11 +44,11 @@ class Found(Generic[T]):
 
 
 class LimitReached(Exception):
-    """Raised by a probe that may not run any more."""
+    """A limit forbids further probes."""
 
 
 Probe = Callable[[frozenset[T]], "str | None"]
-"""Runs the failing tests with these parts given back: a test that still fails, or None."""
+"""Runs the failing tests with these parts given back; a test that still fails, or None."""
 
 
 def find_needed(
@@ -60,15 +59,15 @@ def find_needed(
 ) -> Found[T]:
     """A minimal set of ``parts`` with which no test fails.
 
-    With all of them given back no test may fail, and with none of them one must: the caller has
-    seen both.
+    The caller has made sure that no test fails with all parts given back, and that one fails with
+    none.
 
     Args:
         parts: the likely ones first; at least one.
-        probe: see there. May raise ``LimitReached``.
-        groups: what belongs together, from large groups to small ones: parts are divided
-            between groups where they can be.
-        failing: a test that fails with nothing given back.
+        probe: see ``Probe``. It may raise ``LimitReached``.
+        groups: the keys of groups, from large groups to small ones. Parts are divided between
+            groups if possible.
+        failing: a test that fails with no part given back.
     """
     search = _Search(parts, probe, groups)
     try:
@@ -79,7 +78,7 @@ def find_needed(
 
 
 class _Search(Generic[T]):
-    """One search. ``enough`` is at any time the smallest set that is known to suffice."""
+    """One search. ``enough`` is always the smallest set that is known to suffice."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class _Search(Generic[T]):
         """The parts that are needed besides ``base``; with all of them tests pass.
 
         Args:
-            failing: a test that fails with ``base`` alone; None: that is to be found out.
+            failing: a test that fails with ``base`` alone; None if that is not known yet.
         """
         if failing is None and (failing := self._fails(base)) is None:
             return []
@@ -126,7 +125,7 @@ class _Search(Generic[T]):
         return failing
 
     def _divide(self, parts: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-        """Two halves, cut between the largest groups there are more than one of."""
+        """Two halves, cut between groups of the largest kind that has more than one group."""
         middle = len(parts) // 2
         for group in self._groups:
             keys = [group(part) for part in parts]

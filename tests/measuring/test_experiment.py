@@ -233,12 +233,12 @@ def test_an_original_that_is_loaded_all_the_same(stage: Stage) -> None:
     code = "ctypes.CDLL(None).dlmopen(ctypes.c_long(-1), sys.argv[1].encode(), 2)"
     done = stage.measure_code(code, "--runs=1", status=1)
     assert f"loaded the original {stage.original} (as " in done.stderr
-    assert done.stderr.endswith("though there is a copy: nothing is measured by that\n")
+    assert done.stderr.endswith("though there is a copy: the run measures nothing\n")
 
 
 def test_a_command_that_breaks_before_it_loads_anything(stage: Stage) -> None:
     done = stage.measure_code("syntax error", status=1)
-    assert "nothing is measured by that; exit status 1, output in " in done.stderr
+    assert "the run measures nothing; exit status 1, output in " in done.stderr
     assert done.stderr.endswith("  SyntaxError: invalid syntax\n")
 
 
@@ -251,7 +251,7 @@ def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
     assert "empty: no copies of libraries here; make some with negativa reconstruct" in done.stderr
     stage.original.unlink()
     done = stage.measure("--slim-dir", str(stage.root), "--", "true", status=2)
-    assert f"the copy of {stage.original}, which isn't there" in done.stderr
+    assert f"the copy of {stage.original}, which does not exist" in done.stderr
 
 
 def test_shipped_schema_is_that_of_the_model() -> None:

@@ -90,13 +90,12 @@ def run(tmp_path: Path, code: str, interval: float = 0.005) -> SampledRun:
 def test_peaks_of_a_run(tmp_path: Path) -> None:
     code = f"""
 import subprocess, sys, time
-code = "import time; x = bytearray(b'1') * {ALLOCATED}; time.sleep(.5)"
+code = "import time; x = bytearray(b'1') * {ALLOCATED}; time.sleep(2)"
 subprocess.run([sys.executable, "-c", code])
-time.sleep(.2)
 """
     sampled = run(tmp_path, code)
     assert sampled.status == 0
-    assert sampled.wall_s >= 0.7
+    assert sampled.wall_s >= 2
     assert ALLOCATED < sampled.memory.rss < ALLOCATED + 3 * INTERPRETER
     assert sampled.memory.pss is not None
     assert ALLOCATED < sampled.memory.pss <= sampled.memory.rss
@@ -105,13 +104,12 @@ time.sleep(.2)
     assert sampled.outlived == 0
 
 
-def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> None:
+def test_the_kernel_counts_peaks_between_two_samples(tmp_path: Path) -> None:
     size = 4 * ALLOCATED
     sampled = run(tmp_path, f"x = bytearray(b'1') * {size}; del x", interval=10)
     # Only if it is more than this test's own process ever had.
     assert sampled.root_max_rss_bytes is not None
     assert size < sampled.root_max_rss_bytes < size + INTERPRETER
-    assert sampled.memory.rss < size
 
 
 def test_output_and_status(tmp_path: Path) -> None:
