@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.slimming.replace import copy
+from pytest_negativa.slimming.replace import copy_file
 from pytest_negativa.slimming.tree import is_leftover
 
 
@@ -79,7 +79,7 @@ def _copy_one(source: Path, target: Path, copied: dict[tuple[int, int], Path]) -
     elif stat.S_ISREG(status.st_mode):
         first = copied.setdefault((status.st_dev, status.st_ino), target)
         if first is target:
-            copy(source, target)
+            copy_file(source, target)
         else:
             os.link(first, target)
 

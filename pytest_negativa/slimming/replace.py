@@ -1,68 +1,72 @@
-"""A new file in the place of an old one, under all its names; and originals put aside.
+"""A new file takes the place of an old one, under all its names; and originals are kept.
 
-Processes that have the old file mapped keep it: names are given to another file, and no file is
-ever written to.
+No file is ever written to: names are given to another file, so a process that has the old file
+mapped keeps it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.rewriting.layout import FileLayout, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, STAGED_SUFFIX
+from pytest_negativa.storage.atomic import new_file
 
-# linux/fs.h: _IOW(0x94, 9, int).
-_FICLONE = 0x40049409
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENODATA}
 
 
 def staged_name(path: Path) -> Path:
-    """A hidden name beside ``path`` for what is to take its place; no two are the same."""
+    """A hidden name beside ``path`` for the file that is to take its place; each is different."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGED_SUFFIX}")
 
 
-def dress(staged: Path, original: Path) -> tuple[str, ...]:
-    """Give a new file owner, mode, extended attributes and times of the one that it replaces.
+def copy_metadata(original: Path, new: Path | int) -> tuple[str, ...]:
+    """Give a new file the owner, mode, extended attributes and times of the original.
 
-    Returns what couldn't be given.
+    Args:
+        original: whose they are.
+        new: the file, or its descriptor.
+
+    Returns:
+        A sentence for each that could not be given.
 
     Raises:
-        ReconstructError: the mode or the times can't be.
+        ReconstructError: the mode or the times can't be given.
     """
     lost = []
     try:
         old = original.stat()
-        new = staged.stat()
-        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        status = os.stat(new)  # noqa: PTH116 (may be a descriptor, as below)
+        if (old.st_uid, old.st_gid) != (status.st_uid, status.st_gid):
             try:
-                os.chown(staged, old.st_uid, old.st_gid)
+                os.chown(new, old.st_uid, old.st_gid)
             except PermissionError:
                 lost.append(f"its owner is no longer {old.st_uid}:{old.st_gid}")
         for name in _attributes(original):
             try:
-                os.setxattr(staged, name, os.getxattr(original, name))
+                os.setxattr(new, name, os.getxattr(original, name))
             except OSError as e:
                 if e.errno not in _NO_ATTRIBUTES:
                     raise
                 lost.append(f"its attribute {name} is gone")
-        staged.chmod(stat.S_IMODE(old.st_mode))
-        os.utime(staged, ns=(old.st_atime_ns, old.st_mtime_ns))
+        os.chmod(new, stat.S_IMODE(old.st_mode))  # noqa: PTH101
+        os.utime(new, ns=(old.st_atime_ns, old.st_mtime_ns))
     except OSError as e:
         raise ReconstructError(f"{original}: cannot be replaced: {e.strerror}") from e
     return tuple(lost)
 
 
-def take_place(staged: Path, names: Sequence[Path]) -> None:
+def replace_all(staged: Path, names: Sequence[Path]) -> None:
     """Let all ``names`` lead to the new file, one after the other, each at once.
 
     Raises:
@@ -94,8 +98,12 @@ def link(path: Path, name: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def put_aside(original: Path, target: Path) -> None:
+def keep_original(original: Path, target: Path) -> None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
+
+    Args:
+        original: the library.
+        target: named by the SHA-256 of the original, in hex.
 
     Raises:
         ReconstructError: it can't be written.
@@ -114,28 +122,22 @@ def put_aside(original: Path, target: Path) -> None:
         except OSError as e:
             if e.errno not in _OTHER_FILE_SYSTEM:
                 raise
-            copy(original, target)
+            copy_file(original, target)
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
 
 
-def copy(original: Path, target: Path) -> None:
-    """A copy with owner, mode, attributes and times, under its name when it is complete.
+def copy_file(original: Path, target: Path) -> None:
+    """Copy a file with its owner, mode, attributes and times; it gets its name when complete.
 
     Raises:
-        OSError, ReconstructError: it can't be made.
+        OSError: it can't be written.
+        NegativaError: it can't be read, or the attributes can't be given.
     """
-    temporary = staged_name(target)
-    try:
-        with original.open("rb") as source, temporary.open("xb") as new:
-            try:
-                fcntl.ioctl(new.fileno(), _FICLONE, source.fileno())
-            except OSError:
-                shutil.copyfileobj(source, new, 1 << 20)
-        dress(temporary, original)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ByteSource(original) as source, new_file(target) as new:
+        write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
+        copy_metadata(original, new.fd)
+        new.publish()
 
 
 def _attributes(path: Path) -> list[str]:

@@ -210,10 +210,10 @@ def _slim_copy(
             return SlimReport(missed, stopped=True)
         if request.options.dry_run:
             return _run([slimmer], unmet, on_progress)
-        return _grow(slimmer, unmet, target, on_progress)
+        return _build_copy(slimmer, unmet, target, on_progress)
 
 
-def _grow(
+def _build_copy(
     slimmer: Slimmer, unmet: Sequence[SlimRow], target: Path, on_progress: OnProgress
 ) -> SlimReport:
     source = slimmer.tree.root

@@ -43,7 +43,13 @@ from pytest_negativa.slimming.recipes import (
     foresee_library,
     slim_library,
 )
-from pytest_negativa.slimming.replace import dress, link, put_aside, staged_name, take_place
+from pytest_negativa.slimming.replace import (
+    copy_metadata,
+    keep_original,
+    link,
+    replace_all,
+    staged_name,
+)
 from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.slimming.worklist import Task, WorkList
 
@@ -237,7 +243,7 @@ class Slimmer:
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         prepared, result = made.prepared, made.compacted
         names = [self.root / name for name in task.names]
-        notes = [*prepared.notes, *result.notes, *dress(staged, task.source)]
+        notes = [*prepared.notes, *result.notes, *copy_metadata(task.source, staged)]
         if task.outside:
             notes.append(
                 f"the original takes its space still: {task.outside:,} of its names are elsewhere"
@@ -245,7 +251,7 @@ class Slimmer:
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / result.original_sha256
-            put_aside(task.source, aside)
+            keep_original(task.source, aside)
             original = str(aside)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
@@ -269,7 +275,7 @@ class Slimmer:
         )
         save_manifest(self.root, self.manifest)
         try:
-            take_place(staged, names)
+            replace_all(staged, names)
         except ReconstructError:
             if task.before is None and not any(_is_file(name, status) for name in names):
                 del self.manifest.slimmed[task.name]

@@ -25,7 +25,7 @@ from pytest_negativa.slimming.manifest import (
     may_be_kept,
     save_manifest,
 )
-from pytest_negativa.slimming.replace import copy, link, staged_name, take_place
+from pytest_negativa.slimming.replace import copy_file, link
 from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.tree import Tree
 
@@ -159,11 +159,11 @@ def _kept_original(key: str, entry: SlimmedFile) -> Path:
 
 
 def _put_back(aside: Path, names: list[Path]) -> None:
-    staged = staged_name(names[0])
     try:
-        # Not a link: what is written to the library must not change what is kept.
-        copy(aside, staged)
-        take_place(staged, names)
+        # Not a link: a program that writes to the library must not change the kept original.
+        copy_file(aside, names[0])
+        for name in names[1:]:
+            link(names[0], name)
     except OSError as e:
         raise ReconstructError(f"{names[0]}: cannot be put back: {e.strerror}") from e
 

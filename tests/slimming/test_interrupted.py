@@ -106,7 +106,7 @@ def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, st
     assert {(ONE, False)} <= seen or {(TWO, False)} <= seen
 
 
-@pytest.mark.parametrize("step", ["put_aside", "save_manifest", "take_place", "update_record"])
+@pytest.mark.parametrize("step", ["keep_original", "save_manifest", "replace_all", "update_record"])
 def test_killed_between_the_steps(
     site: Made, slimmed: dict[str, str], tmp_path: Path, step: str
 ) -> None:

@@ -144,7 +144,7 @@ def test_nothing_slimmed_and_nothing_known_leaves_no_manifest(
     def refuse(staged: Path, names: object) -> None:
         raise ReconstructError(f"{staged}: cannot be replaced")
 
-    monkeypatch.setattr(engine, "take_place", refuse)
+    monkeypatch.setattr(engine, "replace_all", refuse)
     assert run(site).failed
     assert not (site.folder / MANIFEST_NAME).exists()
 
