@@ -43,7 +43,13 @@ class Manager(str, enum.Enum):
 
 
 class Package(Record, frozen=True, kw_only=True):
-    """An installed package; ``version`` as its manager spells it."""
+    """An installed package.
+
+    Attributes:
+        name: as its manager spells it.
+        version: as its manager spells it.
+        manager: what installed it.
+    """
 
     name: str
     version: str
@@ -51,14 +57,18 @@ class Package(Record, frozen=True, kw_only=True):
 
 
 class ImageLibrary(Record, frozen=True, kw_only=True):
-    """One file with GPU code. Sizes in bytes.
+    """One file with GPU code. Sizes are in bytes.
 
     Attributes:
         path: below the root.
-        package: what it belongs to, if that is known.
+        size: of the file.
+        build_id: hex of the GNU build id, if it has one.
+        package: the package that it belongs to, if that is known.
         code_bytes: GPU code: payloads with padding, and frames.
-        suite: None where no run was given.
-        slimmable_bytes: GPU code that could go; None where neither a plan nor an arch tells.
+        suite: what the run did with it; None if no run was given.
+        matched_by: how the run's library was recognised; None if none was.
+        slimmable_bytes: GPU code that could go; None if neither a plan nor an arch tells.
+        slimmable_by: what says so; None if nothing does.
         problems: places that are not understood, and so are never slimmable.
     """
 
@@ -75,9 +85,14 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
 
 
 class PackageRow(Record, frozen=True, kw_only=True):
-    """The libraries of one package, added up; ``package`` None: of no known one.
+    """The libraries of one package, added up. Sizes are in bytes.
 
     Attributes:
+        package: None for files of no known package.
+        libraries: how many files with GPU code.
+        size: of these files.
+        code_bytes: their GPU code.
+        slimmable_bytes: GPU code that could go; None if nothing tells.
         never_loaded: how many of them the run never loaded.
         never_loaded_bytes: sizes of those files.
     """
@@ -95,15 +110,15 @@ class ImageReport(Record, frozen=True, kw_only=True):
     """What ``negativa image-report`` found.
 
     Attributes:
+        format_version: 1 is the first.
         root: real path of the tree.
-        run_id: of the run that was given, or that the lock rests on.
+        run_id: the run that was given, or that the lock rests on.
         devices: compute capabilities that slimmable code by arch is judged for.
         libraries: files with GPU code, the most of it first.
         packages: the same by package, the most GPU code first.
         without_code: how many other 64-bit programs and shared libraries there are.
         without_code_bytes: their sizes.
-        bare_cubins: how many files are a cubin alone, for a program to load; their kernels are
-            none of any library's.
+        bare_cubins: how many files are a cubin alone, for a program to load.
         bare_cubin_bytes: their sizes.
         unreadable: files that could not be read, and why.
         notes: what a reader should know.

@@ -100,7 +100,16 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
 
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
-    """PTX text: what its directives declare. ``version`` and ``target`` as written."""
+    """PTX text: what its directives declare.
+
+    Attributes:
+        version: of the PTX ISA, as written.
+        target: the arch, as written.
+        kernels: entry functions.
+        device_functions: other functions.
+        global_data: variables in global memory.
+        constant_data: variables in constant memory.
+    """
 
     version: str
     target: str
@@ -113,8 +122,9 @@ class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
 class LtoIr(Record, frozen=True, kw_only=True, tag="lto-ir"):
     """LTO-IR: which kernels it holds only NVIDIA's compiler can tell.
 
-    ``obscured`` says that the payload is not even NVVM bitcode but scrambled (flag 0x10000,
-    with a seed in the header), as all LTO-IR that nvcc compresses.
+    Attributes:
+        obscured: the payload is no NVVM bitcode but scrambled (flag 0x10000, with a seed in the
+            header), as all LTO-IR that nvcc compresses.
     """
 
     obscured: bool
@@ -160,7 +170,12 @@ class Element(Record, frozen=True, kw_only=True):
 
 
 class Region(Record, frozen=True, kw_only=True):
-    """One fatbin container: a 16-byte header and its elements, which fill it to the end."""
+    """One fatbin container: a 16-byte header and its elements, which fill it to the end.
+
+    Attributes:
+        span: file offsets, header included.
+        elements: its entries, by offset.
+    """
 
     span: Span
     elements: tuple[Element, ...]
@@ -169,7 +184,12 @@ class Region(Record, frozen=True, kw_only=True):
 class Frame(Record, frozen=True, kw_only=True):
     """A bare zstd frame that holds a cubin, with no fatbin around it.
 
-    ``stored_size`` is ``span.size``; the names follow ``Element``.
+    Attributes:
+        span: file offsets of the frame; its size is the stored size.
+        unpacked_size: bytes of the cubin.
+        arch: that the cubin's ELF header states.
+        content: what was read of the cubin; None if not asked for, or unreadable.
+        unreadable: why it could not be read.
     """
 
     span: Span
@@ -214,7 +234,15 @@ class CodeBlock(NamedTuple):
 
 
 class Section(Record, frozen=True, kw_only=True):
-    """An ELF section that holds GPU code, with what was found in it, by offset."""
+    """An ELF section that holds GPU code.
+
+    Attributes:
+        name: of the section.
+        span: file offsets.
+        vaddr: its address in the library, ``sh_addr`` of the section header.
+        regions: the containers in it, by offset.
+        frames: the bare frames in it, by offset.
+    """
 
     name: str
     span: Span
@@ -259,7 +287,12 @@ class Section(Record, frozen=True, kw_only=True):
 
 
 class Problem(Record, frozen=True, kw_only=True):
-    """Something not understood: the bytes around ``offset`` must be kept as they are."""
+    """Something not understood: the bytes around it must be kept as they are.
+
+    Attributes:
+        offset: in the file.
+        text: what was found, and what was expected.
+    """
 
     offset: Offset
     text: str
@@ -317,7 +350,16 @@ class Kernel(NamedTuple):
 
 
 class LibraryMap(Record, frozen=True, kw_only=True):
-    """All GPU code of one library: which bytes, for which arch, with which kernels."""
+    """All GPU code of one library: which bytes, for which arch, with which kernels.
+
+    Attributes:
+        format_version: of the file; other versions are refused.
+        library: which library it is.
+        scope: how much of it was read.
+        sections: the sections with GPU code.
+        problems: places that are not understood.
+        names: each name once; kernels and symbols refer to it by index.
+    """
 
     format_version: int
     library: LibraryIdentity

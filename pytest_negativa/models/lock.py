@@ -101,7 +101,14 @@ class Place(NamedTuple):
 
 
 class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A library with GPU code that the run loaded and that is not in the lock."""
+    """A library with GPU code that the run loaded and that is not in the lock.
+
+    Attributes:
+        path: below ``site-packages``; absolute for a library that is elsewhere.
+        distribution, version: what installed it, if a distribution did.
+        soname: ``DT_SONAME``, if it has one.
+        reason: why it is not in the lock.
+    """
 
     path: str
     distribution: str | None = None
@@ -111,7 +118,13 @@ class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProvingDevice(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU on which the tests ran."""
+    """A GPU on which the tests ran.
+
+    Attributes:
+        name: as the driver names it.
+        compute_capability: for example ``9.0``.
+        driver: version of the kernel module, if known.
+    """
 
     name: str
     compute_capability: str
@@ -149,12 +162,17 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lock(Record, frozen=True, kw_only=True):
-    """The lock file. ``libraries`` and ``left_out`` by path.
+    """The lock file.
 
     Attributes:
-        include: libraries.include of the project. What these globs don't name, and what those of
-            ``exclude`` do, keeps its code also where the run did not load it.
-        exclude: libraries.exclude and keep.libraries.
+        format_version: of the file; other versions are refused.
+        proof: what the lock rests on.
+        libraries: what stays of each library, by path.
+        left_out: the other libraries with GPU code that the run loaded, by path.
+        include: ``libraries.include`` of the project. Libraries that these globs don't name keep
+            their code, even if the run did not load them.
+        exclude: ``libraries.exclude`` and ``keep.libraries``. Libraries that these globs name keep
+            their code, too.
     """
 
     format_version: int

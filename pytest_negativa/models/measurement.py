@@ -30,6 +30,11 @@ class RunFigures(Record, frozen=True, kw_only=True):
     Memory of the process tree is read every ``Measurement.interval_s``; a shorter peak is missed.
 
     Attributes:
+        variant: the libraries that the program got.
+        loading: the way of loading.
+        warm_up: whether the run warms up and doesn't count.
+        pair: number of its pair, from 1; 0 is the warm-up.
+        status: exit status, negative for a signal.
         wall_s: from the start of the program to its end.
         first_result_s: from the start of the program until a process of it first learned that the
             GPU had finished something: a call of the driver that waits or asks succeeded after a
@@ -74,7 +79,15 @@ class RunFigures(Record, frozen=True, kw_only=True):
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """Values of one figure in several runs; quartiles by linear interpolation."""
+    """Values of one figure in several runs.
+
+    Attributes:
+        runs: how many.
+        median: of the values.
+        minimum: the smallest value.
+        maximum: the largest value.
+        first_quartile, third_quartile: by linear interpolation.
+    """
 
     runs: int
     median: float
@@ -93,6 +106,8 @@ class Comparison(Record, frozen=True, kw_only=True):
 
     Attributes:
         figure: the name of a field of ``RunFigures``.
+        original: the original libraries.
+        slim: the slim ones.
         ratio: slim median through original median; None where the latter is 0.
         pair_ratios: lowest and highest ratio of the two runs of a pair.
         overlap: the ranges from minimum to maximum have values in common, so that these runs
@@ -111,7 +126,9 @@ class LoadingResult(Record, frozen=True, kw_only=True):
     """What the runs with one way of loading add up to.
 
     Attributes:
-        status: the exit status that all runs had in common; None if they had not.
+        loading: the way of loading.
+        status: the exit status that all runs had in common; None if they had none.
+        comparisons: one for each figure that both variants have.
         failure: why these runs can't be compared; then there are no comparisons.
     """
 
@@ -143,6 +160,7 @@ class Measurement(Record, frozen=True, kw_only=True):
     """What ``negativa measure`` found.
 
     Attributes:
+        format_version: 1 is the first.
         command: what was run.
         copies_root: the folder with the copies; the copy of ``/a/b.so`` is ``ROOT/a/b.so``.
         libraries: real paths of the originals.

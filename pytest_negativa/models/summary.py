@@ -8,7 +8,16 @@ from pytest_negativa.models.slimmed import Removed
 
 
 class SectionRow(Record, frozen=True, kw_only=True):
-    """One section with GPU code. ``code_bytes`` are payloads with padding, and frames."""
+    """One section with GPU code. Sizes are in bytes.
+
+    Attributes:
+        name: of the ELF section.
+        size: of the section.
+        regions: how many containers it holds.
+        frames: how many bare frames it holds.
+        elements: how many entries its regions hold.
+        code_bytes: payloads with padding, and frames.
+    """
 
     name: str
     size: int
@@ -48,8 +57,15 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
     """One library in figures.
 
     Attributes:
+        path: real path.
+        size: of the file, in bytes.
+        build_id: hex of the GNU build id, if it has one.
+        soname: ``DT_SONAME``, if it has one.
         device: the compute capability that ``loaded`` figures are for, or None.
-        kernels: distinct kernel names in what was read; None if only headers were.
+        sections: the sections with GPU code.
+        code: its code by arch and kind.
+        kernels: distinct kernel names in what was read; None if only headers were read.
+        problems: places that are not understood.
     """
 
     path: str
@@ -93,8 +109,10 @@ class InspectedLibrary(Record, frozen=True, kw_only=True):
     """A library in the JSON output of ``negativa inspect``.
 
     Attributes:
-        map: with details only. Of a slimmed library its offsets are addresses.
-        removed: of slimmed libraries.
+        summary: the library in figures.
+        map: its map, with ``--kernels`` or ``--elements``. Of a slimmed library the offsets in
+            it are addresses.
+        removed: what was taken out of a slimmed library; None for others.
     """
 
     summary: LibrarySummary

@@ -120,8 +120,12 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
 class Device(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU that the process could see.
 
-    ``compute_capability`` as in ``"9.0"``; ``cuda_version`` is that of the driver's
-    interface, 13000 for 13.0; ``driver_version`` that of the kernel module, if known.
+    Attributes:
+        name: as the driver names it.
+        compute_capability: for example ``9.0``.
+        uuid: as the driver tells it.
+        cuda_version: of the driver's interface, 13000 for 13.0.
+        driver_version: of the kernel module, if known.
     """
 
     name: str

@@ -46,9 +46,16 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: real path of the original.
+        soname, build_id: of the original, if it has them.
+        size: of the original's file.
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
             None where there is none.
+        status: what is known of its unused code.
         spans: file offsets of what was overwritten as a whole.
+        code_bytes: GPU code of the original.
+        unused_bytes: how much of it was overwritten as a whole.
+        elements: how many elements and frames it has.
+        unused_elements: how many of them were overwritten.
         trimmed: what was overwritten inside kept cubins.
         trimmed_code_bytes: how much code that is, unpacked.
         left_bytes: GPU code that stays: what is not overwritten, packed as it is in the copy.
@@ -83,6 +90,7 @@ class TestVerdict(Record, frozen=True, kw_only=True):
     """A test of either run.
 
     Attributes:
+        nodeid: of the test.
         before, after: how it ended in the traced run and on the copies; None: it did not run.
         flaky: see ``FLAKY_RULE``.
         text: its error on the copies, shortened.
@@ -106,7 +114,16 @@ class TestVerdict(Record, frozen=True, kw_only=True):
 
 
 class RoundFacts(Record, frozen=True, kw_only=True):
-    """One start of the program. ``status`` is its exit status, negative for a signal."""
+    """One start of the program.
+
+    Attributes:
+        name: of the round's folder.
+        kind: what the round was for.
+        tests: how many tests have an outcome.
+        status: exit status, negative for a signal.
+        silent: it was ended because no test began or ended for too long.
+        seconds: how long it took.
+    """
 
     name: str
     kind: str
@@ -117,7 +134,15 @@ class RoundFacts(Record, frozen=True, kw_only=True):
 
 
 class Versions(Record, frozen=True, kw_only=True):
-    """What the verdict was reached with."""
+    """Software of a verification.
+
+    Attributes:
+        pytest_negativa: version of this package.
+        python: version of the interpreter.
+        platform: system and kernel.
+        libc: name and version.
+        cuda_driver: version of the kernel module, if known.
+    """
 
     pytest_negativa: str
     python: str
@@ -181,6 +206,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
     Attributes:
+        format_version: 1 is the first.
         run_id: the traced run whose plan was verified.
         proved: nothing of what was overwritten is needed by the tests.
         reasons: why it is not proved; empty if it is.
@@ -192,8 +218,11 @@ class Verdict(Record, frozen=True, kw_only=True):
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
         devices: the GPUs of the verification.
+        versions: software of the verification.
+        libraries: those with a plan.
         tests: of both runs.
         rounds: every start of the program.
+        healing: how healing went; None without it.
     """
 
     format_version: int
