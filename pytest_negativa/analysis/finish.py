@@ -13,7 +13,7 @@ from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Settings
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.reporting.markdown import render_markdown
@@ -71,6 +71,17 @@ def conclude(
             data = msgspec.json.format(msgspec.json.encode(report), indent=1)
         write_atomically(Path(wanted.path), data)
     return report
+
+
+def killed_process(usage: Usage) -> str | None:
+    """Why a run failed that a signal ended; None if each process ended by itself.
+
+    A test may kill a child process, so the children of the session don't count.
+    """
+    for process in usage.processes:
+        if not process.ended and process.header.role is not Role.CHILD:
+            return f"process {process.header.pid} did not end by itself"
+    return None
 
 
 def _with_healed(analysis: Analysis, healed: tuple[NeededSpan, ...]) -> Analysis:

@@ -1,11 +1,11 @@
-"""What more than one command of ``negativa`` takes: kinds of arguments, settings, the run."""
+"""What several commands of ``negativa`` share: options, settings, the run, exit statuses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +16,30 @@ if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+EXIT_FAILED = 1
+"""A file could not be read or written, or the answer is no."""
+
+EXIT_USAGE = 2
+"""Wrong usage; click's own, too."""
+
+
+COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+PASS_ON = {"allow_interspersed_args": False}
+"""Context settings of a command with COMMAND: what follows it are COMMAND's own options."""
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+JOBS = click.option("--jobs", "-j", type=click.IntRange(min=1), help="Use this many processes.")
+NO_CACHE = click.option("--no-cache", is_flag=True, help="Ignore the cache of library maps.")
+
+
+def as_json_option(schema: str) -> Callable[[_Command], _Command]:
+    """The option ``--json`` of a command whose output has this schema."""
+    text = f"Print JSON (see: negativa schema {schema})."
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 class DeviceType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
@@ -32,6 +56,16 @@ class DeviceType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # cl
             return ComputeCapability.parse(value)
         except OptionError as e:
             self.fail(str(e), param, ctx)
+
+
+def encode_json(record: object) -> bytes:
+    """A record as ``--json`` prints it."""
+    import msgspec
+
+    from pytest_negativa.storage.records import encode_hook
+
+    data = msgspec.json.encode(record, enc_hook=encode_hook)
+    return msgspec.json.format(data, indent=1) + b"\n"
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:

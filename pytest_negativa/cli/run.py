@@ -1,7 +1,4 @@
-"""The commands that work on runs: trace, locate, debloat, combine, kernels.
-
-What they do is done by the plugin's own functions; here are arguments and printing.
-"""
+"""The commands that work on runs: trace, locate, debloat, combine, kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.cli.common import COMMAND, EXIT_FAILED, PASS_ON, run_of, settings_of
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -20,9 +17,6 @@ from pytest_negativa.settings.flags import click_options
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
-
-_COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-_PASS_ON = {"allow_interspersed_args": False}
 
 _NO_TRACE = (
     "nothing was traced: no process of the command started CUDA with success (is there a GPU, "
@@ -45,13 +39,14 @@ _PLAN_OPTIONS = (
 )
 
 
-@click.command(context_settings=_PASS_ON)
-@_COMMAND
+@click.command(context_settings=PASS_ON)
+@COMMAND
 @click_options(*_TRACE_OPTIONS)
 def trace(command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND and record the GPU code that it and its children use.
+    """Run COMMAND and record the GPU code that it uses.
 
-    Exit status: that of COMMAND; 127 if there is no such command.
+    The trace covers child processes, too. Exit status: that of COMMAND; 127 if there is no such
+    command.
     """
     settings = settings_of(flags)
     run, status = _run_traced(command, settings)
@@ -70,22 +65,22 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
 def locate(**flags: Any) -> None:
     """Find the unused GPU code of a traced run.
 
-    Writes plans and spans into the run's folder; from then on it is the last run. Exit status:
-    0, or 1 if a threshold is crossed or nothing is planned because the run failed.
+    Plans and spans go to the run's folder, and the run becomes the last one. Exit status: 0, or 1
+    if a threshold is crossed or nothing is planned because the run failed.
     """
     settings = settings_of(flags)
     run = run_of(settings)
     _conclude(_trace_files(run), run, settings, failure=run.failure)
 
 
-@click.command(context_settings=_PASS_ON)
-@_COMMAND
+@click.command(context_settings=PASS_ON)
+@COMMAND
 @click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
 def debloat(command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND traced, then find the GPU code that it did not use.
+    """Trace COMMAND, report its unused GPU code; slim removes it.
 
-    The same as trace and locate. Exit status: that of COMMAND; if that is 0, that of locate.
-    127 if there is no such command.
+    The same as trace and locate: libraries stay as they are. Exit status: that of COMMAND; if that
+    is 0, that of locate. 127 if there is no such command.
     """
     settings = settings_of(flags)
     run, status = _run_traced(command, settings)
@@ -107,9 +102,8 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
 def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     """Find the GPU code that none of several RUNS used.
 
-    RUNS are folders of traced runs, or folders with trace files. The result is a run of its
-    own. Exit status: 0, or 1 if a threshold is crossed or nothing is planned because one of them
-    failed.
+    RUNS are folders of traced runs, or folders with trace files. The result is a new run. Exit
+    status: 0, or 1 if a threshold is crossed or nothing is planned because one of RUNS failed.
     """
     from pytest_negativa.storage.runs import Run, RunsFolder
 
@@ -123,19 +117,19 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
 
 
 @click.command()
-@click.option("--used", is_flag=True, help="List the kernels that were used instead.")
+@click.option("--used", is_flag=True, help="List the used kernels instead.")
 @click.option(
     "--library",
     "glob",
     metavar="GLOB",
     default="*",
-    help="Only of these libraries: path, file name or soname.",
+    help="List only kernels of these libraries: path, file name or soname.",
 )
 @click_options("run", "config", "directory", "reports.demangle")
 def kernels(used: bool, glob: str, **flags: Any) -> None:
     """List the kernels that a traced run did not use.
 
-    Of those that its devices could load. The run is one that was planned.
+    The list covers the kernels that the run's devices could load. The run must have a plan.
     """
     from pytest_negativa.gpucode.demangle import demangle
     from pytest_negativa.reporting.text import printable
@@ -181,8 +175,7 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
-    """End where no process left a trace: with the command's status, but limits don't pass."""
-
+    """End a run without a trace: with the command's status, or 1 if there are thresholds."""
     with contextlib.suppress(OSError):
         run.outcomes_file.unlink()
         for folder in (run.trace_dir, run.folder):
@@ -190,7 +183,7 @@ def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     click.echo(f"negativa: {_NO_TRACE}", err=True)
     unchecked = settings.thresholds.are_set
     if unchecked:
-        click.echo("negativa: so the thresholds can't be checked", err=True)
+        click.echo("negativa: the thresholds can't be checked", err=True)
     click.get_current_context().exit(status or int(unchecked))
 
 
@@ -226,25 +219,21 @@ def _conclude(
     failure: str | None,
     status: int = 0,
 ) -> None:
-    """Plan and report; leaves with 1 where that says no, and the command itself hasn't.
+    """Plan and report; exit with 1 if that fails and the command itself did not.
 
     Args:
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
     """
-    from pytest_negativa.analysis.finish import conclude
+    from pytest_negativa.analysis.finish import conclude, killed_process
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.models.settings import ReportFormat
-    from pytest_negativa.models.trace import Role
     from pytest_negativa.reporting.terminal import render_nothing, render_report
     from pytest_negativa.tracing.merge import merge_traces
 
     with ByteProgress("reading libraries") as progress:
         usage = merge_traces(traces)
-        # A test may kill a child, but a session without an end was killed itself.
-        killed = [p for p in usage.processes if not p.ended and p.header.role is not Role.CHILD]
-        if failure is None and killed:
-            failure = f"process {killed[0].header.pid} did not end by itself"
+        failure = failure or killed_process(usage)
         report = conclude(
             usage,
             settings,
@@ -262,7 +251,7 @@ def _conclude(
     if unplanned and not status:
         raise StoreError(run.why_unplanned())
     if report.crossed and not status:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 COMMANDS = (trace, locate, debloat, combine, kernels)

@@ -36,7 +36,7 @@ _NOTHING = "nothing was changed"
     type=click.Path(path_type=Path),
     default=_LOCK,
     show_default=True,
-    help="The file to write.",
+    help="Write the lock to this file.",
 )
 @click.option(
     "--unproved",
@@ -45,7 +45,7 @@ _NOTHING = "nothing was changed"
 )
 @click_options("run", "config", "directory")
 def lock(output: Path, unproved: bool, **flags: Any) -> None:
-    """Write a lock of what a run proved, for machines without a GPU.
+    """Lock what a run proved, for machines without a GPU.
 
     The run was traced and proved (pytest --negativa --negativa-verify). The lock names each library
     by its digest and lists the GPU code that stays. Commit it beside the project's requirements;
@@ -204,10 +204,11 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Process so many libraries at a time.  [default: one per processor]",
 )
 def slim(**flags: Any) -> None:
-    """Remove unused GPU code from installed libraries: their files get smaller.
+    """Remove unused GPU code from installed libraries.
 
-    PATH is a site-packages folder, another folder (a venv, a conda prefix), or a library. Without
-    PATH, slim takes the packages of the interpreter that runs negativa. It needs no GPU.
+    Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
+    prefix), or a library. Without PATH, slim takes the packages of the interpreter that runs
+    negativa. It needs no GPU.
 
     A lock (see negativa lock) or --archs says what stays. slim finds the libraries of a lock by
     digest. With both, --archs applies to the other libraries of the lock's distributions and of
@@ -406,10 +407,11 @@ def _finish_check(rows: Sequence[SlimRow]) -> None:
     help="Search these packages of the program; by default, this interpreter's.",
 )
 def explain(error: str, folders: tuple[Path, ...]) -> None:
-    """Tell whether slimmed libraries can be the cause of a CUDA ERROR, and what to do.
+    """Tell whether slimmed libraries can cause a CUDA ERROR.
 
-    ERROR is the message, such as "CUDA error: no kernel image is available for execution on the
-    device". In a Python program: print(pytest_negativa.why(exception))
+    explain also says what to do. ERROR is the message, such as "CUDA error: no kernel image is
+    available for execution on the device". In a Python program:
+    print(pytest_negativa.why(exception))
     """
     from pytest_negativa.slimming.explain import explain_error, slimmed_in
     from pytest_negativa.slimming.slim import default_paths

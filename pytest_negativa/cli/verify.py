@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.cli.common import EXIT_FAILED, PASS_ON, run_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pytest_negativa.models.settings import Settings
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
-_PASS_ON = {"allow_interspersed_args": False}
 
 _VERIFY_OPTIONS = (
     "run",
@@ -34,11 +33,10 @@ _VERIFY_OPTIONS = (
 @click.command()
 @click_options("run", "config", "directory", "verify.fill", "verify.copies")
 def reconstruct(**flags: Any) -> None:
-    """Write copies of libraries without the code that a run did not use.
+    """Write copies of libraries without their unused GPU code.
 
-    Copies of the libraries of a planned run, in which unused GPU code is overwritten, or which
-    are compacted. They lie below reconstructed/ in the folder for runs, under the paths of their
-    originals.
+    The copies of a planned run's libraries lie below reconstructed/ in the folder for runs, under
+    the paths of their originals. Unused GPU code in them is overwritten, or they are compacted.
 
     Exit status: 0, or 1 if a library could not be copied.
     """
@@ -69,29 +67,29 @@ def reconstruct(**flags: Any) -> None:
     for refused in made.refused:
         print_error(refused.why)
     if made.refused:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
-@click.command(context_settings=_PASS_ON)
+@click.command(context_settings=PASS_ON)
 @click_options(*_VERIFY_OPTIONS)
 @_COMMAND
 def verify(command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND on copies without the GPU code that it did not use.
+    """Run COMMAND on copies without unused GPU code.
 
-    COMMAND is the one that was traced, and need not be given. Its exit status is what must be
-    the same. Exit status: that of COMMAND if the plan is proved, else 1.
+    By default, COMMAND is the traced one. It must end with the same exit status as when traced.
+    Exit status: that of COMMAND if the plan is proved, else 1.
     """
     _verify(command, settings_of(flags))
 
 
-@click.command(context_settings=_PASS_ON)
+@click.command(context_settings=PASS_ON)
 @click_options(*_VERIFY_OPTIONS, "verify.heal_runs", "verify.heal_minutes")
 @_COMMAND
 def heal(command: tuple[str, ...], **flags: Any) -> None:
-    """Verify, find what COMMAND needs after all, and keep it.
+    """Verify, find the code that COMMAND needs, and keep it.
 
-    If COMMAND fails on the copies, parts are given back until it doesn't. What it needs is kept
-    from then on, and everything is verified again.
+    If COMMAND fails on the copies, heal gives code back until COMMAND succeeds. Later plans of the
+    run keep that code, and heal verifies the plan again.
 
     Exit status: that of COMMAND if the plan is proved in the end, else 1.
     """

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.image import SlimmableBy
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.storage.results import load_plans, load_usage
+from pytest_negativa.storage.runs import Run
 
 # The run had loaded code that a plan keeps for one of these reasons.
 _LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
@@ -50,6 +53,21 @@ class Suite:
     libraries: tuple[KnownLibrary, ...]
     nameless: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+
+
+def load_suite(run: Run) -> Suite:
+    """What the files of a traced run tell.
+
+    Raises:
+        StoreError: it is no traced run, is not located yet, or a file can't be read.
+    """
+    usage = load_usage(run)
+    if usage is None:
+        raise StoreError(
+            f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
+        )
+    # A run that failed has no plans.
+    return suite_of_run(run.run_id, usage, load_plans(run) if run.plan_files() else ())
 
 
 def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Suite:

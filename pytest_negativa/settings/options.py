@@ -333,7 +333,8 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="rerun",
         type=value_types.Count(),
         default=0,
-        help="Rerun tests whose outcome changed N times to detect flaky ones.",
+        help="Rerun tests with a changed outcome up to N times to find flaky ones.",
+        detail="A test is flaky if both outcomes occur on the originals and on the copies.",
         requires=_PROVED,
     ),
     Option(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Settings, Source, SourceKind
+from pytest_negativa.models.verdict import FLAKY_RULE
 from pytest_negativa.settings import value_types
 from pytest_negativa.settings.file import ConfigFile, load_config
 from pytest_negativa.settings.flags import (
@@ -29,6 +30,7 @@ from pytest_negativa.settings.flags import (
 )
 from pytest_negativa.settings.options import BY_NAME, FILE_OPTIONS, MODES, OPTIONS, SECTIONS, Option
 from pytest_negativa.settings.resolve import load_settings, resolve
+from tests.support.verbs import VERBS
 
 ROOT = "/project"
 CWD = "/elsewhere"
@@ -348,8 +350,12 @@ def test_what_an_option_requires() -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_help_is_one_line_and_one_sentence(option: Option) -> None:
     assert len(option.help) <= 72
-    assert option.help[0].isupper()
+    assert option.help.split()[0].rstrip(";") in VERBS
     assert option.help.endswith(".")
+
+
+def test_the_flaky_rule_is_that_of_the_verdict() -> None:
+    assert FLAKY_RULE in BY_NAME["verify.rerun"].detail
 
 
 def test_every_section_is_described() -> None:

@@ -1,0 +1,113 @@
+"""The command that shows the GPU code in a file tree: image-report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import (
+    EXIT_FAILED,
+    FOLDER,
+    JOBS,
+    NO_CACHE,
+    DeviceType,
+    as_json_option,
+    encode_json,
+    settings_of,
+)
+from pytest_negativa.reporting.text import print_error
+from pytest_negativa.settings.flags import click_options
+
+if TYPE_CHECKING:
+    from pytest_negativa.arch import ComputeCapability
+
+# A broken image has thousands with one cause.
+_MOST_ERRORS = 10
+
+
+@click.command("image-report")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option(
+    "--run",
+    type=FOLDER,
+    help="Show what this traced run loaded, and what its plan leaves unused.",
+)
+@click.option(
+    "--lock",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show what the libraries of this lock file need.",
+)
+@click.option(
+    "--arch",
+    "devices",
+    type=DeviceType(),
+    multiple=True,
+    help="Call code slimmable that no such device (sm_90) loads.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=0), default=20, show_default=True, metavar="NUMBER",
+    help="Show this many rows of each table; 0 shows all.",
+)  # fmt: skip
+@as_json_option("image-report")
+@JOBS
+@NO_CACHE
+@click_options("config")
+def image_report(
+    folder: Path,
+    run: Path | None,
+    lock: Path | None,
+    devices: tuple[ComputeCapability, ...],
+    top: int,
+    as_json: bool,
+    jobs: int | None,
+    no_cache: bool,
+    **flags: Any,
+) -> None:
+    """Show the GPU code in a file tree, and what a suite needs.
+
+    DIR is the root of an unpacked image, or an environment of Python or conda. A library is one
+    that the suite loaded if content or build id agree; paths don't matter. Without --arch, the
+    devices are those of the run or the lock.
+
+    Exit status: 0, or 1 if a file could not be read.
+    """
+    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.gpucode.cache import open_cache
+    from pytest_negativa.images.report import report_image
+    from pytest_negativa.images.suite import load_suite, suite_of_lock
+    from pytest_negativa.reporting.image import render_image_report
+    from pytest_negativa.storage.lockfile import load_lock
+    from pytest_negativa.storage.runs import Run
+
+    if run is not None and lock is not None:
+        raise click.UsageError("--run or --lock, not both")
+    suite = None
+    if run is not None:
+        suite = load_suite(Run(run.resolve()))
+    elif lock is not None:
+        suite = suite_of_lock(load_lock(lock))
+    with ByteProgress("reading libraries") as progress:
+        report = report_image(
+            folder,
+            suite,
+            devices,
+            None if no_cache else open_cache(settings_of(flags).cache),
+            jobs,
+            progress.update,
+        )
+    if as_json:
+        click.echo(encode_json(report), nl=False)
+    else:
+        click.echo("\n\n".join(render_image_report(report, top)))
+    for error in report.unreadable[:_MOST_ERRORS]:
+        print_error(error)
+    if len(report.unreadable) > _MOST_ERRORS:
+        more = len(report.unreadable) - _MOST_ERRORS
+        print_error(f"{more:,} more files could not be read (see --json)")
+    if report.unreadable:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+COMMANDS = (image_report,)

@@ -1,0 +1,94 @@
+"""The command that shows the GPU code in libraries: inspect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import (
+    EXIT_FAILED,
+    JOBS,
+    NO_CACHE,
+    DeviceType,
+    as_json_option,
+    settings_of,
+)
+from pytest_negativa.reporting.text import print_error
+from pytest_negativa.settings.flags import click_options
+
+if TYPE_CHECKING:
+    from pytest_negativa.arch import ComputeCapability
+
+
+@click.command()
+@click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
+@click.option(
+    "--arch",
+    "device",
+    type=DeviceType(),
+    help="Show what a device (sm_90, 9.0) loads, too.",
+)
+@click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
+@click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
+@click.option("--elements", is_flag=True, help="List every element by file offset.")
+@click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
+@as_json_option("inspection")
+@JOBS
+@NO_CACHE
+@click_options("config")
+def inspect(
+    libraries: tuple[str, ...],
+    device: ComputeCapability | None,
+    deps: bool,
+    kernels: bool,
+    elements: bool,
+    headers_only: bool,
+    as_json: bool,
+    jobs: int | None,
+    no_cache: bool,
+    **flags: Any,
+) -> None:
+    """Show the GPU code in libraries.
+
+    LIB is a shared library or executable, a folder (all ELF files below it), or the name of
+    an installed distribution such as torch.
+
+    Exit status: 0, or 1 if a library could not be read.
+    """
+    if headers_only and kernels:
+        raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
+    from pytest_negativa.analysis.inspect import (
+        InspectionRequest,
+        errors_of,
+        inspect_libraries,
+        render_json,
+        render_text,
+    )
+    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.gpucode.cache import open_cache
+
+    request = InspectionRequest(
+        arguments=libraries,
+        device=device,
+        with_dependencies=deps,
+        kernels=kernels,
+        elements=elements,
+        headers_only=headers_only,
+    )
+    cache = None if no_cache else open_cache(settings_of(flags).cache)
+    with ByteProgress("reading libraries") as progress:
+        inspected = inspect_libraries(request, cache, jobs, progress.update)
+    if as_json:
+        click.echo(render_json(inspected))
+    else:
+        for number, part in enumerate(render_text(inspected, request)):
+            click.echo(f"\n{part}" if number else part)
+    errors = [error for one in inspected for error in errors_of(one)]
+    for error in errors:
+        print_error(error)
+    if errors:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+COMMANDS = (inspect,)

@@ -1,0 +1,62 @@
+"""The command as a whole: help texts, and how it is started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from pytest_negativa.cli.main import main
+from tests.support.verbs import VERBS
+
+
+def commands(command: click.Command = main, *names: str) -> Iterator[tuple[str, click.Command]]:
+    yield " ".join(("negativa", *names)), command
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            if not child.hidden:
+                yield from commands(child, *names, name)
+
+
+def options() -> Iterator[tuple[str, str]]:
+    for name, command in commands():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                yield (
+                    f"{name} {parameter.opts[0]}",
+                    re.split(r"  ?[(\[]default", parameter.help or "")[0],
+                )
+
+
+@pytest.mark.parametrize(("option", "text"), [pytest.param(*o, id=o[0]) for o in options()])
+def test_help_of_an_option_is_one_line_that_says_what_to_do(option: str, text: str) -> None:
+    assert 0 < len(text) <= 72
+    assert text.split()[0].rstrip(":,") in VERBS
+    assert text.endswith(".")
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*c, id=c[0]) for c in commands()])
+def test_help_of_a_command_begins_with_what_it_does(name: str, command: click.Command) -> None:
+    first = (command.help or "").split("\n\n")[0]
+    assert first.split()[0].rstrip(",") in VERBS
+
+
+def test_no_sentence_is_cut() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_negativa", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("Usage: python -m pytest_negativa ")
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert "\n  inspect " in done.stdout
+
+
+def test_debloat_says_what_it_does_not_do() -> None:
+    shown = main.commands["debloat"].get_short_help_str(limit=80)
+    assert "race" in shown and "report" in shown and "slim removes" in shown
