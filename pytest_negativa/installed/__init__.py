@@ -1,1 +1,1 @@
-"""Installed distributions: their files, RECORD, and which of them owns a file."""
+"""Installed distributions: their libraries, their RECORD, and the owner of a file."""

@@ -1,4 +1,4 @@
-"""What a user names (file, folder, installed distribution) to library files."""
+"""Finds the library files of what a user names: a file, a folder or a distribution."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ELF_MAGIC = b"\x7fELF"
 
 @dataclass(frozen=True, slots=True)
 class LibrarySet:
-    """The libraries behind one argument.
+    """The libraries that one argument names.
 
     Attributes:
-        label: what to call the set: the argument, or distribution name and version.
+        label: a title for people: the argument, or name and version of the distribution.
         paths: real paths, each file once.
         explicit: the argument named this one file.
     """
@@ -36,11 +36,14 @@ class LibrarySet:
 
 
 def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
-    """The libraries that ``argument`` stands for.
+    """Find the libraries that an argument names.
 
-    A path that exists is that file, or all ELF files below that folder; anything else
-    is the name of an installed distribution, whose ELF files are taken; with
-    ``with_dependencies`` also those of the distributions it requires.
+    A path that exists is that file, or all ELF files below that folder. Anything else is the name
+    of an installed distribution and stands for its ELF files.
+
+    Args:
+        argument: a path or the name of a distribution.
+        with_dependencies: whether to add the distributions that it requires.
 
     Raises:
         OptionError: neither a path nor an installed distribution.
@@ -82,7 +85,7 @@ def _why_absent(path: Path, error: OSError) -> str:
 
 def _iter_folder(folder: Path) -> Iterator[Path]:
     def check(error: OSError) -> None:
-        # Below the folder, what may not be listed is passed over.
+        # A folder below it that may not be listed is skipped.
         if error.filename == os.fspath(folder):
             raise OptionError(f"{folder}: cannot be listed: {error.strerror}")
 
@@ -122,21 +125,21 @@ def _starts_as_elf(path: Path) -> bool:
         with path.open("rb", buffering=0) as file:
             return file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
     except PermissionError:
-        # Without a library the totals would be wrong: whoever reads it next reports it.
+        # Without a library the totals would be wrong; the next reader reports the error.
         return ".so" in path.name
 
 
 def with_requirements(
     root: Distribution, find: Callable[[str], Distribution] | None = None
 ) -> Iterator[Distribution]:
-    """``root`` and the installed distributions that it requires here, directly or not.
+    """Yield ``root`` and the installed distributions that it requires, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
 
     Args:
-        root: where to begin.
-        find: what finds a distribution by name, or raises ``PackageNotFoundError``; by default
-            among those of this interpreter.
+        root: the distribution to begin with.
+        find: finds a distribution by name, or raises ``PackageNotFoundError``; by default, among
+            those of this interpreter.
     """
     import importlib.metadata
 
@@ -159,7 +162,7 @@ def with_requirements(
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
-                # Old distributions have metadata that today's rules forbid.
+                # Old distributions have metadata that the rules of today forbid.
                 continue
             if requirement.marker and not any(
                 requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
@@ -173,7 +176,7 @@ def with_requirements(
 def _not_found(argument: str) -> str:
     import importlib.metadata
 
-    # What an interrupted removal leaves behind is found here, too, and has no name.
+    # An interrupted removal leaves a distribution without a name.
     names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata}
     close = difflib.get_close_matches(argument, names, n=1, cutoff=0.75)
     hint = f"; did you mean {close[0]}?" if close else ""

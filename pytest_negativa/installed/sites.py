@@ -53,7 +53,7 @@ class Site:
         return self._read
 
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
-        """The distributions of these names and those that they require, as far as they are here."""
+        """Yield the distributions of these names and those that they require, if they are here."""
         wanted = {canonicalize_name(name) for name in names}
         found = {canonicalize_name(d.metadata["Name"]): d for d in self._distributions()}
 
@@ -71,7 +71,7 @@ class Site:
         return (one for one in self.installed() if canonicalize_name(one.name) in closure)
 
     def _distributions(self) -> list[importlib.metadata.PathDistribution]:
-        # What an interrupted removal leaves behind has no name.
+        # An interrupted removal leaves a distribution without a name.
         found = importlib.metadata.distributions(path=[str(self.folder)])
         return [
             d

@@ -1,4 +1,4 @@
-"""What ``negativa slim`` remembers of a folder, and what it answers."""
+"""What ``negativa slim`` remembers of a folder, and what it reports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 1
-"""Of the manifest. History: 1 is the first."""
+"""Format version of the manifest. History: 1 is the first."""
 
 
 class RecordRow(Record, frozen=True, kw_only=True):
-    """A line of a distribution's RECORD as it was.
+    """A line of a distribution's RECORD before slimming.
 
     Attributes:
         record: the RECORD file, below the folder.
-        name: which of the library's names it is of.
+        name: the library's name that the line is for.
         digest, size: the line's second and third field.
     """
 
@@ -30,17 +30,17 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A library that was replaced. Paths are below the folder.
 
     Attributes:
-        names: all its names: more than one where hard links lead to it.
-        original_sha256, original_size: of the file before.
-        sha256, size, mtime_ns: of the file that took its place. The times are those of before.
-        recipe: digest of what was to be done, see ``slimming.recipes``.
-        source: who said what stays, for people: the lock, or archs.
+        names: all its names; more than one if it has hard links.
+        original_sha256, original_size: of the original; the size in bytes.
+        sha256, size, mtime_ns: of the result. It has the times of the original.
+        recipe: digest of what was removed, see ``slimming.recipes``.
+        source: what told what stays, for people: the lock, or archs.
         gpu_code_removed: bytes of GPU code that are gone, or overwritten; 0 if only stripped.
-            Compressed cubins that lost a part count by how much smaller they are.
-        rows: what RECORD files said of it.
-        original: where the file of before lies; none if it was not kept.
+            A compressed cubin that lost a part counts by how much smaller it is.
+        rows: what RECORD files said of the original.
+        original: where the original lies; None if it was not kept.
         notes: what a reader should know.
-        never_loaded: all its GPU code went, because the run of the lock did not load it.
+        never_loaded: all its GPU code is gone, because the run of the lock did not load it.
     """
 
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LeftFile(Record, frozen=True, kw_only=True):
-    """A library that was looked at and left as it is, so that it need not be looked at again."""
+    """A library that slim left as it is; the next run need not read it again."""
 
     size: Offset
     mtime_ns: int
@@ -94,19 +94,19 @@ class SlimStatus(str, enum.Enum):
 
 
 PROBLEMS = frozenset({SlimStatus.CHANGED, SlimStatus.GONE, SlimStatus.DAMAGED, SlimStatus.FAILED})
-"""What ends the command with an error."""
+"""Statuses that end the command with an error."""
 
 UNMET = frozenset({SlimStatus.DIFFERENT, SlimStatus.MISSING})
-"""What does so with ``--require``."""
+"""Statuses that do so with ``--require``."""
 
 
 class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What became of one library; sizes in bytes.
 
     Attributes:
-        path: below the folder; as the lock has it where it was not found.
-        before, after: size of the file.
-        why: more of it.
+        path: below the folder; the lock's path if the library was not found.
+        before, after: size of the file in bytes.
+        why: the reason, for people.
         others: how many further names lead to the file.
     """
 

@@ -1,4 +1,4 @@
-"""What slimming did, for the terminal."""
+"""Reports of slimming for the terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _IN_TABLE = {
     SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY, SlimStatus.UNDONE,
     SlimStatus.WOULD_UNDO,
 }  # fmt: skip
-# Of these many alike, such as small libraries that there is nothing to remove from, a line.
+# From so many alike on, they share a line: small libraries that have nothing to remove.
 _MANY = 4
 
 
 def render_rows(rows: Sequence[SlimRow], nothing: str = "nothing to slim") -> str:
-    """A table of what changed, totals, and lines for what did not and why.
+    """Render a table of the libraries that changed, and lines for the others with the reason.
 
-    ``nothing`` is what to say where there are no rows.
+    Args:
+        rows: of all libraries.
+        nothing: the text if there are no rows.
     """
     parts = []
     changed = sorted((r for r in rows if r.status in _IN_TABLE), key=lambda r: (-r.before, r.path))
@@ -48,7 +50,7 @@ def render_rows(rows: Sequence[SlimRow], nothing: str = "nothing to slim") -> st
 
 
 def render_check(rows: Sequence[SlimRow]) -> str:
-    """A table of the libraries that are sound, and lines for those that are others by now."""
+    """Render a table of the sound libraries, and lines for those that are other files now."""
     sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
     parts = []
     if sound:
@@ -64,6 +66,7 @@ def render_check(rows: Sequence[SlimRow]) -> str:
 
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
+    """Yield a line for each library that is an error of the command."""
     for row in rows:
         if row.status in PROBLEMS:
             yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"

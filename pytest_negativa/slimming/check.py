@@ -1,4 +1,4 @@
-"""Whether slimmed libraries are still what slimming made of them."""
+"""Checks that slimmed libraries are still what slimming made of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _Recorded = Mapping[str, Mapping[str, Path]]
 
 
 def check_tree(tree: Tree) -> list[SlimRow]:
-    """Compare digests with the manifest; and look at compacted libraries that it doesn't know.
+    """Compare libraries with the manifest, and look for slimmed ones that it doesn't list.
 
-    A library with another digest than the manifest's is a problem, unless it is the original or
-    the RECORD of its distribution has that digest: then it was installed anew.
+    A library whose digest differs from the manifest's is a problem, unless it is the original, or
+    the RECORD of its distribution has that digest. Then it was installed again.
+
+    Returns:
+        A row for each slimmed library.
 
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
@@ -49,7 +52,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Record
     if group is None and tree.is_hidden((name,)):
         return _row(name, SlimStatus.FAILED, 0, "its folder cannot be listed")
     if group is None and is_uninstalled(name, entry, records):
-        why = "it was slimmed; what it belongs to is no longer installed"
+        why = "it was slimmed; its distribution is no longer installed"
         return _row(name, SlimStatus.DIFFERENT, 0, why)
     if group is None:
         return _row(name, SlimStatus.GONE, 0, f"it was slimmed, and is no longer there; {remedy}")
@@ -73,7 +76,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Record
         return _row(name, SlimStatus.FAILED, group.size, e.problem)
     if damage is not None:
         return _row(name, SlimStatus.DAMAGED, group.size, f"{damage}; {remedy}")
-    # Whether somebody patched it or a disk lost a page of kernels, nobody can tell.
+    # A patch and a page of kernels that a disk lost look alike.
     why = f"differs from what was written; {remedy}"
     return _row(name, SlimStatus.CHANGED, group.size, why)
 
@@ -94,9 +97,9 @@ def _check_unknown(tree: Tree, group: FileGroup, all_records: _Recorded) -> Slim
         why = "not in the manifest; RECORD has its digest"
         return _row(group.name, SlimStatus.SOUND, group.size, why)
     if lines:
-        why = "not in the manifest, and differs from what RECORD says; reinstall"
+        why = "not in the manifest, and its digest is not the one in RECORD; reinstall"
         return _row(group.name, SlimStatus.CHANGED, group.size, why)
-    why = "not in the manifest: what was written is not known; reinstall"
+    why = "not in the manifest, so what was written is not known; reinstall"
     return _row(group.name, SlimStatus.CHANGED, group.size, why)
 
 

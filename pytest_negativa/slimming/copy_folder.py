@@ -1,4 +1,4 @@
-"""A copy of a folder, but for some of its files. Links stay links, of both kinds."""
+"""Copies a folder without some of its files. Symbolic links and hard links stay links."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from pytest_negativa.slimming.tree import is_leftover
 
 
 def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
-    """Copy what is below ``source`` into ``target``, which is made; ``skipped`` are names below.
+    """Copy what is below ``source`` into ``target``.
 
-    Sockets, pipes and devices are left out, and what runs that were killed have left. What is
-    there already, stays.
+    Sockets, pipes, devices and files that killed runs left are not copied. Files that the target
+    has already stay.
+
+    Args:
+        source: the folder to copy.
+        target: the copy, which is made if needed.
+        skipped: names below ``source`` that are not copied.
 
     Raises:
         ReconstructError: something can't be read or written.
@@ -43,14 +48,13 @@ def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
 def copy_attributes(source: Path, target: Path) -> None:
     """Give the folders of a copy the modes and times of the originals.
 
-    To be called last: nothing can be written to a folder that is read-only, and a folder's times
-    change with what is in it.
+    Call it last: a folder may become read-only, and its times change with its files.
 
     Raises:
         ReconstructError: something can't be read or written.
     """
     try:
-        # From the copy, which has no folders that were left out.
+        # By the copy, which lacks the folders that were not copied.
         for folder, _, _ in os.walk(target, topdown=False, onerror=_raise):
             shutil.copystat(source / os.path.relpath(folder, target), folder)
     except OSError as e:
@@ -58,7 +62,7 @@ def copy_attributes(source: Path, target: Path) -> None:
 
 
 def empty_folder(folder: Path) -> None:
-    """Remove all that is in it.
+    """Remove everything in a folder.
 
     Raises:
         OSError: something can't be removed.

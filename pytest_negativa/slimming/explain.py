@@ -1,10 +1,9 @@
-"""A CUDA error in a program that runs on slimmed libraries: can removed code be the cause?
+"""Tells whether code that slimming removed can be the cause of a CUDA error.
 
-What a removed kernel looks like was seen on an H200: an element that is gone gives "no kernel image
-is available" (209) or "invalid device function" (98) where the kernel is looked up, and a kernel
-that was taken out of a cubin that stays is not found either; code that is overwritten there and
-reached all the same gives an illegal instruction or something like it. Libraries report both in
-words of their own.
+The errors were observed on an H200. If an element is gone, the look-up of its kernel fails with "no
+kernel image is available" (209) or "invalid device function" (98). So does the look-up of a kernel
+that was removed from a cubin that stays. Overwritten code that runs all the same gives an illegal
+instruction or a similar error. Libraries report these errors in words of their own.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ class Slimmed:
 
 
 def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
-    """The slimmed libraries of folders, those that lost most first.
+    """Find the slimmed libraries of folders; those that lost most come first.
 
-    Whoever asks may name another folder than the one that was slimmed, so manifests are looked
-    for in each folder, above it and below it; and files tell where no manifest is left.
+    A folder may lie above or below the one that was slimmed, so manifests in each folder, above it
+    and below it count. Without a manifest, the files tell.
 
     Raises:
         NegativaError: a manifest can't be read.
@@ -90,7 +89,7 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
 
 
 def loaded_slimmed() -> tuple[Slimmed, ...]:
-    """The slimmed libraries that this process has loaded."""
+    """Find the slimmed libraries that this process has loaded."""
     loaded = {
         line.split(maxsplit=5)[5]
         for line in _MAPPINGS.read_text(errors="surrogateescape").splitlines()
@@ -99,23 +98,23 @@ def loaded_slimmed() -> tuple[Slimmed, ...]:
     found = _Found()
     above = {folder for path in loaded for folder in Path(path).parents}
     for root in _with_manifest(above):
-        # A damaged manifest is for "negativa slim check" to report.
+        # "negativa slim check" reports a damaged manifest.
         with contextlib.suppress(NegativaError):
             for paths, entry in _entries(root):
                 found.add([p for p in paths if p in loaded], entry)
-    # Not each mapped file: to open a device may do something.
+    # Not every mapped file: opening a device may have an effect.
     found.add_unlisted(path for path in loaded if ".so" in Path(path).name)
     return found.most_first()
 
 
 class _Found:
-    """Slimmed libraries, each once, also where it has several names or manifests."""
+    """Slimmed libraries, each once, even if it has several names or manifests."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, Slimmed] = {}
 
     def add(self, paths: Iterable[str], entry: SlimmedFile) -> None:
-        """Take up a library by its paths. Of two manifests, the greater loss counts."""
+        """Add a library by its paths. Of two manifests, the greater loss counts."""
         library: Slimmed | None = None
         for path in paths:
             library = library or Slimmed(path, entry)
@@ -124,7 +123,7 @@ class _Found:
                 self._by_path[path] = library
 
     def add_unlisted(self, paths: Iterable[str]) -> None:
-        """Take up those that no manifest lists and that were slimmed all the same."""
+        """Add slimmed libraries that no manifest lists."""
         for path in paths:
             if path not in self._by_path and is_slimmed(path):
                 self._by_path[path] = Slimmed(path, None)
@@ -136,7 +135,7 @@ class _Found:
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
-    """The folders below that have a manifest, and all files whose names are those of libraries."""
+    """The folders below that have a manifest, and all files that are named like libraries."""
     manifests: list[Path] = []
     libraries: list[str] = []
     for root, folders, names in os.walk(folder):
@@ -151,7 +150,7 @@ def _walk(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _with_manifest(folders: Iterable[Path]) -> list[Path]:
-    # os.path: a folder above that may not be entered has none for us, and is no error.
+    # os.path: a parent folder that may not be entered is no error.
     return [f for f in folders if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
 
 
@@ -162,12 +161,12 @@ def _entries(root: Path) -> Iterator[tuple[list[str], SlimmedFile]]:
 
 
 def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
-    """What the error may have to do with the libraries, and how to find out and mend it.
+    """Explain what an error may have to do with slimmed libraries, and what to do.
 
     Args:
-        error: its text; none: the libraries alone.
-        slimmed: what was found.
-        folders: where was looked for it; none: in what this process has loaded.
+        error: its text; if empty, the text lists the libraries alone.
+        slimmed: the slimmed libraries.
+        folders: where they were searched; if empty, in what this process has loaded.
     """
     return "\n".join(_lines(error, slimmed, folders))
 
@@ -180,43 +179,43 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     if not lacking:
         yield (
             f"{format_items(len(slimmed), 'library was', 'libraries were')} slimmed here, and none "
-            "has lost GPU code: nothing that was slimmed here is the cause."
+            "has lost GPU code: slimming is not the cause."
         )
         return
     verdict = _verdict_on(error)
     if error and verdict is None:
-        yield "This is not an error that removed GPU code is known to give."
+        yield "Removed GPU code is not known to cause this error."
         yield (
-            f"{format_items(len(lacking), 'slimmed library has', 'slimmed libraries have')} or may "
-            "have lost some here; without the error's text, all of them are listed."
+            f"{format_items(len(lacking), 'slimmed library has', 'slimmed libraries have')} lost, "
+            "or may have lost, GPU code here; negativa explain without ERROR lists them."
         )
         return
     if error:
         yield str(verdict)
     yield from _libraries(_likely_first(error, lacking))
     yield (
-        "To make sure, run the same on the originals (negativa slim undo, where they were "
-        "kept, or an installation that isn't slimmed)."
+        "To make sure, run the program on the originals: use negativa slim undo if they were "
+        "kept, or an installation that isn't slimmed."
     )
     yield (
-        "To widen what stays: trace what failed there (pytest --negativa with a test of it, or "
-        "negativa debloat -- COMMAND), unite it with the run of the lock (negativa combine RUN "
-        "RUN), verify, negativa lock, and slim the originals again. Or name it in negativa.yaml: "
-        "keep.kernels, keep.libraries, keep.archs."
+        "To keep more: trace the failing program there (pytest --negativa with a test of it, or "
+        "negativa debloat -- COMMAND), combine that with the run of the lock (negativa combine RUN "
+        "RUN), verify, run negativa lock, and slim the originals again. Or set keep.kernels, "
+        "keep.libraries or keep.archs in negativa.yaml."
     )
 
 
 def _nothing_slimmed(folders: Sequence[Path]) -> Iterator[str]:
     if not folders:
         yield (
-            "No library that this process has loaded was slimmed: the cause is another, unless "
-            "the error came from another process (then ask there)."
+            "No library that this process has loaded was slimmed, so slimming is not the cause. If "
+            "the error came from another process, ask there."
         )
         return
     yield f"Nothing was slimmed in {', '.join(printable(str(f)) for f in folders)}."
     yield (
-        "If the program runs in another environment, name that one: negativa explain ERROR --in "
-        "FOLDER. If not, the cause is another."
+        "If the program runs in another environment, name it: negativa explain ERROR --in "
+        "FOLDER. If not, slimming is not the cause."
     )
 
 
@@ -239,7 +238,7 @@ def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
         yield from (f"  {printable(library.path)}" for library in unknown[:_MAX_ROWS])
         yield from _how_many_more(unknown)
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
-        yield f"What stayed was said by {printable(source)}."
+        yield f"The code that stayed follows {printable(source)}."
 
 
 def _how_many_more(rows: Sequence[Slimmed]) -> Iterator[str]:
@@ -250,23 +249,23 @@ def _how_many_more(rows: Sequence[Slimmed]) -> Iterator[str]:
 def _verdict_on(error: str) -> str | None:
     if _MISSING.search(error):
         return (
-            "This error is what a kernel gives whose code was removed, or code for another GPU "
-            "than the ones that were kept."
+            "A kernel gives this error if its code was removed, or if the code that stayed is for "
+            "another GPU."
         )
     if _OVERWRITTEN.search(error):
         return (
-            "This error can come from a kernel whose code was removed inside of a library's "
-            "cubin (kernel granularity); as often it has other causes."
+            "A kernel can give this error if its code was removed from within a cubin (kernel "
+            "granularity); other causes are as likely."
         )
     if _LIBRARY.search(error):
-        return "A library gives such an error when one of its kernels can't be loaded, too."
+        return "A library can give this error if one of its kernels can't be loaded."
     return None
 
 
 def _likely_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:
-    """Libraries that the error's words name (CUBLAS_STATUS_..., libcufft) come first.
+    """Put libraries that the error names (CUBLAS_STATUS_..., libcufft) first.
 
-    Then those without any code: if one is loaded, none of its kernels can be.
+    Libraries without any code come next: if one is loaded, none of its kernels can be.
     """
     words = error.lower().replace("_", "")
 

@@ -1,7 +1,7 @@
-"""Whether what lies in the place of a slimmed library is that library, damaged, or another one.
+"""Whether the file in the place of a slimmed library is that library, damaged, or another one.
 
-A distribution may have been upgraded since, and even slimmed again from elsewhere: an old original
-must not take the place of something newer. RECORD tells best; where it says nothing, the file.
+A distribution may have been upgraded since, and slimmed again from another folder. An old original
+must not replace a newer library. RECORD tells best; if it says nothing, the file itself tells.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.manifest import digest_of
 
 Records = Mapping[str, Path]
-"""The digests that RECORD files have for one name now, and which file has them."""
+"""The digests that RECORD files have for a library now, and which RECORD has each."""
 
 
 def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
@@ -29,14 +29,14 @@ def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
 
 
 def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
-    """Whether RECORD says now that another file was installed than the one that was slimmed."""
+    """Whether RECORD now has another file than the one that was slimmed."""
     known = {row.digest for row in entry.rows if row.name == name}
     known |= {record_digest(entry.sha256), record_digest(entry.original_sha256)}
     return bool(records) and not known & records.keys()
 
 
 def why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> str | None:
-    """Why a file is another one than slimming made, which it differs from; None: it is damaged.
+    """Why a file that differs from the result is another file; None if it is that, damaged.
 
     Args:
         path: of the file.
@@ -60,7 +60,7 @@ def why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> 
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
-    """Whether the file looks like the result, cut off or changed."""
+    """Whether the file looks like the result, but cut off or changed."""
     try:
         compacted = diagnose(path).compacted
         with ByteSource(path) as source:
@@ -71,7 +71,7 @@ def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
                 return _size_before(source) in (None, entry.original_size)
     except FormatError:
         return False
-    # Section headers end the files that we write: so a cut one tells what size it had.
+    # Section headers end the files that slimming writes, so a cut file tells the size it had.
     is_elf = header.e_ident.startswith(ELF_MAGIC)
     return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
 

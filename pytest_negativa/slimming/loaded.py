@@ -20,13 +20,13 @@ from pytest_negativa.settings.globs import LibraryNames, is_selected
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a lock tells of loading.
+    """What a lock tells about loading.
 
     Attributes:
         versions: of the lock's distributions, by normalized name.
-        names: base names and sonames of all that the run loaded and that has GPU code.
-        left_out: paths, as the lock has them, of what it loaded and what is not to be changed.
-        selected: which libraries the project lets be changed.
+        names: base names and sonames of all libraries with GPU code that the run loaded.
+        left_out: paths, as in the lock, of libraries that it loaded and that must stay whole.
+        selected: which libraries the project allows to change.
     """
 
     versions: Mapping[str, frozenset[str | None]]
@@ -53,7 +53,7 @@ class Loaded:
     def are_versions(self, found: Iterable[Installed]) -> bool:
         """Whether the lock's distributions are here in its versions.
 
-        Others may load more, also of what they require.
+        Other versions may load more libraries, also of the distributions that they require.
         """
         return all(
             one.version in self.versions.get(canonicalize_name(one.name), (one.version,))
@@ -61,10 +61,15 @@ class Loaded:
         )
 
     def is_never(self, installed: Installed, path: Path, names: Iterable[str]) -> bool:
-        """Whether the run never loaded a library of these names, of an installed distribution.
+        """Whether the run never loaded a library of an installed distribution.
 
-        A library of a name that it did load, or of such a soname, may be the one that is loaded
-        here, wherever it lies. What the project wants to keep stays in any case.
+        A library with the base name or the soname of one that the run did load may be loaded in its
+        place, wherever it lies. Libraries that the project keeps count as loaded.
+
+        Args:
+            installed: the distribution.
+            path: of the library.
+            names: all its names, below some folder.
         """
         if any(name.rpartition("/")[2] in self.names for name in names):
             return False
@@ -74,7 +79,7 @@ class Loaded:
         return is_selected(self.selected, LibraryNames(str(path), soname, installed.name))
 
     def is_left_out(self, path: Path) -> bool:
-        """Whether a file lies where the run loaded a library that is not to be changed."""
+        """Whether a file lies where the run loaded a library that must stay whole."""
         return any(path.as_posix().endswith(f"/{left}") for left in self.left_out) or (
             path.as_posix() in self.left_out
         )
@@ -90,18 +95,18 @@ def soname_of(path: Path) -> str | None:
 
 
 def require_known(lock: Lock) -> None:
-    """Refuse a lock that doesn't tell for sure what was loaded.
+    """Refuse a lock that doesn't prove what was loaded.
 
     Raises:
-        OptionError: it doesn't.
+        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
     """
     proof = lock.proof
     if not proof.proved:
-        raise OptionError("--drop-never-loaded: goes with a lock that is proved; this one is not")
+        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
     if proof.incomplete:
         raise OptionError(
-            "--drop-never-loaded: the run of the lock may have loaded more than is known: "
+            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
             f"{'; '.join(proof.incomplete)}"
         )
     if not lock.libraries:
-        raise OptionError("--drop-never-loaded: the lock has no libraries, so nothing is proved")
+        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")

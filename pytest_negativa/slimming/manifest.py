@@ -1,7 +1,7 @@
-"""The manifest of a slimmed folder: reading, writing, and whether files are still what it says.
+"""The manifest of a slimmed folder: reads it, writes it, and compares files with it.
 
-An entry is written before the library gets its new file. So after a crash there may be an entry
-whose file is still the old one, which is then done again; never a new file without an entry.
+The slimmer writes an entry before it renames the new file. So after a crash, the file of an entry
+may still be the old one, and the next run slims it. There is never a new file without an entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_negativa.storage.atomic import write_atomically
 
 
 def load_manifest(root: Path) -> SlimManifest:
-    """The manifest of a folder; an empty one where there is none.
+    """Read the manifest of a folder; without one, it is empty.
 
     Raises:
         StoreError: it can't be read, is damaged, or of another version.
@@ -69,7 +69,7 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     group = tree.group_of(name)
     if group is None or group.size != entry.size:
         return False
-    # Whoever copies a tree may give the files other times.
+    # A copy of a tree may have other times.
     return group.mtime_ns == entry.mtime_ns or digest_of(tree.root / name) == entry.sha256
 
 
@@ -82,9 +82,9 @@ def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:
-    """Whether the original of a library was kept, and nothing says that it is gone.
+    """Whether the original of a library was kept, and is not known to be gone.
 
-    The folder of originals may be away for a while, as the library's own may be.
+    The folder of originals may not be mounted now.
     """
     if entry.original is None:
         return False
@@ -105,6 +105,6 @@ def digest_of(path: Path) -> str | None:
 
 
 def _check_name(path: Path, name: str) -> None:
-    # It may have come with an image from elsewhere.
+    # The manifest may have come with an image from elsewhere.
     if not name or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:  # noqa: PTH117
         raise StoreError(f"{path}: names {name!r}, which is not below its folder")

@@ -1,7 +1,7 @@
-"""What is to be done to one library: from a file to its compacted form.
+"""Recipes: what to remove from a library, and the way from a file to its compacted form.
 
-A recipe's digest tells whether a library that was slimmed before was slimmed in the same way. It
-holds what the outcome depends on and nothing else: not the names of the tests, nor the release.
+A recipe's digest tells whether a library was slimmed in the same way before. It covers what the
+outcome depends on and nothing else: neither the names of the tests, nor the release.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ByLock:
         unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
         scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
         with ByteSource(path) as source:
-            # The digest is compared where the file is written.
+            # The writer of the file compares the digest.
             if source.size != locked.size:
                 raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
             library_map = _with_digest(read_library(path, scope), locked.sha256)
@@ -165,7 +165,7 @@ class ByArchs:
     @property
     def digest(self) -> str:
         archs = sorted(map(str, self.devices))
-        # Not whether others are stripped: what it makes of GPU code doesn't depend on that.
+        # Whether others are stripped doesn't change what becomes of GPU code.
         return _digest("archs", archs, self.keep_ptx, self.strip)
 
     def prepare(self, path: Path) -> Prepared | NotSlimmed:
@@ -188,7 +188,7 @@ class NeverLoaded:
 
     @property
     def source(self) -> str:
-        return f"{self.lock}, which never loaded some libraries: nothing of these stayed"
+        return f"{self.lock}, which never loaded some libraries: none of their code stayed"
 
     @property
     def digest(self) -> str:
@@ -202,7 +202,7 @@ class NeverLoaded:
 class Strip:
     """Only drop symbol tables and debug information."""
 
-    source = "nothing but what is never loaded"
+    source = "stripping, which removes no GPU code"
 
     @property
     def digest(self) -> str:

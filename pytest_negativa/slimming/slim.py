@@ -1,4 +1,4 @@
-"""``negativa slim``: folders to slim folders. The one entry to this package."""
+"""``negativa slim``: makes the libraries of folders smaller. The entry to this package."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 
 OnProgress = Callable[[int, int], None]
-"""Told the bytes of libraries that are done, and of all."""
+"""Called with the bytes of the libraries that are done, and of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlimRequest:
-    """What is wanted.
+    """What to slim, and how.
+
+    The *others* of a lock are the other libraries of its distributions and of the distributions
+    that these require. Without a lock, they are all libraries.
 
     Attributes:
-        paths: folders and libraries; none: the packages of the interpreter that runs.
-        lock: what to keep; without it, ``devices`` say that.
-        devices: whose code to keep; beside a lock, in the other libraries of its distributions
-            and of what these require.
+        paths: folders and libraries; if empty, the packages of the interpreter that runs.
+        lock: what to keep; without it, ``devices`` tell.
+        devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
-        strip_others: strip libraries of which no GPU code goes: with a lock, those of its
-            distributions and what they require; else all.
-        drop_never_loaded: with a lock, take all GPU code from those that its run did not load.
+        strip_others: strip also those of the others that lose no GPU code.
+        drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
         require: do nothing unless all libraries of the lock are there.
-        target: a folder to be made, a slimmed copy of the one in ``paths``; None: slim in place.
+        target: the folder that becomes a slimmed copy of the one in ``paths``; None: slim in place.
         options: how to do it.
     """
 
@@ -57,11 +58,11 @@ class SlimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SlimReport:
-    """What became of it.
+    """What slimming did.
 
     Attributes:
-        rows: by path.
-        stopped: nothing was done, for not all libraries of the lock are there as it wants them.
+        rows: one for each library, by path.
+        stopped: nothing was done, because a library of the lock is missing or another file.
     """
 
     rows: tuple[SlimRow, ...]
@@ -78,13 +79,13 @@ def slim_trees(
     """Slim libraries.
 
     Raises:
-        OptionError: the request makes no sense; nothing was done.
-        NegativaError: a folder can't be read or written. What is done by then stays done, and
-            the same call again does the rest.
+        OptionError: the request contradicts itself; nothing was done.
+        NegativaError: a folder can't be read or written. What was done stays done, and the same
+            call does the rest.
     """
     if request.drop_never_loaded:
         if request.lock is None:
-            raise OptionError("--drop-never-loaded: goes with a lock, which tells what was loaded")
+            raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
     trees = scan(request.paths)
     if request.target is not None:
@@ -92,7 +93,7 @@ def slim_trees(
     for tree in trees:
         _check_aside(request.options.keep_originals, tree)
     with hold(*(tree.root for tree in trees)):
-        # Again: another run may have been at it while we waited.
+        # Again: another process may have slimmed them while this one waited.
         trees = scan(request.paths)
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
@@ -101,10 +102,10 @@ def slim_trees(
 
 
 def scan(paths: Sequence[Path]) -> list[Tree]:
-    """The folders and files of these paths.
+    """List the folders and files of these paths.
 
     Raises:
-        OptionError: there is no such thing, or one is in another one.
+        OptionError: a path does not exist, or lies in another one.
     """
     if not paths:
         paths = default_paths()
@@ -120,7 +121,7 @@ def scan(paths: Sequence[Path]) -> list[Tree]:
 
 
 def default_paths() -> tuple[Path, ...]:
-    """Where the packages of the interpreter that runs are installed."""
+    """The folders with the packages of the interpreter that runs."""
     found = dict.fromkeys(
         Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")
     )
@@ -161,14 +162,14 @@ def _by_archs(request: SlimRequest) -> ByArchs:
 
 
 def _others(request: SlimRequest) -> Recipe | None:
-    """What becomes of the libraries that a lock doesn't know."""
+    """The recipe for libraries that the lock doesn't name."""
     if request.devices:
         return _by_archs(request)
     return Strip() if request.strip_others else None
 
 
 def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
-    """What is known not to come out as the lock wants it."""
+    """Rows of libraries that are known beforehand not to become what the lock wants."""
     known = [row for slimmer in slimmers for row in slimmer.work.rows if row.status in PROBLEMS]
     return (*unmet, *known)
 
@@ -194,16 +195,16 @@ def _slim_copy(
     request: SlimRequest, trees: Sequence[Tree], target: Path, on_progress: OnProgress
 ) -> SlimReport:
     if len(trees) != 1 or not all(path.is_dir() for path in request.paths):
-        raise OptionError(f"{target}: a copy is made of one folder")
+        raise OptionError(f"{target}: --target makes a copy of one folder; give one folder as PATH")
     root = trees[0].root
-    # A link to it, or a name with .. in it, must not hide that one is in the other.
+    # A link or a name with ".." must not hide that one folder lies in the other.
     target = target.parent.resolve() / target.name
     if target == root or root in target.parents or target in root.parents:
-        raise OptionError(f"{target}: the copy can't be in {root}, nor around it")
-    # Who slims the folder that the copy grows in would find a half of it.
+        raise OptionError(f"{target}: the copy can't be in {root}, and can't contain it")
+    # A process that slims the target's parent folder would find half of the copy.
     with hold(root, shared=target.parent):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise OptionError(f"{target}: is there, and not an empty folder")
+            raise OptionError(f"{target} exists and is not an empty folder")
         trees = scan(request.paths)
         [slimmer], unmet = _plan(request, trees)
         if request.require and (missed := _missed([slimmer], unmet)):
@@ -223,12 +224,12 @@ def _build_copy(
         growing.mkdir(parents=True, exist_ok=True)
         with hold_new(growing):
             try:
-                # What a run that was killed has left is of no use.
+                # A killed run may have left a part of a copy.
                 empty_folder(growing)
                 slimmer.root = growing
                 copy_folder(source, growing, replaced)
                 report = _run([slimmer], unmet, on_progress)
-                # What could not be slimmed, or better isn't.
+                # Libraries that failed or were left as they are.
                 copy_folder(source, growing, ())
                 copy_attributes(source, growing)
                 growing.rename(target)
@@ -241,7 +242,11 @@ def _build_copy(
 
 
 def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
-    """A file that was named and that nothing can be done with is a mistake."""
+    """Refuse a named file that is no library.
+
+    Raises:
+        OptionError: it is none.
+    """
     if not tree.partial:
         return
     known = {name for entry in manifest.slimmed.values() for name in entry.names}
@@ -255,6 +260,8 @@ def _check_aside(aside: Path | None, tree: Tree) -> None:
         return
     real = aside.resolve()
     if real == tree.root or tree.root in real.parents:
-        raise OptionError(f"{aside}: originals can't be kept in the folder that is to shrink")
+        raise OptionError(
+            f"{aside}: originals can't be kept in the folder to slim; name one outside"
+        )
     if not os.path.isabs(aside):  # noqa: PTH117
         raise ValueError(f"{aside} is relative")

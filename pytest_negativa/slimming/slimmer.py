@@ -1,8 +1,8 @@
-"""Does what is to be done in a folder, so that whoever kills it leaves every library whole.
+"""Slims the libraries of a folder; a process that is killed leaves every library whole.
 
-For each library: the new file is written and checked under a hidden name, the original put aside
-if that is wanted, the manifest written, and then the name goes from the old file to the new one.
-RECORD files follow at the end; a run that was killed before is finished by the next one.
+For each library, the slimmer writes and checks the new file under a hidden name, keeps the original
+if asked to, writes the manifest, and then renames the new file. It updates RECORD files at the end.
+The next run finishes what a killed run left undone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pytest_negativa.models.slimming import (
     SlimRow,
     SlimStatus,
 )
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import may_be_kept, save_manifest
 from pytest_negativa.slimming.recipes import (
@@ -54,8 +55,8 @@ from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.slimming.worklist import Task, WorkList
 
 _NOT_KEPT = (
-    "no original is kept, for it was slimmed without --keep-originals before; to have one, install "
-    "it again, then slim"
+    "no original is kept, because it was slimmed without --keep-originals before; to have one, "
+    "install it again, then slim"
 )
 
 _Outcome = TypeVar("_Outcome", Result, Foreseen)
@@ -69,11 +70,11 @@ class SlimOptions:
     """How to slim.
 
     Attributes:
-        strip: drop what is never loaded, such as symbol tables and debug information.
+        strip: drop symbol tables and debug information.
         load_check: load each result in a child process before it takes its place.
-        dry_run: say what would be done, and write nothing.
-        keep_originals: a folder to put originals into; None: they are gone.
-        jobs: libraries at a time.
+        dry_run: report what would be done, and write nothing.
+        keep_originals: the folder for the originals; None: keep none.
+        jobs: how many libraries to slim at a time.
     """
 
     strip: bool = True
@@ -85,13 +86,16 @@ class SlimOptions:
 
 @dataclass(slots=True)
 class Slimmer:
-    """One folder, its manifest and what is to be done there.
+    """One folder, its manifest and its work list.
 
     Attributes:
         tree: the folder as it was found.
-        root: where results go: the same folder, or one that is to become a slimmed copy of it.
-        manifest: what was done before; kept up to date.
-        held: the folders that this process has for itself, this one and others.
+        root: where results go: the same folder, or one that becomes a slimmed copy of it.
+        manifest: what was done before; the slimmer keeps it up to date.
+        work: what is to be done.
+        options: how to do it.
+        held: the folders that this process has locked, this one and others.
+        rows: what became of each library.
     """
 
     tree: Tree
@@ -108,8 +112,8 @@ class Slimmer:
 
         Raises:
             NegativaError: the manifest or a RECORD can't be written.
-            KeyboardInterrupt: what was replaced is in order, but threads may be at work still, on
-                files that nothing leads to. The process is to end.
+            KeyboardInterrupt: what was replaced is in order. Threads may still write to files
+                that have no name, so the process should end.
         """
         self.rows = [self._with_note(row) for row in self.work.rows]
         if self.options.dry_run:
@@ -125,7 +129,7 @@ class Slimmer:
             self._link_names()
             self._process(self._slim, self._publish, on_done)
         finally:
-            # Also when interrupted: what was replaced is to be in order.
+            # Also when interrupted: what was replaced must be in order.
             if self.manifest != before:
                 save_manifest(self.root, self.manifest)
             self._update_records()
@@ -225,8 +229,8 @@ class Slimmer:
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
             raise ReconstructError(
-                f"{task.name}: can't be slimmed anew ({reason}), and what is there was slimmed "
-                "in another way; get the original back with negativa slim undo"
+                f"{task.name}: can't be slimmed anew ({reason}), and the file there was slimmed in "
+                "another way; put the original back with negativa slim undo"
             )
         # Libraries without GPU code are not what the user asked about.
         if reason != NO_GPU_CODE:
@@ -246,7 +250,8 @@ class Slimmer:
         notes = [*prepared.notes, *result.notes, *copy_metadata(task.source, staged)]
         if task.outside:
             notes.append(
-                f"the original takes its space still: {task.outside:,} of its names are elsewhere"
+                "the original still takes its space: it has "
+                f"{format_items(task.outside, 'hard link', 'hard links')} outside of the folder"
             )
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
@@ -341,7 +346,7 @@ def _why_slimmed(task: Task, prepared: Prepared) -> str | None:
 
 
 def _remove_staged(staged: Path) -> None:
-    """Remove what is to take a place, or what its writer has of it so far."""
+    """Remove a staged file, or the part of it that was written."""
     with contextlib.suppress(OSError):
         for path in (staged, *staged.parent.glob(f"{glob.escape(staged.name)}.*.tmp")):
             path.unlink(missing_ok=True)
@@ -360,12 +365,12 @@ def write_records(
     sites: Sequence[Site],
     changes_of: Callable[[Path], Mapping[str, RecordLine]],
 ) -> None:
-    """Let RECORD files say what ``changes_of`` has for each, by absolute path of the library.
+    """Change the rows of libraries in RECORD files.
 
     Args:
-        roots: the folders that this process has for itself.
+        roots: the folders that this process has locked.
         sites: where the RECORD files lie.
-        changes_of: from a RECORD to what changes there.
+        changes_of: from a RECORD to the new rows, by absolute path of the library.
 
     Raises:
         StoreError: one can't be read or written; the others are.

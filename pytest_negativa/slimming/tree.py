@@ -1,4 +1,4 @@
-"""What lies in a folder: files by inode with all their names, sites, and what killed runs left."""
+"""The files of a folder by inode with all their names, its sites, and what killed runs left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 
 MANIFEST_NAME = "negativa-slim.json"
-"""Of the manifest, in the folder that is slimmed."""
+"""Name of the manifest, in the folder that is slimmed."""
 
 ORIGINALS_MARK = ".negativa-originals"
 """An empty file in a folder of kept originals, which no scan enters."""
 
 STAGED_SUFFIX = ".negativa-slim"
-"""Ends the hidden names of files that are to take a library's place; the writer adds its own."""
+"""Ends the hidden names of files that will replace a library; their writer adds a suffix."""
 
 _LEFTOVER = re.compile(
     rf"\..+{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?"
@@ -63,7 +63,7 @@ class Tree:
         root: real path of the folder; names are below it.
         groups: its files, by name.
         sites: folders that distributions are installed in.
-        leftovers: what runs that were killed have left.
+        leftovers: files that killed runs left.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
     """
@@ -77,7 +77,7 @@ class Tree:
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
-        """Take up files, each by its names and their status."""
+        """Add files, each by its names and their status."""
         for names in found:
             status = names[0][1]
             group = FileGroup(
@@ -94,7 +94,7 @@ class Tree:
         return self._by_name.get(name)
 
     def covers(self, names: Sequence[str]) -> bool:
-        """Whether the tree can tell what became of a file of these names."""
+        """Whether the tree tells if a file of these names is there."""
         return not self.partial or any(name in self._by_name for name in names)
 
     def is_hidden(self, names: Iterable[str]) -> bool:
@@ -113,14 +113,14 @@ class Tree:
         return dict(found)
 
     def unlisted_rows(self) -> list[SlimRow]:
-        """What to say of the folders that can't be listed."""
+        """A row for each folder that can't be listed."""
         return [
             SlimRow(
                 path=f"{folder}/",
                 status=SlimStatus.FAILED,
                 before=0,
                 after=0,
-                why=f"the folder cannot be listed: {why}; what lies in it is not known",
+                why=f"the folder cannot be listed: {why}; the libraries in it are not known",
             )
             for folder, why in sorted(self.unlisted.items())
         ]
@@ -138,7 +138,7 @@ class Tree:
 
 
 def scan_folder(folder: Path) -> Tree:
-    """All regular files below a folder. Links to folders are not followed.
+    """List all regular files below a folder, without following links to folders.
 
     Raises:
         StoreError: it can't be listed.
@@ -161,7 +161,10 @@ def scan_folder(folder: Path) -> Tree:
 
 
 def scan_files(files: Sequence[Path]) -> list[Tree]:
-    """A tree for each folder that holds some of the files; other names in it count, too.
+    """List files, and their other names in the same folder.
+
+    Returns:
+        A tree for each folder that holds some of the files.
 
     Raises:
         StoreError: a file is gone, or its folder can't be listed.
@@ -197,7 +200,7 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file or folder is one that a run makes and renames, or removes, before it ends."""
+    """Whether a file or folder has the name of a temporary one of a run."""
     return _LEFTOVER.fullmatch(os.path.basename(name)) is not None  # noqa: PTH119
 
 
@@ -211,17 +214,17 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
         except OSError as e:
             if not below:
                 raise StoreError(f"{root}: cannot be listed: {e.strerror}") from e
-            # Somebody may remove folders meanwhile.
+            # Another process may remove folders meanwhile.
             if not isinstance(e, FileNotFoundError):
                 unlisted[below.rstrip("/")] = e.strerror or str(e)
             continue
-        # Found by their digest, kept originals would be slimmed as well.
+        # A search by digest would find kept originals and slim them.
         if any(name == ORIGINALS_MARK for name, _ in listed):
             continue
         for base_name, status in listed:
             name = f"{below}{base_name}"
             if stat.S_ISDIR(status.st_mode):
-                # Compiled Python alone: half of the files, and none of ours. And the unfinished
+                # __pycache__ has half of the files and no libraries; a leftover is the unfinished
                 # copy of a killed run.
                 if base_name != "__pycache__" and not is_leftover(base_name):
                     waiting.append(f"{name}/")
@@ -230,7 +233,7 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
 
 
 def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """What lies in a folder, with its status; links are what they are.
+    """List the names in a folder with their status, without following links.
 
     Raises:
         OSError: it can't be listed.
@@ -238,14 +241,14 @@ def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            # Somebody may remove files meanwhile.
+            # Another process may remove files meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 found.append((entry.name, entry.stat(follow_symlinks=False)))
     return found
 
 
 def _is_utf8(name: str) -> bool:
-    # The manifest is JSON; nothing that we could be after has such a name.
+    # The manifest is JSON, which has no other names; no library has one.
     try:
         name.encode()
     except UnicodeEncodeError:

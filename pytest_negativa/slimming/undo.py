@@ -1,4 +1,4 @@
-"""Originals back in their places."""
+"""Puts kept originals back."""
 
 from __future__ import annotations
 
@@ -33,10 +33,17 @@ _ANY = "another file took its place since"
 
 
 def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
-    """Put back all originals that were kept; entries that are done with leave the manifest.
+    """Put back all originals that were kept, and remove their entries from the manifest.
 
-    A slimmed library that was damaged since gets its original, too. One that was replaced by
-    something else, such as another version, is left alone.
+    A slimmed library that was damaged since gets its original back, too. A library that another
+    file replaced, such as another version, stays as it is.
+
+    Args:
+        tree: a folder that was slimmed, or libraries of it.
+        dry_run: report what would be done, and write nothing.
+
+    Returns:
+        A row for each entry of the manifest.
 
     Raises:
         NegativaError: manifest or RECORD can't be read or written.
@@ -46,7 +53,7 @@ def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
         entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
         records = tree.recorded({name for entry in entries.values() for name in entry.names})
         rows = tree.unlisted_rows()
-        # By RECORD: two distributions may have a line each for one file.
+        # By RECORD, because two distributions may each have a line for one file.
         lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
         try:
             for key, entry in entries.items():
@@ -62,7 +69,7 @@ def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
                     del manifest.slimmed[key]
         finally:
             if not dry_run:
-                # RECORD first: a run that is killed in between finds the entries again.
+                # RECORD first: after a run that was killed in between, the next finds the entries.
                 sites = [Site(site) for site in tree.sites]
                 write_records([tree.root], sites, lambda record: lines.get(str(record), {}))
                 if not manifest.slimmed:
@@ -73,7 +80,7 @@ def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
 
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
     if row.status is SlimStatus.LEFT:
-        # Should the library turn up again, its entry is the way to the original.
+        # If the library comes back, its entry is the way to the original.
         return not may_be_kept(entry)
     return row.status is not SlimStatus.FAILED
 
@@ -91,7 +98,7 @@ def _undo_one(
     for name in entry.names:
         if tree.group_of(name) is None or is_original(tree, name, entry):
             continue
-        # By digest: where all times are made equal, time and size tell nothing.
+        # By digest: some tools give all files the same time, so time and size tell nothing.
         path = tree.root / name
         why = None
         if digest_of(path) != entry.sha256:
@@ -111,7 +118,7 @@ def _undo_one(
     if not dry_run:
         _put_back(aside, [tree.root / name for name in results])
         for name in entry.names:
-            # A run that was killed between the names of one file.
+            # An earlier run was killed between the names of one file.
             if name not in results and is_original(tree, name, entry):
                 link(tree.root / results[0], tree.root / name)
     status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
@@ -126,14 +133,14 @@ def _undo_gone(
     *,
     dry_run: bool,
 ) -> SlimRow:
-    """A library that somebody deleted; where its folder is gone, its package was removed."""
+    """Put back a library that was deleted, unless its package was removed."""
     if tree.is_hidden(entry.names):
         raise ReconstructError("its folder cannot be listed")
     if any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names):
-        why = "it is no longer there, and what it belongs to is no longer installed"
+        why = "it is no longer there, and its distribution is no longer installed"
         return _row(key, entry, SlimStatus.LEFT, 0, why)
     if any(is_reinstalled(name, entry, records.get(name, {})) for name in entry.names):
-        why = "it is no longer there, and RECORD has the digest of another one"
+        why = "it is no longer there, and RECORD has the digest of another file"
         return _row(key, entry, SlimStatus.LEFT, 0, why)
     names = [tree.root / name for name in entry.names]
     ours = all(
@@ -151,7 +158,7 @@ def _undo_gone(
 
 def _kept_original(key: str, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError("its original was not kept; install what it belongs to anew")
+        raise ReconstructError("its original was not kept; install its distribution again")
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
         raise ReconstructError(f"{aside} is gone, or no longer its original")
@@ -169,7 +176,7 @@ def _put_back(aside: Path, names: list[Path]) -> None:
 
 
 def _lines(root: Path, entry: SlimmedFile) -> Iterator[tuple[str, str, RecordLine]]:
-    """The lines of before: their RECORD, the path that they are of, and what they said."""
+    """The lines of RECORD files before slimming: the RECORD, the library's path, the line."""
     for row in entry.rows:
         if digest_of(root / row.name) == entry.original_sha256:
             record = os.path.normpath(root / row.record)

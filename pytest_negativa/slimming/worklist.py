@@ -1,4 +1,4 @@
-"""What is to be done in a folder: which library gets which recipe. Reads, and writes nothing.
+"""Which library of a folder gets which recipe. Reads files, and writes nothing.
 
 Each file goes to the first recipe that asks for it. ``classify`` tells what the recipe makes of it.
 """
@@ -54,10 +54,10 @@ class Task:
     Attributes:
         recipe: what to do.
         source: the original.
-        names: what is to lead to the result, below the folder.
+        names: the names that will lead to the result, below the folder.
         size: bytes of the original.
-        before: the entry of the file that is there, if that was slimmed before.
-        outside: how many names the file has that are not in the folder.
+        before: the manifest's entry, if the file that is there was slimmed before.
+        outside: how many names of the file lie outside of the folder.
     """
 
     recipe: Recipe
@@ -78,8 +78,8 @@ class WorkList:
 
     Attributes:
         tasks: libraries to slim.
-        links: names that are to lead to a result that is there: name to name.
-        rows: what is known already.
+        links: names that will lead to a result that exists: name to name of the result.
+        rows: what is known beforehand.
         current: names whose file is a result.
         stale: entries of the manifest whose file is gone or another one.
     """
@@ -99,8 +99,8 @@ class KnownResult:
         key: of its entry.
         entry: what the manifest says.
         results: those of its names that lead to the result.
-        originals: those that still lead to the original, as a run leaves them that was killed
-            between the names of one file.
+        originals: those that still lead to the original, because a run was killed between the
+            names of one file.
     """
 
     key: str
@@ -162,7 +162,7 @@ def _classify_slimmed(library: KnownResult, recipe: Recipe) -> Task | SlimRow:
 
 
 def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
-    """Whether an earlier run left this very file as it is, by this recipe."""
+    """Whether an earlier run with this recipe left this very file as it is."""
     known = (left.size, left.mtime_ns, left.recipe) == (group.size, group.mtime_ns, recipe.digest)
     strips = isinstance(recipe, ByArchs | NeverLoaded) and recipe.strip_others
     return known and not (strips and left.reason == NO_GPU_CODE)
@@ -247,7 +247,7 @@ class _Folder:
                 yield recipe.digest
 
     def add_contradictions(self, loaded: Loaded, others: Recipe | None) -> None:
-        """Report results that lack code though the lock leaves the library out, so needs all."""
+        """Report results that lack code of libraries that the lock leaves out, so needs whole."""
         if isinstance(others, ByArchs):
             return
         for library in self.slimmed:
@@ -257,7 +257,7 @@ class _Folder:
                 entry.gpu_code_removed
                 and self.is_free(entry.names)
                 and any(loaded.is_left_out(self.tree.root / name) for name in entry.names)
-                # With its original, the recipe for others makes it anew.
+                # If its original was kept, the recipe for others slims that.
                 and not (others is not None and kept)
             ):
                 self.take(entry.names)
@@ -266,7 +266,7 @@ class _Folder:
 
 
 def _damaged(tree: Tree, entry: SlimmedFile) -> Iterator[tuple[str, FileGroup]]:
-    """The files, by name, that lie where results did and that are results damaged since."""
+    """The results that were damaged since: a name and the file of each."""
     others: dict[FileGroup, str] = {}
     for name in entry.names:
         group = tree.group_of(name)
@@ -289,7 +289,7 @@ def find_by_lock(
     unloaded: bool = False,
     jobs: int,
 ) -> tuple[list[WorkList], list[SlimRow]]:
-    """What a lock asks for in each folder; and rows for libraries that are in none of them.
+    """Give the files of folders to the libraries of a lock.
 
     Args:
         trees: the folders with their manifests.
@@ -298,6 +298,9 @@ def find_by_lock(
         others: for the other libraries of the lock's distributions and of what they require.
         unloaded: whether those of them that the run of the lock did not load lose all GPU code.
         jobs: files to read at a time.
+
+    Returns:
+        A work list for each folder, and rows for libraries of the lock that are in none.
     """
     folders = [_Folder(tree, manifest) for tree, manifest in trees]
     source = _describe(lock)
@@ -327,7 +330,7 @@ def find_by_lock(
 
 
 def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkList:
-    """All libraries of a folder."""
+    """Give all libraries of a folder to a recipe."""
     folder = _Folder(tree, manifest)
     for group in tree.groups:
         folder.add_group(group, recipe)
@@ -363,7 +366,7 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
                 continue
             folder.take(group.names)
             path = folder.tree.root / name
-            # The manifest tells of its results that their originals were other files, too.
+            # Of the manifest's results it is known that their originals were other files, too.
             if folder.work.current.isdisjoint(group.names) and is_slimmed(path):
                 # What the lock needs of it may be gone.
                 why = _why_unknown(folder.tree.root, path)
@@ -375,7 +378,7 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
 
 
 def _why_unknown(root: Path, path: Path) -> str:
-    """What to do about a slimmed library that the manifest of ``root`` doesn't have."""
+    """Why a slimmed library that is not in the manifest of ``root`` is a problem."""
     why = "was slimmed before, and no manifest here tells how: install it again"
     folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
     folder = next(folders, None)
@@ -417,7 +420,7 @@ def _strips_others(others: Recipe | None) -> bool:
 
 
 def _describe(lock: Lock) -> str:
-    """A lock for people who meet a slimmed library later."""
+    """A lock in words, for people who meet a slimmed library later."""
     proof = lock.proof
     devices = ", ".join(f"{d.name} ({d.compute_capability})" for d in proof.devices)
     proved = "proved" if proof.proved else "NOT PROVED"

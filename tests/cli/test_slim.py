@@ -161,7 +161,7 @@ class TestSlim:
             (("--archs", "sm_90", "SITE/gpu"), "give one of them"),
             (("--archs", "sm_90", "--target", "SITE/copy"), "can't be in"),
             (("--archs", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
-            (("--archs", "sm_90", "--keep-originals", "SITE/kept"), "in the folder that is to"),
+            (("--archs", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
             (("--lock", "LOCK", "--site-packages", "gone"), "does not exist"),
         ],
     )
@@ -192,7 +192,7 @@ class TestSlim:
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         result = negativa("slim", "undo", site.folder, code=1)
-        why = "failed: its original was not kept; install what it belongs to anew"
+        why = "failed: its original was not kept; install its distribution again"
         assert result.stderr.splitlines() == [
             f"negativa: error: {name}: {why}" for name in (ONE, TWO)
         ]

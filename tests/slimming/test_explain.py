@@ -33,7 +33,7 @@ def slim(site: Made) -> Made:
 def test_names_library_and_who_said_what_stays(slim: Made) -> None:
     done = CliRunner().invoke(main, ["explain", NO_IMAGE, "--in", str(slim.folder)])
     assert done.exit_code == 0
-    assert "a kernel gives whose code was removed" in done.output
+    assert "A kernel gives this error if its code was removed" in done.output
     assert str(slim.one) in done.output
     assert "what devices of 9.0 can load" in done.output
     assert "negativa combine" in done.output
@@ -42,10 +42,10 @@ def test_names_library_and_who_said_what_stays(slim: Made) -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (NO_IMAGE, "whose code was removed, or"),
+        (NO_IMAGE, "if its code was removed, or"),
         ("CUDA_ERROR_ILLEGAL_INSTRUCTION", "kernel granularity"),
-        ("RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR", "can't be loaded, too"),
-        ("CUDA out of memory", "not an error that removed GPU code"),
+        ("RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR", "one of its kernels can't be loaded"),
+        ("CUDA out of memory", "not known to cause this error"),
     ],
 )
 def test_tells_errors_apart(slim: Made, error: str, words: str) -> None:

@@ -302,7 +302,7 @@ def test_errors_are_explained(site: Made, run: Callable[..., SlimReport]) -> Non
 @pytest.mark.parametrize(
     ("proof", "problem"),
     [
-        ({"proved": False}, "goes with a lock that is proved"),
+        ({"proved": False}, "goes with a proved lock"),
         ({"incomplete": ("a trace is lost",)}, "a trace is lost"),
     ],
 )

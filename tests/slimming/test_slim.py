@@ -255,7 +255,7 @@ def test_names_outside_of_the_folder_are_told_of(site: Made, tmp_path: Path) -> 
     before = outside.read_bytes()
     report = run(site)
     assert outside.read_bytes() == before
-    assert any("1 of its names are elsewhere" in note for note in row_of(report, ONE).notes)
+    assert any("1 hard link outside" in note for note in row_of(report, ONE).notes)
 
 
 def test_symbolic_links_lead_to_the_new_file(site: Made) -> None:
