@@ -1,6 +1,6 @@
-"""A library and its edits to a checked copy. The original is only ever read.
+"""Writes a checked copy of a library with edits. The original is only read.
 
-The copy gets its name when it has been read back and compared.
+The copy gets its name after it has been read back and compared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, StoppedError, write_layout
 from pytest_negativa.storage.atomic import new_file
 
-# What fits a processor's cache is hashed and compared in half the time.
 STEP = 512 << 10
+"""Bytes that are compared in one go. Buffers that fit a processor's cache take half the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFacts:
-    """A copy as it was checked: digest in hex, and the states of both files."""
+    """The copy's SHA-256 in hex, and the states of both files when the copy was checked."""
 
     sha256: str
     copy: FileState
@@ -41,20 +41,26 @@ def write_copy(
 ) -> CopyFacts:
     """Write ``original`` with ``edits`` to ``target``, replacing what was there.
 
-    Permissions are kept, but for those that lend the owner's rights; times are those of the
-    writing. The folder of ``target`` must exist.
+    The copy has the original's permissions without setuid, setgid and the sticky bit. Its times are
+    those of the writing.
+
+    Args:
+        original: the library and the digest of its bytes.
+        target: the copy; its folder must exist.
+        edits: what differs from the original.
+        should_stop: asked before each step.
 
     Raises:
         StaleLibraryError: the original is not the file that was analyzed.
-        ReconstructError: it can't be read, the copy can't be written or is not what it should be.
-        StoppedError: ``should_stop`` said so.
+        ReconstructError: the original can't be read, or the copy can't be written or is wrong.
+        StoppedError: ``should_stop`` returned true.
     """
     try:
         with ByteSource(original.path) as source:
             check_size(source, original)
-            # From before it is read: who writes to it from here on makes another state.
+            # Taken before the file is read: a later write makes another state.
             state = state_of(source.fileno())
-            # A link would be replaced, and what it leads to stay.
+            # A link at the target is replaced; the file it leads to stays.
             if not target.is_symlink() and target.exists() and target.samefile(source.path):
                 raise ReconstructError(f"{target}: is the original itself")
             with new_file(target) as new:
@@ -70,11 +76,11 @@ def write_copy(
 
 
 def check_digest(original: LibraryIdentity) -> FileState:
-    """The state of an original that has been hashed and found to be what was analyzed.
+    """Hash an original, compare it with the digest that was analyzed, and return its state.
 
     Raises:
-        StaleLibraryError: it is not the file that was analyzed.
-        ReconstructError: it can't be read.
+        StaleLibraryError: the file is not the one that was analyzed.
+        ReconstructError: the file can't be read.
     """
     try:
         with ByteSource(original.path) as source:
@@ -87,10 +93,10 @@ def check_digest(original: LibraryIdentity) -> FileState:
 
 
 def check_size(source: ByteSource, original: LibraryIdentity) -> None:
-    """Refuse an original of another size than the one analyzed, or one of unknown digest.
+    """Refuse an original if its size differs from the analyzed file's, or if no digest is known.
 
     Raises:
-        StaleLibraryError: it is not the file that was analyzed, or can't be told.
+        StaleLibraryError: the file is another one, or nothing shows that it is the same.
     """
     if original.sha256 is None:
         raise StaleLibraryError(
@@ -105,10 +111,10 @@ def check_size(source: ByteSource, original: LibraryIdentity) -> None:
 
 
 def check_sha256(original: LibraryIdentity, found: str) -> None:
-    """Refuse an original whose digest, in hex, is not that of the file analyzed.
+    """Refuse an original if its SHA-256 in hex differs from the analyzed file's.
 
     Raises:
-        StaleLibraryError: it is another file.
+        StaleLibraryError: the file is another one.
     """
     if found != original.sha256:
         raise StaleLibraryError(
@@ -118,10 +124,10 @@ def check_sha256(original: LibraryIdentity, found: str) -> None:
 
 
 def state_of(file: int | str | os.PathLike[str]) -> FileState:
-    """The state of a file, open or by its path.
+    """The state of a file, given its descriptor or its path.
 
     Raises:
-        OSError: it can't be found.
+        OSError: the file can't be found.
     """
     status = os.stat(file)  # noqa: PTH116 (takes open files, too)
     return FileState(
@@ -149,15 +155,15 @@ def _check(
     original: LibraryIdentity,
     should_stop: Callable[[], bool],
 ) -> str:
-    """Compare the copy with the original, edited a second time in memory; returns its digest.
+    """Compare the copy with the original, which is edited again in memory; return the digest.
 
-    One pass over both files. It shares nothing with the writer but the edits.
+    One pass reads both files. The check shares only the edits with the writer.
     """
     size = os.fstat(copy).st_size
     if size != edits.size:
         raise ReconstructError(f"{original.path}: its copy has {size:,} bytes, not {edits.size:,}")
     of_original = hashlib.sha256()
-    # Up to the first edit the two are the same.
+    # Up to the first edit both digests are the same.
     of_copy = None
     fault: int | None = None
     first = edits.changes[0].start if edits else size
@@ -176,10 +182,10 @@ def _check(
         _read_into(copy, found, start, "the copy")
         if of_copy is not None:
             of_copy.update(found)
-        # Two bytearrays, since comparing memoryviews goes byte by byte.
+        # Two bytearrays: Python compares memoryviews byte by byte.
         if fault is None and wanted != found:
             fault = start
-    # An original that changed is the likelier reason for a difference.
+    # If the files differ, a changed original is the likelier cause.
     digest = of_original.hexdigest()
     check_sha256(original, digest)
     if fault is not None:

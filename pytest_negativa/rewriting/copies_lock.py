@@ -1,8 +1,7 @@
-"""Who may do what to a folder of copies at a time: one writes, or some run tests on them.
+"""Locks of a folder of copies: one process writes, or several run tests on the copies.
 
-Two lock files, both flock(2). The first is for writers among themselves: they wait for each other.
-The second is shared by those who run tests, for as long as that takes, so that a writer
-doesn't wait for them but says so.
+There are two lock files. Writers take the first and wait for each other. Processes that run tests
+share the second until the tests end. A writer waits some seconds for it, then reports an error.
 """
 
 from __future__ import annotations
@@ -29,11 +28,14 @@ _PAUSE = 0.1
 
 @contextlib.contextmanager
 def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Be the only one who changes the folder ``root``, and have nobody run tests on it.
+    """Keep other writers and test runs away from a folder of copies.
+
+    Args:
+        root: the folder, which must exist.
+        patience: seconds to wait for tests that run on the copies.
 
     Raises:
-        ReconstructError: it can't be locked, or tests run on its copies and go on for more than
-            ``patience`` seconds.
+        ReconstructError: the folder can't be locked, or tests still run on its copies.
     """
     with _opened(root, WRITING_NAME) as writing, _opened(root, IN_USE_NAME) as in_use:
         _lock(root, writing)
@@ -50,13 +52,16 @@ def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_copies(root: Path) -> Iterator[None]:
-    """Let nobody write to the folder of copies ``root``, which must exist; others may hold it, too.
+    """Keep writers away from a folder of copies while tests run on it.
 
-    Waits for who writes just now. Who holds it can't reconstruct there. What was written before is
-    only known from ``check_copies``.
+    Several processes may hold the folder. The call waits for a writer at work. The holder can't
+    write there either. ``check_copies`` tells whether the files changed before the folder was held.
+
+    Args:
+        root: the folder, which must exist.
 
     Raises:
-        ReconstructError: it can't be locked.
+        ReconstructError: the folder can't be locked.
     """
     with _opened(root, IN_USE_NAME) as in_use:
         _lock(root, in_use, shared=True)
@@ -64,9 +69,9 @@ def hold_copies(root: Path) -> Iterator[None]:
 
 
 def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
-    """What happened to copies and originals since they were written: a sentence for each file.
+    """Tell which copies and originals changed since the copies were written, a sentence for each.
 
-    To be asked after tests ran on them: if anything did, nobody knows what they ran on.
+    Ask after the tests: if a file changed, the bytes that the tests ran on are not known.
     """
     problems = []
     for library in reconstruction.libraries:
@@ -100,12 +105,15 @@ def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> 
 
 
 def _holders(file: int) -> str:
-    """Who has a lock on an open file, for people; proc_locks(5). Nothing where that isn't told."""
+    """The processes that hold a lock on an open file, as text; empty if /proc/locks lacks them.
+
+    Format: proc_locks(5).
+    """
     inode = str(os.fstat(file).st_ino)
     found = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text("ascii").splitlines():
-            # 1: FLOCK  ADVISORY  READ 4321 08:01:123456 0 EOF; "->" marks one who waits.
+            # 1: FLOCK  ADVISORY  READ 4321 08:01:123456 0 EOF; "->" marks a process that waits.
             words = line.split()
             if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == inode:
                 # A process of another container has no number here.

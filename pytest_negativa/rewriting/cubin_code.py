@@ -1,9 +1,9 @@
 """Overwrites unused functions inside an unpacked cubin, and takes them out of its tables.
 
-What the plan calls unused it took from symbols and call graph. Here the cubin's section and
-relocation tables are the second witness. The driver places each section by itself, so code
-or data of one section can refer to another section only through a relocation. A section to which
-one that stays refers stays, too, whatever the plan says.
+The plan finds unused functions by symbols and call graph. This module confirms them by the section
+and relocation tables. The driver places each section by itself, so one section can refer to another
+only through a relocation. A section stays if a section that stays refers to it, even if the plan
+calls it unused.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _CAPSULE_TYPE = 0x70000016
 
 
 class CubinCodeError(Exception):
-    """Why the code of a cubin is left as it is; the caller knows the file and the offset."""
+    """Why the code of a cubin is left alone; the caller adds the file and the offset."""
 
 
 def overwrite_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Edits:
     """The edits of an unpacked cubin that overwrite functions, and let no table name them.
 
-    What code or data that stays refers to is not touched.
+    A function stays if code or data that stays refers to it.
 
     Args:
         cubin: unpacked.
@@ -85,7 +85,7 @@ def _sections(cubin: bytes) -> list[SectionHeader]:
 def _sections_of(
     sections: list[SectionHeader], unused: Sequence[CodeRange]
 ) -> dict[int, CodeRange]:
-    """The sections that ``unused`` fills, each from its start to its end, by index."""
+    """The sections that the unused code fills from start to end, by index."""
     by_range: dict[CodeRange, int] = {}
     for index, section in enumerate(sections):
         if section.sh_type == _CAPSULE_TYPE:
@@ -101,7 +101,7 @@ def _sections_of(
 
 
 def _check_apart(cubin: bytes, sections: list[SectionHeader]) -> None:
-    """No byte of the cubin is in two of its sections or tables, as in all that NVIDIA makes."""
+    """Check that no byte is in two sections or tables, as in all cubins of NVIDIA's compilers."""
     header = EHDR.unpack_from(cubin)
     taken = [
         (0, EHDR.size),
@@ -118,7 +118,7 @@ def _check_apart(cubin: bytes, sections: list[SectionHeader]) -> None:
 def _referred(
     cubin: bytes, sections: list[SectionHeader], code: Set[int], owner: Mapping[int, int]
 ) -> frozenset[int]:
-    """What can be reached from a section that is loaded and stays: of ``code`` and what it owns."""
+    """The sections of ``code``, and those it owns, that a loaded section that stays refers to."""
     candidates = frozenset(code | owner.keys())
     owned: defaultdict[int, set[int]] = defaultdict(set)
     for index, of in owner.items():
@@ -143,8 +143,8 @@ def _referred(
                 symbols[link] = _symbols_in(cubin, sections[link], candidates)
             known = symbols[link]
             new = {known[s] for s in _symbols_of(cubin, table) if s in known} - referred
-            # Code stays with all that is its own, and what is its own never without it: a table
-            # of such a section is the function's, too.
+            # A function stays with all sections it owns, and none of these stays without it: the
+            # relocation table of an owned section is the function's, too.
             functions = {owner.get(one, one) for one in new}
             new |= functions.union(*(owned[of] for of in functions)) - referred
             referred |= new

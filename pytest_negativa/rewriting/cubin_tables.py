@@ -1,19 +1,18 @@
 """Takes functions whose code is overwritten out of the tables of an unpacked cubin.
 
-Then nothing finds them by name: a lookup fails with CUDA_ERROR_NOT_FOUND, where the overwritten
-code would be run otherwise; the device gets no memory for them; and their names, which are longer
-than the code that a program uses, compress to nothing.
+A lookup of such a function then fails with CUDA_ERROR_NOT_FOUND instead of running overwritten
+code. The driver allocates no device memory for it, and its name compresses to nothing.
 
-Every section and symbol keeps its index, and every byte that stays its offset. What the driver
-takes, and what not, was tried with real cubins on an H200 with driver 580.159, lazy and eager:
+Every section and symbol keeps its index, and every byte that stays keeps its offset. The rules were
+tried with real cubins on an H200 with driver 580.159, lazy and eager:
 
 - A section for a function, such as ``.nv.info.NAME``, may become SHT_NULL with its content zeros.
-  With zeros and its type kept the cubin is refused (CUDA_ERROR_INVALID_IMAGE).
-- A code section may be cut to its first 16 bytes, not to none, and may be called ``.text.``, as any
-  number of them. Without a name, or as SHT_NULL, lazy loading refuses some cubins. It is the name
-  of this section by which kernels are looked up, not that of the symbol.
-- A symbol in a code section may lose name, value and size; without its section, the call
-  graph, which names symbols, makes the driver fail (CUDA_ERROR_UNKNOWN).
+  If it keeps its type, the driver refuses the cubin (CUDA_ERROR_INVALID_IMAGE).
+- A code section may be cut to its first 16 bytes, but not to none. Any number of code sections may
+  be called ``.text.``. Without a name, or as SHT_NULL, lazy loading refuses some cubins. The driver
+  looks kernels up by the name of this section, not by that of the symbol.
+- A symbol in a code section may lose name, value and size. If it loses its section, the driver
+  fails (CUDA_ERROR_UNKNOWN), because the call graph names symbols.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ _SHT_CUDA_CALLGRAPH = 0x70000001
 _PARTS_WITH_STRINGS = (0xFFFFFFFE, 0xFFFFFFFD)
 _PARTS = range(0xFFFFFFFC, 0x100000000)
 _PAIR = struct.Struct("<II")
-# What sections of a function are, all of which name its code section in sh_info.
+# Types of the sections that belong to a function; they name its code section in sh_info.
 _OWNED_TYPES = (SHT_PROGBITS, SHT_NOBITS, SHT_REL, SHT_RELA, _SHT_CUDA_INFO)
 _CODE_PREFIX = b".text."
-# What code sections are aligned to, and the least that one has.
+# Alignment of code sections in bytes, which is also the size of the smallest one.
 _CODE_LEFT = 128
 
 
 class CubinTables:
-    """The tables of a cubin, for taking functions out of them.
+    """The tables of a cubin that functions are taken out of.
 
     Args:
         cubin: unpacked.
@@ -72,12 +71,12 @@ class CubinTables:
         self._names = self._section_names()
 
     def owned_by(self, code: Collection[int]) -> dict[int, int]:
-        """The sections that there are for the functions of code sections: to whose, by index.
+        """The sections that belong to functions: code section by owned section, both by index.
 
-        Two witnesses: ``sh_info``, and the end of the name.
+        Both ``sh_info`` and the end of the name must say so.
         """
         owner = {index: index for index in code}
-        # Relocations of a constant bank: deeper it doesn't go, but in crafted files.
+        # Twice, for relocations of a constant bank. Only crafted files go deeper.
         for _ in range(2):
             owner |= {
                 index: owner[section.sh_info]
@@ -87,14 +86,14 @@ class CubinTables:
         return {index: of for index, of in owner.items() if index != of}
 
     def remove(self, code: Collection[int], owned: Collection[int]) -> Iterator[Patch]:
-        """What becomes of the tables when functions are taken out.
+        """The patches of the tables that take functions out.
 
         Args:
-            code: their code sections, whose content may be anything by now.
-            owned: of the sections that there are for them, those to which nothing refers.
+            code: indices of the code sections of the functions.
+            owned: indices of sections that belong to the functions, and nothing else refers to.
 
         Returns:
-            Patches that are disjoint; none if symbols have section indices that don't fit.
+            Disjoint patches; none if the symbols have extended section indices (SHN_XINDEX).
         """
         symbols = [s for s in self._sections if s.sh_type == SHT_SYMTAB]
         if any(
@@ -159,7 +158,7 @@ class CubinTables:
         owned: set[int],
         symbols: Sequence[SectionHeader],
     ) -> Iterator[Patch]:
-        """Zeros over the names of what is gone, and one name for all code sections that are cut."""
+        """Zeros over the names of removed sections and symbols; one name for all cut sections."""
         gone = code | owned
         shstrndx = self._header.e_shstrndx
         kept: dict[int, set[int]] = defaultdict(set)
@@ -197,14 +196,14 @@ class CubinTables:
                         yield second
 
     def _cut_code(self, headers: list[bytes], names: bytearray, code: set[int]) -> None:
-        """Cut the code sections, and give all whose name is gone the same one."""
+        """Cut the code sections, and give the same name to all that lost theirs."""
         common = None
         for index in sorted(code):
             section = self._sections[index]
             name = section.sh_name
             if self._names[index].startswith(_CODE_PREFIX) and not names[name]:
                 if common is None:
-                    # Where a longer one has been; the zero after it is there.
+                    # At the place of a longer name, which leaves the zero at the end.
                     common = name
                     names[name : name + len(_CODE_PREFIX)] = _CODE_PREFIX
                 name = common
@@ -213,10 +212,12 @@ class CubinTables:
 
 
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:
-    """A string table, with zeros over ``names``, alone or at the end of a section's name.
+    """A string table with zeros over ``names``, alone or at the end of a section's name.
 
     Args:
-        kept: offsets of strings that are needed; they may lie inside of longer ones.
+        strings: the table.
+        names: what to overwrite.
+        kept: offsets of strings that are needed; they may lie inside longer strings.
     """
     result = bytearray(strings)
     ends = sorted(kept)
@@ -235,7 +236,7 @@ def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) ->
 
 
 def _ends_with(string: bytes, names: Collection[bytes]) -> bool:
-    """Whether it is one of ``names``, or as a section is called: ``.nv.info.`` and one of them."""
+    """Whether a string is one of ``names``, or a section's name that ends in one of them."""
     if string in names:
         return True
     at = 0

@@ -1,7 +1,7 @@
 """The bytes of a file that change while its size stays, sorted and disjoint.
 
 Edits are made from maps and plans without touching a file. Edits of several sources are merged
-before they are applied. They describe a whole library, or a cubin that was unpacked.
+before they are written. They describe a library, or an unpacked cubin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fill:
         return self.value == 0 or start == end
 
     def moved(self, start: int, end: int, target: int) -> Fill:
-        """The part at ``[start, end)``, for another file where it lies at ``target``."""
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
         return Fill(target, target + end - start, self.value)
 
 
@@ -69,7 +69,7 @@ class Patch:
         return not any(self.content(start, end))
 
     def moved(self, start: int, end: int, target: int) -> Patch:
-        """The part at ``[start, end)``, for another file where it lies at ``target``."""
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
         return Patch(target, self.content(start, end))
 
 
@@ -78,7 +78,7 @@ Change = Fill | Patch
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """All that changes in a file; its size stays.
+    """All changes of a file that keeps its size.
 
     Raises:
         ValueError: changes are out of order, overlap, or end behind the file.

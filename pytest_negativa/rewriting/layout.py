@@ -1,7 +1,7 @@
-"""A new file that is made of ranges of an old one and of edits, and the writer of such files.
+"""Describes a new file as ranges of an old file and edits, and writes such files.
 
 A copy of the same size is one range and its edits. A compacted file has a range for each run of
-pages that stay, and its new tables as patches.
+pages that stay, and patches for its new tables.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ class LayoutBuilder:
         self._changes: list[Change] = []
 
     def append(self, data: bytes, alignment: int = 1) -> int:
-        """Append new bytes; returns the offset where they begin."""
+        """Append new bytes, and return their offset."""
         start = self._align(alignment)
         self._changes.append(Patch(start, data))
         self.size += len(data)
         return start
 
     def append_copy(self, start: int, end: int, alignment: int = 1) -> int:
-        """Append bytes ``[start, end)`` of the old file; returns the offset where they begin."""
+        """Append bytes ``[start, end)`` of the old file, and return their new offset."""
         target = self._align(alignment)
         self._copies.append(CopiedRange(start, end, target))
         self.size += end - start
         return target
 
     def change(self, change: Change) -> None:
-        """Change bytes of what was, or will be, copied; in offsets of the new file."""
+        """Change copied bytes; in offsets of the new file."""
         self._changes.append(change)
 
     def build(self) -> FileLayout:
@@ -114,7 +114,7 @@ def write_layout(
     *,
     copy_in_kernel: bool = True,
 ) -> None:
-    """Write a new file. What is filled is not copied first, unless copying costs nothing.
+    """Write a new file. Filled bytes are not copied first, unless the file system shares blocks.
 
     Args:
         layout: what to write.
@@ -126,7 +126,7 @@ def write_layout(
     Raises:
         OSError: the new file can't be written.
         FormatError: the old file can't be read, or got shorter.
-        StoppedError: ``should_stop`` said so.
+        StoppedError: ``should_stop`` returned true.
     """
     _Writer(layout, source, target, should_stop, copy_in_kernel).write()
 
@@ -182,7 +182,7 @@ class _Writer:
             start, target = start + len(data), target + len(data)
 
     def _copy_in_kernel(self, start: int, end: int, target: int) -> int:
-        """Copy as much as the kernel can; returns how many bytes that is."""
+        """Copy as much as the kernel can, and return the number of bytes."""
         position = start
         while position < end:
             if self._should_stop():
@@ -198,7 +198,7 @@ class _Writer:
                 self._in_kernel = False
                 break
             if done == 0:
-                # The end of the file, which reading finds out, or a kernel before 5.19.
+                # Either the end of the file, which reading then reports, or a kernel before 5.19.
                 break
             position, target = position + done, target + done
         return position - start
@@ -218,7 +218,7 @@ class _Writer:
 
 
 def _unfilled(layout: FileLayout, old_size: int) -> Iterator[CopiedRange]:
-    """What has to be copied: nothing that is filled, nothing behind the old file's end."""
+    """The ranges to copy: without filled bytes, and up to the old file's end."""
     for start, end, target in layout.copies:
         shift = target - start
         end = min(end, old_size)

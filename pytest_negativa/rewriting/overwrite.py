@@ -1,10 +1,9 @@
-"""A map and its plan to edits that overwrite what is unused. Reads no library bytes.
+"""Makes the edits that overwrite unused code, from a map and a plan. Reads no library bytes.
 
 An unused element keeps its header, so the chain of its region stays sound. Its payload is
-filled, and its kind and arch become ones that nothing looks for: with
-``CUDA_MODULE_LOADING=EAGER`` the driver picks from every region the element that fits the
-device, and would trip over a damaged one. An unused frame has no header of ours to keep and is
-filled as a whole.
+filled, and its kind and arch become values that the driver never looks for. With
+``CUDA_MODULE_LOADING=EAGER`` the driver picks the element that fits the device from every region,
+and fails on a damaged one. An unused frame has no header of a region, and is filled as a whole.
 """
 
 from __future__ import annotations
@@ -28,10 +27,14 @@ _NO_DEVICE = OVERWRITTEN_ARCH.to_bytes(4, "little")
 
 
 def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
-    """The edits that make every byte of unused code ``fill`` (0 to 255).
+    """The edits that overwrite unused elements and frames.
+
+    Args:
+        library_map, plan: of the same file.
+        fill: the byte, 0 to 255, that the code becomes.
 
     Raises:
-        ReconstructError: the plan is not one for this map, or the map is of no sound file.
+        ReconstructError: the plan does not fit the map, or the map contradicts itself.
     """
     path = plan.library.path
     if library_map.library != plan.library:
@@ -65,7 +68,7 @@ def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[
 
 
 def _mismatch(blocks: dict[tuple[int, int], CodeBlock], decided: Counter[tuple[int, int]]) -> str:
-    """The first place at which plan and map differ, for people."""
+    """The first place where plan and map differ, as text."""
     found = "the plan is not one for its map:"
     for start, end in sorted(blocks.keys() | decided.keys()):
         if (start, end) not in decided:

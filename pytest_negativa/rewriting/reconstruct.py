@@ -1,14 +1,13 @@
-"""Maps and plans of a run to a folder of copies in which unused code is overwritten.
+"""Fills a folder with copies of a run's libraries in which unused code is overwritten.
 
-The copy of ``/a/b.so`` is ``ROOT/a/b.so``. Beside them lie files of ours: a manifest, which
-says what was written, and locks. One process writes at a time; a second one waits, and then
-finds done what it was to do. While tests run on the copies, nobody writes. A copy is renamed to
-its name when it has been checked, so who reads the folder without a lock sees whole copies, too.
+The copy of ``/a/b.so`` is ``ROOT/a/b.so``. The folder also holds a manifest of what was written,
+and lock files. One process writes at a time; a second one waits, and then finds the copies done.
+No process writes while tests run on the copies. A copy gets its name after its check, so a reader
+without a lock sees whole copies only.
 
-A copy is used again if it was made from the same bytes by the same edits, and neither file has
-been written to since: size, times, inode and device are those of the manifest, and the system
-hasn't been restarted. If only that can't be told, both are hashed. The change time is part
-of it, and no program can set that.
+A copy is used again if it was made from the same bytes by the same edits, and neither file was
+written to since. The manifest notes size, times, inode and device of both files; no program can set
+the change time. If a state differs, or the system was restarted, the file is hashed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
-# Raised when copies are written in another way: those of before are then written anew.
+# Part of each recipe. A higher version makes earlier copies be written again.
 _WRITER_VERSION = 1
 
 
@@ -60,7 +59,7 @@ _Made = tuple[ReconstructedLibrary, CopyRecord]
 
 
 class Planned(Protocol):
-    """A library's map and what was decided about it."""
+    """A library's map and its plan."""
 
     @property
     def library_map(self) -> LibraryMap: ...
@@ -79,23 +78,21 @@ def reconstruct(
     on_done: Callable[[int, int], None] | None = None,
     patience: float = PATIENCE,
 ) -> Reconstruction:
-    """Make ``root`` hold a copy of every library that has unused code, and no other.
+    """Make ``root`` hold a copy of every library that has unused code, and no other copy.
 
     Args:
         planned: the libraries of a run, each once.
         root: the folder, made if it isn't there. Other files in it are left alone.
-        fill: the byte that unused code becomes.
-        compact: take unused code out of the files instead; a library where that can't be done, or
-            gains too little, gets a copy of its old size all the same.
-        copy_all: copy libraries without unused code, too.
-        jobs: how many libraries at a time; the default is one for each processor this process
-            may use.
-        on_done: told the bytes of originals that are done, and of all, after each library.
+        fill: the byte, 0 to 255, that unused code becomes.
+        compact: take unused code out of the files. A library that compaction refuses gets a copy of
+            its old size.
+        copy_all: also copy libraries without unused code.
+        jobs: libraries at a time; by default one for each processor this process may use.
+        on_done: called after each library with the bytes of originals done so far, and in all.
         patience: seconds to wait for tests that run on the copies.
 
     Returns:
-        What was made. A library that can't be copied is named there and stops no other one;
-        no copy of it is left.
+        What was made. A library that can't be copied is in ``refused``, and has no copy.
 
     Raises:
         ReconstructError: the folder can't be made or locked, or tests run on its copies.
@@ -144,14 +141,14 @@ class _Reconstructor:
         on_done: Callable[[int, int], None] | None,
     ) -> Reconstruction:
         self._known = self._load()
-        # Named before they are written: whoever is killed now leaves nothing that a later
-        # reconstruction would not know and remove.
+        # Named before they are written: if this process is killed, a later one knows which files
+        # to remove.
         self._save({**dict.fromkeys((p.plan.library.path for p in wanted), None), **self._known})
         total = sum(p.plan.library.size for p in wanted)
         done = 0
         libraries: list[ReconstructedLibrary] = []
         refused: list[RefusedLibrary] = []
-        # Closed at once when interrupted, and not when the garbage is collected.
+        # An interrupt closes it at once; the garbage collector would do so later.
         with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
             for library, outcome in outcomes:
                 if isinstance(outcome, NegativaError):
@@ -176,7 +173,7 @@ class _Reconstructor:
     def _make_all(
         self, wanted: Sequence[Planned], jobs: int
     ) -> Generator[tuple[LibraryIdentity, _Made | NegativaError], None, None]:
-        """Threads do: reading, writing and hashing all release the GIL."""
+        """Threads are enough: reading, writing and hashing release the GIL."""
         with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
             pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
             try:
@@ -186,7 +183,7 @@ class _Reconstructor:
                     except NegativaError as e:
                         yield pending[future], e
             finally:
-                # Interrupted: those at work stop at their next step and leave nothing.
+                # If interrupted, threads at work stop at their next step and leave nothing.
                 self._stop.set()
                 for future in pending:
                     future.cancel()
@@ -221,7 +218,7 @@ class _Reconstructor:
         return made, record
 
     def _write(self, planned: Planned, unused: Edits, target: Path, recipe: str) -> CopyRecord:
-        """Write a copy; of its old size if it is not to be compacted, or can't be.
+        """Write a copy, compacted if that was asked for and compaction does not refuse.
 
         Args:
             unused: the edits that overwrite unused elements and frames.
@@ -259,7 +256,7 @@ class _Reconstructor:
         )
 
     def _trim(self, planned: Planned) -> tuple[Edits, tuple[RepackedCubin, ...]]:
-        """What is to be done inside of cubins that stay; nothing is read if that is nothing."""
+        """The edits inside cubins that stay. If there are none, no file is read."""
         plan = planned.plan
         if not plan.trimmed:
             return Edits(plan.library.size), ()
@@ -267,9 +264,9 @@ class _Reconstructor:
             return trim_kernels(source, planned.library_map, plan, self._fill)
 
     def _target(self, path: str) -> Path:
-        """Where the copy goes; its folder is there.
+        """The path of the copy, whose folder is made.
 
-        A link inside the folder could lead out of it, to the original at worst.
+        A link inside the folder is refused: it could lead out of it, even to the original.
         """
         target = copy_path(self._root, path)
         try:
@@ -282,7 +279,7 @@ class _Reconstructor:
         return target
 
     def _reusable(self, library: LibraryIdentity, target: Path, recipe: str) -> CopyRecord | None:
-        """What is known of the copy at ``target`` if it is still what would be written."""
+        """The record of the copy at ``target`` if the copy is what would be written."""
         known = self._known.get(library.path)
         if known is None or known.recipe != recipe:
             return None
@@ -307,7 +304,7 @@ class _Reconstructor:
                 continue
             remove_abandoned(target)
             try:
-                # A folder is none of ours.
+                # Reconstruction makes no folder of that name.
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     target.unlink()
             except OSError as e:
@@ -316,7 +313,7 @@ class _Reconstructor:
         self._save(kept)
 
     def _prune(self, folder: Path) -> None:
-        """Remove folders in which nothing is left."""
+        """Remove folders that are empty now."""
         with contextlib.suppress(OSError):
             while folder != self._root:
                 folder.rmdir()
@@ -347,7 +344,7 @@ class _Reconstructor:
 
 
 def _without(edits: Edits, spared: Sequence[Span]) -> Edits:
-    """Only the fills, and of them those that were done."""
+    """The fills alone, without those that compaction spared."""
     left = {(span.start, span.end) for span in spared}
     return Edits(edits.size, tuple(f for f in edits.fills if (f.start, f.end) not in left))
 
@@ -359,7 +356,7 @@ def _recipe(
     fill: int,
     compact: CompactOptions | None,
 ) -> str:
-    # What is done inside cubins follows from the plan, and finding it out means unpacking them.
+    # The plan stands for the edits inside cubins: these are known only after unpacking.
     trimmed = msgspec.json.encode(plan.trimmed).decode()
     text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
     return hashlib.sha256(text.encode()).hexdigest()
@@ -367,7 +364,7 @@ def _recipe(
 
 def _state(path: Path) -> FileState | None:
     try:
-        # A link in place of the copy is none.
+        # A link at the place of a copy is no copy.
         return None if path.is_symlink() else state_of(path)
     except OSError:
         return None
@@ -382,9 +379,9 @@ def _sha256(path: Path) -> str | None:
 
 
 def _boot() -> str:
-    """An identifier of this start of the system; random(4)."""
+    """An identifier of this start of the system, see random(4)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        # Never equal to one that was noted.
+        # Never equal to a noted one.
         return f"unknown {os.urandom(8).hex()}"

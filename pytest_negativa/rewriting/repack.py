@@ -1,8 +1,7 @@
 """Packs a payload again, in the way it was packed, into the space that it had.
 
-Whoever unpacks it may rely on more than the content: the content size that a zstd frame states,
-the window it needs, whether it ends with a checksum. All that stays, and the window grows in
-no case.
+Its reader may rely on more than the content: the content size that a zstd frame states, the window
+it needs, and the checksum at its end. All of that stays, and the window never grows.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ import zstandard
 from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.models.library import Compression
 
-# Tried in this order until the result fits. NVIDIA packs with 19 (libtorch_cuda.so comes out byte
-# for byte); what is mostly filled would fit at 9, too, with 8% more bytes in a ninth of the time.
-# The first try is 19 with smaller tables, which suffice for the little that isn't filled: half of
-# the time, and 1% more bytes.
 ZSTD_LEVELS = (19, 19, 22)
+"""Levels, tried in this order until the result fits.
+
+NVIDIA packs at 19: libtorch_cuda.so packed at 19 comes out byte for byte. The first attempt is 19
+with smaller tables, which take half the time and make 1% more bytes. Level 9 would take a ninth of
+the time and make 8% more bytes. Measured on mostly filled cubins.
+"""
+
 _SMALL_TABLES = {"chain_log": 17, "hash_log": 17, "search_log": 4, "target_length": 64}
 _LZ4_LEVELS = (9, 12)
 # RFC 8878, 3.1.2: a frame to be skipped, of any of 16 magic numbers; then u32 length.
@@ -31,7 +33,7 @@ _MIN_WINDOW_LOG = 10
 
 
 class RepackError(Exception):
-    """Content that can't be packed into its old space; the caller knows where that is."""
+    """Content that can't be packed into its old space; the caller adds the file and the offset."""
 
 
 def repack(content: bytes, packed: bytes, compression: Compression, space: int) -> bytes:
@@ -49,10 +51,13 @@ def repack(content: bytes, packed: bytes, compression: Compression, space: int) 
 def repack_frame(
     content: bytes, packed: bytes, levels: Sequence[int] = ZSTD_LEVELS
 ) -> tuple[bytes, int]:
-    """A bare zstd frame for ``content`` of exactly the length of ``packed``.
+    """A bare zstd frame for ``content``, of exactly the length of ``packed``.
 
-    Its reader hands zstd the old length, so what is left is a frame to be skipped; zeros would
-    be an error. Returns the bytes, and how many of them are zeros at the end.
+    Its reader hands zstd the old length, and zstd fails on zeros behind a frame. So the rest is a
+    frame to be skipped.
+
+    Returns:
+        The bytes, and how many of them are zeros at the end.
 
     Raises:
         RepackError: it doesn't fit at any level.
@@ -81,7 +86,7 @@ def _candidates(
     original = zstandard.get_frame_parameters(packed)
     stated = original.content_size != zstandard.CONTENTSIZE_UNKNOWN
     # A frame of a single segment has a window as large as its content, which need not be a power
-    # of two; zstd makes one again where the window holds all.
+    # of two. zstd makes a single segment again if the window holds all of the content.
     log = original.window_size.bit_length() - 1
     if original.window_size == len(content):
         log = (len(content) - 1).bit_length()
@@ -117,7 +122,7 @@ def _checked(candidate: bytes, content: bytes, compression: Compression) -> byte
 
 
 def _check_as_whole(frames: bytes, content: bytes) -> None:
-    """All the bytes unpack to ``content``, as their reader sees them: frames one by one."""
+    """Check that the bytes unpack to ``content`` if frames are read one after the other."""
     reader = zstandard.ZstdDecompressor().stream_reader(
         io.BytesIO(frames), read_across_frames=True, closefd=False
     )

@@ -1,8 +1,8 @@
-"""Plans at kernel granularity to edits: unused code inside cubins that stay.
+"""Makes the edits that overwrite unused functions inside cubins that stay.
 
-A compressed cubin is unpacked, filled and packed again into the space it had. Addresses stay;
-what becomes free at the end of a payload is zeros, so that compaction may take whole
-pages of it out of the file.
+A compressed cubin is unpacked, edited and packed again into the space it had, so no address
+changes. Space that becomes free at the end of a payload becomes zeros, and compaction may take
+whole pages of it out of the file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def trim_kernels(
 ) -> tuple[Edits, tuple[RepackedCubin, ...]]:
     """Overwrite the unused code of every cubin in ``plan.trimmed``.
 
-    What can't be done safely is left alone, and the result says so: a claim about a copy must
-    come from there and not from the plan.
+    A cubin that can't be edited safely is left alone, and the result says so. A claim about a copy
+    must rest on the result, not on the plan.
 
     Args:
         source: the original library, which the map and the plan are of.

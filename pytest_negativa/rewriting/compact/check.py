@@ -1,9 +1,9 @@
 """Checks a compacted library against its original, before it gets its name.
 
-Independent of what wrote it: both files' tables are read by pyelftools, or as the bare rows that
-they are, and what may differ is derived from map and plan anew. What is compared is what a process
-would see: every address that the original's segments take, byte by byte, and what is allowed there;
-and what a reader would see of the sections that are never loaded.
+The check is independent of the writer. It reads both files' tables by pyelftools or as bare rows,
+and derives from map and plan what may differ. It compares what a process would see: every byte that
+the original's segments load, and its protection. It also compares the sections that are never
+loaded.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL_SIZE = 24
+_REGION_HEADER_SIZE = 16
 _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
 _PF_X = 1
 _SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
 _SHF_ALLOC = 2
 # In the ELF header: e_phoff and e_shoff; e_phnum, e_shentsize, e_shnum and e_shstrndx.
 _HEADER_FIELDS = ((0x20, 0x30), (0x38, 0x40))
-# Segments that only tell where something is in memory; nothing is lost with them.
+# A process loses nothing with these segments.
 _DROPPED = {_PT_NULL, _PT_PHDR}
 
 
 class CheckError(CannotCompactError):
-    """The result is not what it should be: a bug of ours, or a faulty disk."""
+    """The result is wrong: the writer has a bug, or the disk is faulty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """SHA-256 of both files, in hex, of the bytes that were compared."""
+    """SHA-256 of both files in hex, taken from the bytes that were compared."""
 
     original: str
     compacted: str
@@ -64,17 +65,17 @@ def check_compacted(
     plan: LibraryPlan | None,
     page_size: int,
 ) -> Digests:
-    """Check the tables, then compare the memory images; that pass hashes both files, too.
+    """Check the tables, then compare the files' bytes and hash both files in the same pass.
 
     Args:
         original, compacted: the files.
-        removal: what was to happen to unused code.
-        edits: what was to happen to kept GPU code.
+        removal: the planned edits of unused code.
+        edits: the planned edits of kept GPU code.
         library_map, plan: of the original, or both None.
         page_size: bytes.
 
     Raises:
-        CheckError: they differ where they may not.
+        CheckError: the files differ in bytes that may not change.
         FormatError: a file can't be read.
     """
     checker = _Checker(original, compacted, page_size)
@@ -87,21 +88,18 @@ def check_compacted(
 
 
 def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bool) -> list[Range]:
-    """The elements and frames that are kept, or unused and with the headers of their regions."""
+    """The ranges of kept code, or of unused code and the headers of its regions."""
     ranges: list[Range] = []
     if library_map is None or plan is None:
         return ranges
     # A decision that is missing means kept.
     unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-    for region in library_map.iter_regions():
-        for element in region.elements:
-            if ((element.payload.start, element.payload.end) not in unused) == kept:
-                ranges.append((element.header_offset, element.payload.end))
-                if not kept:
-                    ranges.append((region.span.start, region.span.start + 16))
-    for frame in library_map.iter_frames():
-        if ((frame.span.start, frame.span.end) not in unused) == kept:
-            ranges.append((frame.span.start, frame.span.end))
+    for block in library_map.iter_code():
+        if ((block.start, block.end) not in unused) == kept:
+            ranges.append((block.header_offset, block.end))
+            if block.region is not None and not kept:
+                start = block.region.span.start
+                ranges.append((start, start + _REGION_HEADER_SIZE))
     return merged(ranges)
 
 
@@ -116,7 +114,7 @@ class _Unloaded(NamedTuple):
 
 
 class _HashedFile:
-    """Reads a file, and hashes it on the way: each byte once, if it is read from front to back."""
+    """Reads a file and hashes its bytes in order, each once, as far as it is read in order."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -161,7 +159,7 @@ class _Checker:
     def check_changes(self, edits: Edits, allowed: Sequence[Range], name: str) -> None:
         for change in edits.changes:
             for start, end in _outside(change.start, change.end, allowed):
-                # Padding may go with what it pads: it is zeros before and after.
+                # Padding may go with the code it pads: it is zeros before and after.
                 size = end - start
                 zeros = isinstance(change, Fill) and change.value == 0
                 if not zeros or size > _STEP or any(self._original.read(start, size)):
@@ -182,7 +180,7 @@ class _Checker:
             self._check_unloaded_sections()
 
     def _check_header(self) -> None:
-        """What is outside of ``_HEADER_FIELDS``; it need not be in a segment."""
+        """Compare the ELF headers outside ``_HEADER_FIELDS``; no segment need have them."""
         before, after = (
             file.read(0, _ELF_HEADER.size) for file in (self._original, self._compacted)
         )
@@ -227,7 +225,7 @@ class _Checker:
             )
 
     def _check_unloaded_sections(self) -> None:
-        """Those that stay have their bytes and their index; the names' own may be another table."""
+        """Check that sections that stay keep index and fields; the section of names may differ."""
         before, after = _section_headers(self._original), _section_headers(self._compacted)
         if len(after) < len(before):
             self._fail(f"{len(after)} sections of {len(before)}")
@@ -236,7 +234,7 @@ class _Checker:
             loaded = bool(was[2] & _SHF_ALLOC)
             if index == names or (now[1] == _SHT_NULL and not loaded):
                 continue
-            # One that is loaded may be the first piece of it, or a hole.
+            # The row of a loaded section may be its first piece, or a hole.
             same = (was[1:4], was[5:]) == (now[1:4], now[5:])
             if not same and not (loaded and was[2] == now[2] and now[1] in (was[1], _SHT_NOBITS)):
                 self._fail(f"section {index} is gone or another one")
@@ -244,9 +242,9 @@ class _Checker:
                 self._unloaded.append(_Unloaded(index, was[1], was[4], was[5], now[4]))
 
     def _check_place(self, name: str, vaddr: int, offset: int, size: int) -> None:
-        """Whether the file's bytes at ``offset`` are those that get to ``vaddr``.
+        """Check that the file's bytes at ``offset`` are those that get to ``vaddr``.
 
-        Maybe by two PT_LOADs that are neighbours in the file and in memory.
+        Several PT_LOADs that are neighbours in the file and in memory may load them.
         """
         end = vaddr + size
         for load in self._loads:
@@ -260,10 +258,10 @@ class _Checker:
             self._fail(f"{name}: address {vaddr:#x} does not get the bytes at {offset:#x}")
 
     def compare(self, changes: Edits) -> Digests:
-        """Compare the bytes, in the order in which linkers put them into files.
+        """Compare the bytes: segments first, as linkers put them first into files.
 
         Args:
-            changes: what may differ.
+            changes: all planned edits of the original.
         """
         original, compacted = _HashedFile(self._original), _HashedFile(self._compacted)
         self._check_image(original, compacted, changes)
@@ -274,14 +272,14 @@ class _Checker:
     def _check_unloaded_bytes(
         self, original: _HashedFile, compacted: _HashedFile, section: _Unloaded
     ) -> None:
-        # A multiple of a symbol's size, so that each begins where a step does.
+        # A multiple of a symbol's size, so that no symbol crosses a step.
         step = _STEP - _STEP % _SYMBOL_SIZE
         for position in range(0, section.size, step):
             length = min(step, section.size - position)
             was = bytearray(original.read(section.offset_before + position, length))
             now = bytearray(compacted.read(section.offset_after + position, length))
             if section.type == _SHT_SYMTAB:
-                # Symbols name the piece of a section that they are in now.
+                # Symbols name the piece of a section that has them now.
                 for data in (was, now):
                     for byte in (6, 7):
                         data[byte::_SYMBOL_SIZE] = bytes(len(range(byte, length, _SYMBOL_SIZE)))
@@ -350,7 +348,7 @@ class _Checker:
             changes.apply(wanted, position)
             if wanted != compacted.read(load.offset + position - start, length):
                 self._fail(f"the bytes at {position - shift:#x} and behind differ")
-        # Zeros behind the bytes: of holes first, then .bss.
+        # Behind the bytes come zeros: of holes first, then of .bss.
         zeros_end = min(start + load.memory_size, file_end)
         position = end
         for change in changes.overlapping(end, zeros_end):
@@ -383,7 +381,7 @@ def _load_flags(rows: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _outside(start: int, end: int, ranges: Sequence[Range]) -> Iterator[Range]:
-    """What of ``[start, end)`` is in none of the disjoint ascending ``ranges``."""
+    """The parts of ``[start, end)`` that are in none of the disjoint ascending ``ranges``."""
     at = bisect.bisect_right(ranges, start, key=lambda found: found[1])
     while start < end:
         if at == len(ranges) or ranges[at][0] >= end:

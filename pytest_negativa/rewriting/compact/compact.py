@@ -1,11 +1,11 @@
-"""Compaction: a library's file without its unused GPU code, every kept byte at its address.
+"""Compacts a library: a smaller file without unused GPU code, with every kept byte at its address.
 
-Whole pages of unused code are taken out of the file. The segments are split around them, so that
-their addresses read as zeros and nothing else moves in memory; what the loader never maps goes too.
-A region of unused code goes with its header, and what shares a page with something else becomes
-zeros.
+Compaction takes whole pages of unused code out of the file. It splits the segments around them, so
+their addresses read as zeros and nothing else moves in memory. It also drops what the loader never
+maps. A region without used code goes with its header. Unused code that shares a page with other
+bytes becomes zeros.
 
-The original is only read. The result gets its name when it has passed its check, and when a
+The original is only read. The result gets its name after it has passed its check, and after a
 child process has loaded it.
 """
 
@@ -64,28 +64,26 @@ def compact_library(
 ) -> Compacted | NotCompacted:
     """Write a compacted copy of a library to ``target``, replacing what was there.
 
-    Same input and options, same bytes. Permissions are kept, but for those that lend the owner's
-    rights. The folder of ``target`` must exist.
+    The same input and options make the same bytes. The result has the original's permissions
+    without setuid, setgid and the sticky bit.
 
     Args:
         path: the original.
-        target: where the result goes, by rename; nothing is written there on any failure. May be
-            ``path`` itself: processes that run, and hard links, keep the original.
-        library_map, plan: of this very file, both or none. Without them no GPU code is removed,
-            and the library is only stripped.
-        edits: what to change within kept GPU code besides. Where they end in zeros, these leave
-            the file, too.
-        options: see there.
-        state: of the file before map and plan were made. It shows that the file is still the same
-            if the plan knows no digest; the result has it.
+        target: the result, written by rename; its folder must exist. On failure it stays as it was.
+            It may be ``path``: running processes and hard links keep the original.
+        library_map, plan: of this file, both or none. Without them the library is only stripped.
+        edits: further changes, within kept GPU code. Zeros at the end of a change leave the file.
+        options: see ``CompactOptions``.
+        state: the file's state before its map was made. If the plan knows no digest, the state
+            shows that the file is the same.
 
     Returns:
-        What was done, or why the library is better left as it is. The digest of a library that is
-        left is not compared.
+        What was done, or why the library is left as it is. A library that is left may not be the
+        one that was analyzed: it is not hashed.
 
     Raises:
         StaleLibraryError: the file is not the one that was analyzed.
-        ReconstructError: it can't be read or the result can't be written.
+        ReconstructError: the file can't be read, or the result can't be written.
         ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
@@ -106,7 +104,7 @@ def compact_library(
                     source, target, library_map, plan, edits or Edits(source.size), options
                 )
             except (CheckError, FormatError, ValueError):
-                # A file that is not the one that was analyzed is the likelier reason.
+                # Another file than the one that was analyzed is the likelier cause.
                 if plan is not None and plan.library.sha256 is not None:
                     check_sha256(plan.library, source.sha256())
                 raise
@@ -125,8 +123,10 @@ def foresee_compaction(
     edits: Edits | None = None,
     options: CompactOptions | None = None,
 ) -> Forecast | NotCompacted:
-    """What ``compact_library`` would do, without writing. That the file is the one that was
-    analyzed is not checked, and the result is not loaded.
+    """Tell what ``compact_library`` would do, without writing, hashing or loading.
+
+    Args:
+        path, library_map, plan, edits, options: see ``compact_library``.
 
     Raises:
         ReconstructError: the file can't be read.
@@ -145,16 +145,16 @@ def foresee_compaction(
 
 @dataclass(frozen=True, slots=True)
 class _Design:
-    """What a compacted file is to be.
+    """The design of a compacted file.
 
     Attributes:
         tables: those of the original.
         page_size: bytes; whole pages leave the file.
-        removal: the edits that take unused code out.
-        pages: which pages stay.
+        removal: the edits that remove unused code.
+        pages: the pages that stay.
         new_tables: those of the new file.
         layout: the new file.
-        notes: what was not removed though planned.
+        notes: unused code that is not removed, and why.
     """
 
     tables: ElfTables
@@ -173,7 +173,11 @@ def _design(
     edits: Edits,
     options: CompactOptions,
 ) -> _Design:
-    """Raises CannotCompactError if the library is better left as it is."""
+    """Design the new file.
+
+    Raises:
+        CannotCompactError: the library is left as it is.
+    """
     tables = read_tables(source)
     if MARKER in tables.names:
         raise CannotCompactError(
@@ -234,7 +238,7 @@ def _page_size(tables: ElfTables, options: CompactOptions) -> int:
 
 
 def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileState | None) -> None:
-    """Refuse another file, as far as that shows without reading it."""
+    """Refuse another file, as far as size and state tell."""
     if library.sha256 is not None or state is None:
         check_size(source, library)
     elif state_of(source.fileno()) != state:
@@ -242,10 +246,10 @@ def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileSta
 
 
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
-    """A change of the original, in the new file; parts that are zeros may have left it.
+    """A change of the original as changes of the new file; zeros may be missing there.
 
     Raises:
-        ValueError: other parts have left it.
+        ValueError: bytes other than zeros are missing there.
     """
     position = change.start
     for start, end in (*pages.pieces(change.start, change.end), (change.end, change.end)):
@@ -268,7 +272,7 @@ def _compact(
     tables, removal, pages = design.tables, design.removal, design.pages
     with new_file(target) as new:
         write_layout(design.layout, source, new.fd)
-        # Only now: the original's permissions may allow nobody to write.
+        # After writing: the original's permissions may forbid it.
         os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
         with ByteSource(new.path()) as compacted:
             digests = check_compacted(
@@ -307,7 +311,7 @@ def _compact(
 
 
 def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
-    """What the plan calls unused and is not zeros as a whole."""
+    """Unused code that is not zeros as a whole."""
     for decision in plan.decisions if plan is not None else ():
         if decision.kept or not decision.size:
             continue
@@ -328,7 +332,7 @@ def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:
 
 
 def _zeros_of(edits: Edits) -> Iterator[Range]:
-    """Where kept GPU code ends in zeros after its edits, as cubins do that are packed anew."""
+    """Zeros at the end of edited GPU code: cubins that are packed again end in them."""
     for edit in edits.changes:
         if isinstance(edit, Patch):
             yield edit.start + len(edit.data.rstrip(b"\0")), edit.end
@@ -337,7 +341,7 @@ def _zeros_of(edits: Edits) -> Iterator[Range]:
 
 
 def _in_use(tables: ElfTables, guards: Guards, start: int, end: int) -> bool:
-    """Whether the loader uses what lies at these offsets."""
+    """Whether the loader uses bytes at these offsets."""
     return any(
         guards.why_kept(
             max(start, load.p_offset) - load.p_offset + load.p_vaddr,

@@ -1,8 +1,8 @@
 """Tells whether a file is a compacted library, and whether another tool has damaged it since.
 
-GNU strip refuses compacted libraries; llvm-objcopy 14 takes them and moves the program headers
-into the last page of a segment. ld.so then takes them for mapped, clears them with the end of that
-page, and finds no unwinding table any more: all works until the first exception is thrown.
+GNU strip refuses compacted libraries. llvm-objcopy 14 accepts them and moves the program headers
+into the last page of a segment. ld.so then takes the headers for mapped, and clears them with the
+end of that page. The unwinder finds no table any more, and the first exception ends the process.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _MAX_MARKER = 4096
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a file is.
+    """Whether a file is a compacted library, and its damage.
 
     Attributes:
-        compacted: whether it is, or was, a compacted library.
-        damage: what is wrong with it and what to do; None if nothing was found.
+        compacted: whether the file is, or was, a compacted library.
+        damage: what is wrong and what to do; None if nothing was found.
     """
 
     compacted: bool
@@ -51,7 +51,7 @@ class Diagnosis:
 
 
 def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
-    """Look for what tools are known to do to compacted libraries.
+    """Look for the damage that tools are known to do to compacted libraries.
 
     Raises:
         FormatError: the file can't be opened.
@@ -60,7 +60,7 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
         try:
             tables = read_tables(source)
         except (CannotCompactError, FormatError) as e:
-            # Of a file whose tables make no sense only this can be said.
+            # The tables are unreadable; only the marker's text can identify the file.
             problem = e.reason if isinstance(e, CannotCompactError) else e.problem
             if not _ends_with_marker(source):
                 return Diagnosis(compacted=False)
@@ -86,7 +86,7 @@ def _ends_with_marker(source: ByteSource) -> bool:
 def _headers_moved(source: ByteSource) -> bool:
     """Whether the program headers lie behind a segment's bytes, in the same page.
 
-    Asked first, and of the bare rows: whoever moves them may leave more that is odd.
+    Asked first, and of the bare rows: a tool that moves them may damage other tables, too.
     """
     header = EHDR.unpack_from(source.read(0, EHDR.size))
     phoff, end = header.e_phoff, header.e_phoff + PHDR.size * header.e_phnum

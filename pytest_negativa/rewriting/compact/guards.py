@@ -1,8 +1,7 @@
-"""Which addresses of a library the dynamic loader reads or writes: they must stay as they are.
+"""Finds the addresses of a library that the dynamic loader uses: their bytes must stay.
 
-GPU code is data that nobody but the driver looks at. So a relocation into it, a dynamic symbol
-in it or a table of the loader there means that it is something else than it seems, and that it
-is kept. What code reads by address alone is not seen here.
+Only the driver reads GPU code. So if a relocation, a dynamic symbol or a table of the loader lies
+in it, the bytes are not only GPU code, and stay. Code that reads by address alone is not seen here.
 
 Sources: System V gABI, chapter 5 (dynamic section, ``DT_RELR``); glibc's ``elf/elf.h`` for the
 GNU tags.
@@ -80,10 +79,10 @@ _TABLES = {
     DT_VERSYM: None, DT_VERDEF: None, DT_VERNEED: None, DT_PLTGOT: None, DT_RELA: DT_RELASZ,
     DT_REL: DT_RELSZ, DT_JMPREL: DT_PLTRELSZ, DT_RELR: DT_RELRSZ,
 }  # fmt: skip
-# Packed relocations of Android, and its DT_RELR before that had a number of its own.
+# Android's packed relocations, and its number of DT_RELR before the gABI gave one.
 _ANDROID = {0x6000000F, 0x60000011, 0x6FFFE000}
-# What a relocation of a library writes at most, in bytes; but for TLS descriptors, which are two
-# words (R_X86_64_TLSDESC, R_AARCH64_TLSDESC).
+# Bytes that a relocation of a library writes at most. TLS descriptors are two such words
+# (R_X86_64_TLSDESC, R_AARCH64_TLSDESC).
 _WORD = 8
 _TLS_DESCRIPTORS = {36, 1031}
 
@@ -93,9 +92,9 @@ class Guards:
     """Addresses in use by the loader.
 
     Attributes:
-        targets: where relocations write, ascending.
+        targets: addresses that relocations write to, ascending.
         starts, ends: disjoint ascending address ranges that must stay as they are.
-        functions: where dynamic symbols say that code begins, in whatever section.
+        functions: addresses of functions by the dynamic symbols, in any section.
     """
 
     targets: tuple[int, ...]
@@ -104,7 +103,7 @@ class Guards:
     functions: tuple[int, ...] = ()
 
     def why_kept(self, start: int, end: int) -> str | None:
-        """What the loader has to do with the addresses ``[start, end)``, or None."""
+        """The loader's use of the addresses ``[start, end)``, or None."""
         at = bisect.bisect_right(self.targets, start - _WORD)
         if at < len(self.targets) and self.targets[at] < end:
             return f"a relocation writes to address {self.targets[at]:#x}"
@@ -115,12 +114,12 @@ class Guards:
 
 
 def refuse_programs(source: ByteSource, tables: ElfTables) -> None:
-    """Programs without PT_INTERP (static PIE) look like libraries but for a flag.
+    """Refuse programs without PT_INTERP (static PIE), which differ from libraries by a flag only.
 
     A kernel before Linux 5.18 finds a program's headers by load address plus ``e_phoff``.
 
     Raises:
-        CannotCompactError: a program.
+        CannotCompactError: the file is a program.
     """
     dynamic = read_dynamic(source, tables)
     if dynamic.get(DT_FLAGS_1, 0) & DF_1_PIE:
@@ -130,10 +129,10 @@ def refuse_programs(source: ByteSource, tables: ElfTables) -> None:
 
 
 def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
-    """Collect what the loader uses.
+    """Collect the addresses that the loader uses.
 
     Raises:
-        CannotCompactError: relocations of a kind that is not known.
+        CannotCompactError: the library has relocations of an unknown kind.
         FormatError: a table leaves the file.
     """
     dynamic = read_dynamic(source, tables)
@@ -167,7 +166,7 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
-    """The dynamic section: tag to value, the last where there are several, as for ld.so."""
+    """The dynamic section: tag to value; of several, the last counts, as for ld.so."""
     segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
     size = segment.p_filesz - segment.p_filesz % DYN.size
     found: dict[int, int] = {}
@@ -205,11 +204,11 @@ def _table_ranges(dynamic: dict[int, int]) -> Iterator[tuple[int, int]]:
 def _defined_symbols(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Type, address and size of the dynamic symbols that name something in the library."""
+    """Type, address and size of the dynamic symbols that the library defines."""
     if not tables.sections:
         return
     table = next((s for s in tables.sections if s.sh_type == SHT_DYNSYM), None)
-    # Nothing but the section tells how many there are.
+    # Only the section tells their number.
     if table is None or table.sh_addr != dynamic.get(DT_SYMTAB):
         raise CannotCompactError(source.path, "has no section with the dynamic symbols")
     data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)

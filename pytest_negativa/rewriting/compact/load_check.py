@@ -1,8 +1,8 @@
-"""Loads a compacted library in a child process, with the system's own loader.
+"""Loads a compacted library in a child process, with the system's loader.
 
-Beside dlopen itself, the child looks for the library's unwinding table where the loader says it
-is, and asks libgcc for entries of it: a library whose program headers were damaged can be loaded
-without a word, and then the first exception ends the process.
+The child also looks for the library's unwinding table at the address that the loader gives, and
+asks libgcc for its entries. A library with damaged program headers may load without an error, and
+then the first exception ends the process.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ answer(error=None, problem=unwinding(os.fsencode(path)))
 
 @dataclass(frozen=True, slots=True)
 class LoadCheck:
-    """What became of loading the result.
+    """The outcome of loading the result.
 
     Attributes:
-        problem: why it must not be used; None if nothing speaks against it.
-        outcome: for the record: ``LOADED``, or why nothing is known.
+        problem: why the result must not be used, or None.
+        outcome: ``LOADED``, or why loading tells nothing.
     """
 
     problem: str | None
@@ -95,10 +95,10 @@ class LoadCheck:
 
 
 def check_loading(original: ByteSource, tables: ElfTables, compacted: Path) -> LoadCheck:
-    """Load the result; if that fails, whether the original fails in the same way.
+    """Load the result; if it fails, load the original and compare the errors.
 
-    The child gets the folders in which the original's own search path (``DT_RUNPATH``) lets it
-    find its dependencies, for the result may lie elsewhere.
+    The result may lie elsewhere, so the child gets the folders of the original's search path
+    (``DT_RUNPATH``) to find the dependencies.
     """
     folders = _search_path(original, tables)
     unwinding = any(s.p_type == PT_GNU_EH_FRAME for s in tables.segments)
@@ -126,7 +126,7 @@ def _load(path: str, folders: list[str], *, unwinding: bool) -> str | None:
         inherited = environment.get("LD_LIBRARY_PATH")
         joined = folders + ([inherited] if inherited else [])
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(joined)
-    # What redirects libraries to copies, or traces them, has no business here.
+    # Variables that redirect libraries to copies, or trace them.
     for name in ("LD_AUDIT", "LD_PRELOAD", "CUDA_INJECTION64_PATH"):
         environment.pop(name, None)
     try:
@@ -144,14 +144,14 @@ def _load(path: str, folders: list[str], *, unwinding: bool) -> str | None:
         return f"no child process to load it in: {e.strerror}"
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
-        # ld.so ends the process where it trips over a table.
+        # ld.so ends the process if it fails on a table.
         return f"the process ended with status {done.returncode}"
     try:
         # Initialisers may have printed something before.
         facts = json.loads(lines[-1])
         error, problem = facts["error"], facts["problem"]
     except (ValueError, TypeError, KeyError):
-        # One of them may even end the process.
+        # An initialiser may even end the process.
         return "the process ended before the loader was done"
     if error is not None:
         return str(error)

@@ -1,12 +1,11 @@
 """The tables of a compacted library: program headers, section headers, names, marker.
 
-The program header table comes behind everything that is mapped, in a page of its own: glibc takes
-a table within the last page of a PT_LOAD for mapped, and where ld.so clears that page's end the
-table would be gone, which shows when the first exception is thrown. GNU strip refuses such a
-file, for better or worse.
+The program header table comes behind everything that is mapped, in a page of its own. glibc takes
+a table within the last page of a PT_LOAD for mapped. If ld.so clears that page's end, the table is
+gone, and the first exception ends the process. GNU strip refuses such a file.
 
-Section indices stay as they were, for symbols name them: a section that is dropped becomes
-SHT_NULL, and the further pieces of one with holes come behind all others, under the same name.
+Symbols name sections by index, so section indices stay. A dropped section becomes SHT_NULL. The
+second and later pieces of a section with holes come behind all others, under the same name.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.layout import LayoutBuilder
 
 MARKER = b".negativa"
-"""A section, never loaded, whose JSON tells what the library was before."""
+"""Name of a section, never loaded, with JSON about the original."""
 
 MARKER_VERSION = 1
 
-# Never loaded, small, and read by others: versions of the compilers, SystemTap's probes, and where
-# the debug information of the library is.
+# Never loaded, small, and read by other tools: compiler versions, SystemTap's probes, and the place
+# of the library's debug information.
 _KEPT_UNLOADED = {
     b".comment", b".note.stapsdt", b".gnu_debuglink", b".gnu_debugaltlink", b".gnu_debugdata",
 }  # fmt: skip
-# Of st_shndx in a symbol.
+# Offset of st_shndx in a symbol.
 _SHNDX_OFFSET = 6
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -81,14 +80,14 @@ def append_tables(
     *,
     strip: bool,
 ) -> NewTables:
-    """Append, behind the pages that stay, what is never loaded, and the tables.
+    """Append sections that are never loaded, and the tables, behind the pages that stay.
 
     Args:
-        builder: has the pages; also gets the ELF header that leads to the tables.
+        builder: has the pages; also gets the new ELF header.
         source: the library.
         tables: its tables.
         layout: its pages that stay.
-        strip: drop what is never loaded.
+        strip: drop sections that are never loaded.
 
     Raises:
         CannotCompactError: the load address can't be aligned as before.
@@ -119,7 +118,7 @@ def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
         elif segment.p_type == PT_GNU_STACK:
             yield segment
         elif segment.p_type not in (PT_NULL, PT_PHDR):
-            # PT_PHDR: the table is no longer in memory, and ld.so would believe it.
+            # PT_PHDR goes: the table is no longer in memory, but ld.so would look there.
             yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
 
 
@@ -128,9 +127,9 @@ def _aligned(
 ) -> tuple[ProgramHeader, ...]:
     """The segments, with the load address as aligned as before.
 
-    From glibc 2.35 on it is a multiple of the largest p_align, whichever PT_LOAD states it. Data
-    that asks for more than a page has such a segment; where its new offset no longer allows that,
-    another one has to say it: the first as a rule, of address and offset 0.
+    From glibc 2.35 on the load address is a multiple of the largest p_align of all PT_LOADs. Data
+    aligned to more than a page has such a segment. If its new offset no longer allows that p_align,
+    another PT_LOAD states it, as a rule the first, of address and offset 0.
     """
     largest = max(load.p_align for load in tables.loads)
     loads = [(at, s) for at, s in enumerate(segments) if s.p_type == PT_LOAD]
@@ -252,7 +251,7 @@ def _pieces(section: SectionHeader, pages: PageMap) -> list[SectionHeader]:
             )
         )
     if not pieces:
-        # All of it is a hole: it is there, as zeros that take no room in the file.
+        # All of the section is a hole: zeros that take no room in the file.
         offset = pages.nearest_offset(section.sh_offset)
         pieces.append(section._replace(sh_type=SHT_NOBITS, sh_offset=offset))
     return pieces
@@ -262,7 +261,7 @@ def _copy_unloaded(builder: LayoutBuilder, section: SectionHeader) -> SectionHea
     if not section.in_file:
         return section._replace(sh_offset=builder.size)
     alignment = max(section.sh_addralign, 1)
-    # The field may hold anything; what is never loaded needs no more than this.
+    # The field may hold anything; a section that is never loaded needs no more than a page.
     alignment = alignment if alignment <= 4096 else 1
     start = builder.append_copy(section.sh_offset, section.file_end, alignment)
     return section._replace(sh_offset=start)
@@ -275,7 +274,7 @@ def _mend_symbols(
     new_offset: int,
     split: dict[int, list[tuple[int, int]]],
 ) -> None:
-    """Let symbols in a later piece of a section name that piece."""
+    """Let symbols name the piece of a section that has them."""
     data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
     for number, symbol in enumerate(SYM.iter_unpack(data)):
         if symbol.st_shndx in split:
@@ -291,7 +290,7 @@ def _add_names(
     """Write the names of all sections; returns the index of the section that holds them."""
     own = new.sections[tables.header.e_shstrndx]
     index = tables.header.e_shstrndx
-    # It may serve another purpose as well: then it stays, and the names get one of their own.
+    # A loaded section of names may have another use: it stays, and the names get a new section.
     if own.loaded:
         index = len(new.sections)
         names.append(b".shstrtab")

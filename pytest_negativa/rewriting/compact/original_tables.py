@@ -43,19 +43,19 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
-# Those of which it is known that nothing but p_offset depends on where bytes lie in the file.
+# Known segments: only their p_offset depends on the place of their bytes in the file.
 _KNOWN_SEGMENTS = {
     PT_NULL, PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_PHDR, PT_TLS, PT_GNU_EH_FRAME, PT_GNU_STACK,
     PT_GNU_RELRO, PT_GNU_PROPERTY, PT_GNU_SFRAME,
 }  # fmt: skip
-# Sections that compaction may add: pieces of those with holes, at most one for each program header,
-# the marker, names.
+# Leaves 8,192 for sections that compaction adds: the marker, names, and pieces of sections with
+# holes, at most one for each program header.
 _MAX_SECTIONS = SHN_LORESERVE - 8192
 MAX_HEADERS = 8000
 
-# Of the names of at most 0xff00 sections; a crafted file may point at all of itself.
+# Bytes of the names of at most 0xff00 sections; a crafted file may point at all of itself.
 _MAX_NAMES_SIZE = 256 << 20
-# Of a process, on every 64-bit machine.
+# Of a process, on all 64-bit machines.
 _MAX_ADDRESS = 1 << 63
 _SMALLEST_PAGE = 4096
 # Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
@@ -95,8 +95,8 @@ def read_tables(source: ByteSource) -> ElfTables:
     """Read and check the tables.
 
     Raises:
-        CannotCompactError: not a shared library of a 64-bit little-endian host, or with a layout
-            that compaction doesn't know.
+        CannotCompactError: the file is not a shared library of a 64-bit little-endian host, or has
+            a layout that compaction doesn't know.
         FormatError: a table leaves the file.
     """
     data = source.read(0, min(EHDR.size, source.size))
@@ -125,10 +125,14 @@ def read_at(
 ) -> bytes:
     """The bytes at an address, as they are in the file.
 
-    ``partly``: fewer where the segment ends before.
+    Args:
+        source, tables: the library.
+        vaddr: the address.
+        size: number of bytes.
+        partly: return fewer bytes if the segment ends before.
 
     Raises:
-        CannotCompactError: they are in no PT_LOAD.
+        CannotCompactError: the bytes are in no PT_LOAD.
     """
     for load in tables.loads:
         left = load.p_vaddr + load.p_filesz - vaddr
@@ -195,7 +199,7 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
         yield "no PT_LOAD or no PT_DYNAMIC: nothing that a dynamic loader could load"
     for load in loads:
         where = f"PT_LOAD at {load.p_vaddr:#x}"
-        # One of zeros alone needs no bytes where it says that they would be.
+        # A PT_LOAD of zeros alone has no bytes at its p_offset.
         if load.p_filesz > load.p_memsz or (load.p_filesz and load.file_end > size):
             yield f"{where}: {load.p_filesz:#x} bytes in the file do not fit"
         if load.p_vaddr + load.p_memsz > _MAX_ADDRESS or load.p_paddr > _MAX_ADDRESS:
@@ -232,7 +236,7 @@ def _section_problems(tables: ElfTables, size: int) -> Iterator[str]:
 
 
 def _is_loaded(loads: tuple[ProgramHeader, ...], offset: int, vaddr: int, size: int) -> bool:
-    """Whether these bytes get to this address, if need be by PT_LOADs that follow each other."""
+    """Whether these bytes get to this address, maybe by several PT_LOADs that are neighbours."""
     end = vaddr + size
     for load in loads:
         load_end = load.p_vaddr + load.p_filesz

@@ -1,8 +1,8 @@
-"""Which pages of a library's file stay, and where they go.
+"""Decides which pages of a library's file stay, and gives them their new offsets.
 
-A page's new place is its rank among those that stay, so one monotonic map gives the new offset of
-whatever lies in a segment, addresses don't change, and offsets stay congruent to them. What lies
-between the segments or behind them falls away by itself.
+A page's new place is its rank among the pages that stay. So one monotonic map gives the new offset
+of every byte in a segment. Addresses don't change, and offsets stay congruent to them. Bytes
+between and behind the segments leave the file.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class PageMap:
         return self.places[-1] + end - start
 
     def new_offset(self, offset: int) -> int | None:
-        """Where ``offset`` goes; None if its page falls away."""
+        """The new offset of ``offset``; None if its page leaves the file."""
         at = bisect.bisect_right(self.kept, (offset, 1 << 64)) - 1
         if at < 0 or offset >= self.kept[at][1]:
             return None
         return self.places[at] + offset - self.kept[at][0]
 
     def offset_of(self, offset: int) -> int:
-        """Where ``offset``, whose page stays, goes."""
+        """The new offset of ``offset``, whose page stays."""
         new = self.new_offset(offset)
         assert new is not None
         return new
 
     def nearest_offset(self, offset: int) -> int:
-        """As ``new_offset``; for what falls away, where the next page that stays goes."""
+        """As ``new_offset``; if the page leaves the file, the new offset of the next that stays."""
         new = self.new_offset(offset)
         if new is not None:
             return new
@@ -69,7 +69,7 @@ class PageMap:
         return self.places[at] if at < len(self.places) else self.size
 
     def pieces(self, start: int, end: int) -> Iterator[Range]:
-        """What stays of ``[start, end)``, as ranges of old offsets."""
+        """The parts of ``[start, end)`` that stay, as ranges of old offsets."""
         at = max(bisect.bisect_right(self.kept, (start, 1 << 64)) - 1, 0)
         for kept_start, kept_end in itertools.islice(self.kept, at, None):
             if kept_start >= end:
@@ -80,9 +80,9 @@ class PageMap:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A part of a segment that becomes a ``PT_LOAD`` of its own; old offsets.
+    """A part of a segment that becomes a ``PT_LOAD``; old offsets.
 
-    The addresses behind ``end`` up to the next run are zeros.
+    The addresses from ``end`` to the next run are zeros.
     """
 
     start: int
@@ -95,10 +95,10 @@ class PageLayout:
     """The pages that stay and the segments they make.
 
     Attributes:
-        pages: see there.
+        pages: the pages.
         runs: a row for each ``PT_LOAD`` of the old file.
-        holes: what falls away within the segments; old offsets.
-        given_up: bytes of holes that were given up for want of program headers.
+        holes: ranges within segments that leave the file; old offsets.
+        given_up: bytes of holes that stay in the file, because program headers are limited.
     """
 
     pages: PageMap
@@ -118,10 +118,10 @@ def lay_out(
 
     Args:
         tables: the library's.
-        zeros: disjoint ascending ranges of file offsets whose bytes nobody needs.
+        zeros: disjoint ascending ranges of file offsets whose bytes are not needed.
         page_size: bytes; holes are whole pages.
-        max_headers: the smallest holes are given up until there are no more program headers.
-        functions: addresses of code; a section that has one holds code, whatever its flags say.
+        max_headers: limit of program headers; the smallest holes are given up to keep it.
+        functions: addresses of code; a section that has one holds code, even without the flag.
     """
     code = _code_sections(tables, functions)
     holes = list(_find_holes(tables, zeros, page_size))
@@ -163,10 +163,10 @@ def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> It
 def _split(
     load: ProgramHeader, holes: Sequence[Range], code_sections: Sequence[Range], page_size: int
 ) -> tuple[tuple[Run, ...], list[Range]]:
-    """Split a segment around holes, of which some may get smaller or vanish.
+    """Split a segment around holes; also returns the holes that are left, some of them smaller.
 
-    Zeros behind a run have its protection: they must not become memory that is anonymous and
-    executable, which SELinux counts as execmem. So a run before a hole is never executable.
+    Zeros behind a run have its protection. SELinux counts anonymous executable memory as execmem,
+    so a run before a hole is never executable.
     """
     executable = bool(load.p_flags & PF_X)
     code = code_sections if executable else ()
@@ -177,7 +177,7 @@ def _split(
         code_end = _code_end(code, start, hole_start, page_size)
         if code_end is not None:
             if code_end >= hole_start:
-                # No page without code before the hole: leave one, of zeros.
+                # All pages before the hole have code: leave one page of zeros.
                 code_end = hole_start
                 hole_start += page_size
                 if hole_start >= hole_end:
@@ -209,7 +209,7 @@ def _code_sections(tables: ElfTables, functions: Sequence[int]) -> list[Range]:
 
 
 def _code_end(code: Sequence[Range], start: int, end: int, page_size: int) -> int | None:
-    """Where the last page with code in ``[start, end)`` ends, or None if there's no code."""
+    """The end of the last page with code in ``[start, end)``, or None if there is no code."""
     ends = [min(e, end) for s, e in code if s < end and e > start]
     return _up(max(ends), page_size) if ends else None
 
@@ -238,7 +238,7 @@ def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> li
 
 
 def _place(kept: Sequence[Range], page_size: int) -> PageMap:
-    # Neighbours unite, so that they are copied in one go.
+    # Neighbours are united, and copied in one go.
     united = merged(kept)
     sizes = (end - start for start, end in united)
     places = tuple(itertools.accumulate(sizes, initial=0))[:-1]
@@ -254,7 +254,7 @@ def _down(value: int, page_size: int) -> int:
 
 
 def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
-    """Old ranges in pages that stay which are in no segment: what shared a page with one."""
+    """Ranges in pages that stay which are in no segment; old offsets."""
     loaded = sorted((s.p_offset, s.file_end) for s in tables.loads if s.p_filesz)
     for start, end in pages.kept:
         position = max(start, EHDR.size)
@@ -269,7 +269,7 @@ def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, those that touch or overlap united, empty ones left out."""
+    """Ranges in order; ranges that touch or overlap are united, empty ranges left out."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if start >= end:

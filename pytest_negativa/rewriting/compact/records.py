@@ -1,4 +1,4 @@
-"""What compaction is asked for and what it answers."""
+"""The options and the results of compaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_negativa.models.base import Offset, Record, Span
 
 
 class CannotCompactError(ReconstructError):
-    """A library that compaction leaves as it is; ``reason`` says why."""
+    """Compaction leaves a library as it is; ``reason`` tells why."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path = os.fspath(path)
@@ -26,17 +26,17 @@ class CompactOptions:
     """How to compact.
 
     Attributes:
-        strip: drop what is never loaded: symbol table, debug information and the like.
-        page_size: what is taken out of the file are whole pages of this many bytes. None: the
-            largest page that a kernel for the library's machine may have.
+        strip: drop sections that are never loaded, such as symbol table and debug information.
+        page_size: bytes; whole pages are taken out of the file. None means the largest page of a
+            kernel for the library's machine.
         keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver
             that reads the headers of all registered regions. Costs about 1% of the file.
         max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
             stack of the thread that calls dlopen: 1,000 of them fit 128 KiB, not 64 KiB. At most
             8,000.
-        min_gain: bytes; a library that would get smaller by less is left as it is.
-        load_check: load the result in a child process before it is accepted. To be
-            switched off where the library is for another machine than this one.
+        min_gain: bytes; a library that would shrink by less is left as it is.
+        load_check: load the result in a child process before it gets its name. Switch it off if the
+            library is for another machine.
     """
 
     strip: bool = True
@@ -56,16 +56,15 @@ class Compacted(Record, frozen=True, kw_only=True):
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of unused GPU code that are no longer in the file.
-        gpu_code_zeroed: bytes of unused GPU code that share a page with what is kept, and are
-            zeros now.
+        gpu_code_zeroed: bytes of unused GPU code that share a page with kept bytes, and are zeros.
         unloaded_removed: bytes of sections that are never loaded.
         holes: removed ranges; each reads as zeros at run time.
         load_segments_before, load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
-        load_check: what became of loading the result: ``loaded``, or why that tells nothing.
-        spared: payloads and frames that are unused by plan and stay as they are, a span each, by
-            offset in the original; of all others nothing is left.
-        notes: what a reader of the report should know.
+        load_check: ``loaded``, or why loading the result tells nothing.
+        spared: unused payloads and frames that stay as they are, a span each, by offset in the
+            original. All other unused code is gone.
+        notes: remarks for the report.
     """
 
     path: str
@@ -87,7 +86,7 @@ class Compacted(Record, frozen=True, kw_only=True):
 
 
 class Forecast(Record, frozen=True, kw_only=True):
-    """A library that would be compacted; sizes in bytes of the files. Nothing was written."""
+    """The file sizes, in bytes, of a library that would be compacted. Nothing was written."""
 
     path: str
     size_before: Offset

@@ -1,12 +1,12 @@
-"""Map and plan to what can be taken out of a library: spans that become zeros, and new headers.
+"""Makes the edits that remove unused code, from a map and a plan: zeros, and new headers.
 
-Rules, by what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 were seen to accept:
+The rules are what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 were seen to accept:
 
-- A region of which nothing is kept goes as a whole, its header too.
-- At a region's end, unused elements are cut off: its header states the smaller size.
-- Padding between what goes, which is zeros anyway, goes with it.
-- Elsewhere a run of unused elements becomes one element with a header of 64 bytes and a kind
-  that doesn't exist, which readers step over.
+- A region without kept code goes as a whole, with its header.
+- Unused elements at a region's end are cut off: the region's header states the smaller size.
+- Padding between removed code is zeros anyway, and goes with it.
+- Elsewhere a run of unused elements becomes one element. Its header has 64 bytes and states a kind
+  that doesn't exist, and readers step over it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 REGISTERED = ".nv_fatbin"
-"""The section whose regions are registered with the driver when the library is loaded."""
+"""The section whose regions a library registers with the driver when it is loaded."""
 
-# Regions, frames and what they lie in are aligned to 64 bytes at most in the libraries known.
+# Regions, frames and their sections are aligned to 64 bytes at most in all known libraries.
 _LONGEST_PADDING = 256
 
 WhyKept = Callable[[int, int], str | None]
-"""From a range of addresses to why it must stay as it is, or None."""
+"""Tells why a range of addresses must stay as it is, or None."""
 
 
 def plan_removal(
@@ -45,17 +45,17 @@ def plan_removal(
     *,
     keep_region_headers: bool = False,
 ) -> tuple[Edits, tuple[str, ...]]:
-    """What ``plan`` allows to remove: fills of zeros, which may leave the file, and new headers.
+    """The edits that remove unused code: fills of zeros, which may leave the file, and new headers.
 
     Args:
         source: the library; only padding is read.
-        library_map: the library as it is.
-        plan: a decision for each of its elements and frames; one that is missing means kept.
-        why_kept: asked for each range before it is touched.
+        library_map: of the library.
+        plan: decisions on elements and frames; a missing decision means kept.
+        why_kept: asked for each range before it changes.
         keep_region_headers: leave the headers of regions in ``.nv_fatbin``.
 
     Returns:
-        The edits of the library, and notes on what was not removed though planned.
+        The edits, and notes on unused code that is not removed.
 
     Raises:
         CannotCompactError: the map contradicts itself.
@@ -72,7 +72,7 @@ class _Planner:
     ) -> None:
         self._source = source
         self._unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-        # Were there two decisions on the same bytes, keeping would win.
+        # Of two decisions on the same bytes, keeping wins.
         self._unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
         self._why_kept = why_kept
         self._keep_headers = keep_headers
@@ -97,7 +97,7 @@ class _Planner:
         self._zeros = []
 
     def _with_padding(self, shift: int) -> list[tuple[int, int]]:
-        """The spans of a section, united where only padding is between them."""
+        """The zeros of a section; neighbours are united if only padding is between them."""
         zeros: list[tuple[int, int]] = []
         for start, end in sorted(self._zeros):
             if start == end:
@@ -123,8 +123,8 @@ class _Planner:
         if not self._guarded:
             return edits, ()
         note = (
-            f"{len(self._guarded):,} unused regions or frames stay as they are, for the "
-            f"library itself has a use for their bytes: {self._guarded[0]}"
+            f"{len(self._guarded):,} unused regions or frames stay as they are, because "
+            f"the library itself uses their bytes: {self._guarded[0]}"
         )
         return edits, (note,)
 
@@ -164,7 +164,7 @@ def _runs(elements: Sequence[Element], unused: Sequence[bool]) -> Iterator[list[
 
 
 def _filler(size: int) -> bytes:
-    """The header of an element of ``size`` bytes, header included, of a kind nobody knows."""
+    """The header of an element of an unknown kind; ``size`` in bytes, with the header."""
     header_size = ELEMENT_HEADER.size
     return ELEMENT_HEADER.pack(
         ElementHeader(OVERWRITTEN_KIND, ELEMENT_VERSION, header_size, size - header_size)
