@@ -11,7 +11,7 @@ import pytest
 from tests.support.libraries import ROOT, TESTS
 
 MODULES = sorted(path for path in TESTS.rglob("*.py") if TESTS / "fixtures" not in path.parents)
-NO_PACKAGES = {"data", "fixtures", "fuzz", "gpu", "real", "support"}
+NO_PACKAGES = {"data", "docs", "fixtures", "fuzz", "gpu", "real", "support"}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -29,6 +29,20 @@ def test_only_helpers_are_imported(path: Path) -> None:
         name
         for name in imported(path)
         if name.startswith("tests.") and not name.startswith("tests.support.")
+    ] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_nothing_private_is_patched(path: Path) -> None:
+    """What a test has to change is a parameter."""
+    assert [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "setattr"
+        and isinstance(name := node.args[1], ast.Constant)
+        and str(name.value).startswith("_")
     ] == []
 
 

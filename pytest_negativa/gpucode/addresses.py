@@ -26,15 +26,25 @@ _SMALLEST_PAGE = 4096
 class AddressSpace:
     """What the segments (``PT_LOAD``) of a library make of its file.
 
+    Args:
+        source: the file.
+        segments: its program headers.
+        max_zeros: how many bytes that the file does not hold may be read in all.
+
     Raises:
         FormatError: they overlap, are out of order, or leave the file.
     """
 
-    def __init__(self, source: ByteSource, segments: Sequence[HostSegment]) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        segments: Sequence[HostSegment],
+        max_zeros: int = _MAX_ZEROS_READ,
+    ) -> None:
         self.path = source.path
         self._source = source
         self._loads = [s for s in segments if s.kind == "PT_LOAD"]
-        self._zeros_left = _MAX_ZEROS_READ
+        self._zeros_left = max_zeros
         for load in self._loads:
             self._check(load)
         for before, after in pairwise(self._loads):

@@ -137,7 +137,7 @@ def test_digest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert digest_of(library, ALL, cache) is None
     monkeypatch.setattr(mapping, "map_library", None)
     assert digest_of(library, DIGEST, cache) == expected
-    monkeypatch.setattr(mapping, "_with_digest", None)
+    monkeypatch.setattr(ByteSource, "sha256", None)
     assert digest_of(library, DIGEST, cache) == expected
     assert digest_of(library, ALL, cache) is None
 
@@ -177,6 +177,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Scope
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode import addresses
 from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
 from pytest_negativa.gpucode.elf import HostSegment, read_segments
@@ -427,11 +426,8 @@ class TestAddresses:
         assert [space.offset_of(a) for a in (100, 110, 215, 304, 305)] == [0, None, 25, 54, None]
         assert space.stored_size(105, 305) == 5 + 20 + 5
 
-    def test_zeros_have_an_end(
-        self, space: AddressSpace, monkeypatch: pytest.MonkeyPatch, source: ByteSource
-    ) -> None:
-        monkeypatch.setattr(addresses, "_MAX_ZEROS_READ", 150)
-        limited = AddressSpace(source, [load(100, 0, 10, 100)])
+    def test_zeros_have_an_end(self, source: ByteSource) -> None:
+        limited = AddressSpace(source, [load(100, 0, 10, 100)], max_zeros=150)
         limited.read(110, 90)
         with pytest.raises(FormatError, match="states more zeros"):
             limited.read(110, 90)
