@@ -1,9 +1,8 @@
 """Which GPU code runs on which device: compute capabilities, SM archs and the driver's choice.
 
-Two types on purpose: a *device* has a compute capability (``ComputeCapability(9, 0)``),
-*code* is built for an SM arch (``SmArch.parse("sm_90a")``). They look alike and are not
-interchangeable: code for sm_90a has no place on a device of capability 9.1, and a bare
-number 90 loses the suffix that decides it.
+A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is built for an SM arch
+(``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose: code for sm_90a does
+not run on a device of capability 9.1, and the bare number 90 loses the suffix that decides this.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _CAPABILITY = re.compile(r"(\d+)\.(\d)")
 class ElementKind(str, enum.Enum):
     """What an element of a region holds.
 
-    The values are ours; the numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR). Unknown
-    are other numbers, and elements with flags that are not known.
+    The numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR), see ``gpucode.fatbin``. Elements
+    of another number or with unknown flags are unknown.
     """
 
     PTX = "ptx"
@@ -64,8 +63,11 @@ class ComputeCapability:
 class SmArch:
     """The arch that code was built for, e.g. ``sm_80``, ``sm_90a`` or ``sm_120f``.
 
-    ``suffix`` is ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty. Immutable. No
-    dataclass, for msgspec would write one field by field, where files should say ``"sm_90a"``.
+    Immutable. No dataclass: msgspec would write its fields, but files should hold ``"sm_90a"``.
+
+    Attributes:
+        major, minor: 9 and 0 for ``sm_90a``.
+        suffix: ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty.
     """
 
     __slots__ = ("major", "minor", "suffix")
@@ -121,7 +123,7 @@ class SmArch:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def from_number(number: int, suffix: str = "") -> SmArch:
-        """From the number that file formats use: 90 is sm_90, 120 is sm_120."""
+        """Make an arch from the number in file formats: 90 is sm_90, 120 is sm_120."""
         return SmArch(number // 10, number % 10, suffix)
 
 
@@ -162,7 +164,7 @@ def can_be_compiled_for(arch: SmArch, device: ComputeCapability) -> bool:
 
 
 class Candidate(Protocol):
-    """What the choice rule needs to know of an element."""
+    """The facts about an element that the driver's choice depends on."""
 
     @property
     def kind(self) -> ElementKind: ...
@@ -176,19 +178,19 @@ _SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
 def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) -> tuple[int, ...]:
     """The driver's choice: indices of the elements of one region that ``device`` loads.
 
-    A cubin that runs on the device wins over everything that must be compiled; of
-    several, the nearest arch does, and at the same number the more specific one (``a``
-    before ``f`` before none). Without a cubin that fits, the PTX and the LTO-IR
-    nearest to the device are taken.
+    A cubin that runs on the device wins over code that must be compiled. Of several cubins the
+    nearest arch wins, and at the same number the more specific one (``a`` before ``f`` before
+    none). Without a cubin that fits, the driver takes the PTX and the LTO-IR nearest to the device.
 
-    More than one index comes back where the rule leaves a tie (several elements for
-    the same arch, as in relocatable code, or PTX beside LTO-IR): each may be needed,
-    so each counts as loaded. Elements of unknown kind are never chosen here; callers
-    keep them. An empty tuple means that the device can load nothing of the region.
+    The rule can leave a tie: several elements for the same arch, as in relocatable code, or PTX
+    beside LTO-IR. Each of them may be needed, so all of them count as loaded. This function never
+    chooses elements of an unknown kind; callers keep them.
 
-    Source of the first two steps: ``cubin_runs_on``. That nothing but this choice is
-    loaded was compared with the cubin that CUPTI reports for every module of a PyTorch
-    2.11 run on an H200, driver 580.
+    Sources: ``cubin_runs_on`` and ``can_be_compiled_for`` for what fits. The choice was compared
+    with the cubin that CUPTI reports for every module of a PyTorch 2.11 run on an H200, driver 580.
+
+    Returns:
+        The indices; empty if the device can load nothing of the region.
     """
     fitting = [
         i

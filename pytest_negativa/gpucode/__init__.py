@@ -1,5 +1,5 @@
 """Bytes of a library to a ``LibraryMap``: host ELF, fatbin regions, bare frames, cubins.
 
-Input is hostile: every size is checked before it is used, decompression is bounded, and
-whatever is not understood is reported with file and offset and left to be kept.
+Input is hostile: the readers check every size before they use it, and limit what they unpack.
+They report what they don't understand with file and offset, and later stages keep it.
 """

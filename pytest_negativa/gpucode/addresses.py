@@ -1,8 +1,8 @@
-"""A slimmed library as a process sees it: bytes by address, and its sections in one piece.
+"""A slimmed library as a process sees it: bytes by address, and each section in one piece.
 
-``negativa slim`` takes pages out of a library's file. Addresses stay, those of the pages that are
-gone read as zeros, and of a section there is a piece for each run of pages that stay. Offsets in
-such a file say little; here all are addresses.
+``negativa slim`` takes pages out of a library's file. All addresses stay, and the addresses of the
+pages that are gone read as zeros. A section falls into pieces, one for each run of pages that stay.
+File offsets say little here, so this module works with addresses.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
 from pytest_negativa.gpucode.source import ByteSource
 
-# Zeros that the file doesn't hold cost nothing to state. What stays of a library never has more of
-# them than the original had bytes.
+# Bytes. A crafted file can state any number of zeros for free. A slimmed library has fewer of them
+# than its original had bytes.
 _MAX_ZEROS_READ = 4 << 30
-# What is taken out of a file are whole pages; .bss may begin anywhere.
+# Bytes. slim takes out whole pages; .bss may begin anywhere.
 _SMALLEST_PAGE = 4096
 
 
 class AddressSpace:
-    """What the segments (``PT_LOAD``) of a library make of its file.
+    """The addresses that the segments (``PT_LOAD``) of a library map; a ``Readable``.
 
     Args:
         source: the file.
@@ -55,7 +55,7 @@ class AddressSpace:
                     f"PT_LOAD at address {after.vaddr:#x} begins before the one at "
                     f"{before.vaddr:#x} ends; crafted or damaged",
                 )
-        # Where one ends and the next begins is of no interest: (start, end, shift to the offset).
+        # (start, end, shift to the offset); segments that follow each other are united.
         self._stored: list[tuple[int, int, int]] = []
         for load in self._loads:
             if load.file_size:
@@ -88,7 +88,7 @@ class AddressSpace:
             )
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes at the address ``offset``; see ``Readable``."""
+        """Read from the address ``offset``; see ``Readable``."""
         end = offset + length
         if length < 0 or not self.is_mapped(offset, end):
             raise FormatError(
@@ -120,13 +120,13 @@ class AddressSpace:
         return at >= 0 and start <= end <= self._mapped[at][1]
 
     def offset_of(self, address: int) -> int | None:
-        """Where in the file the byte of an address lies; None where it doesn't."""
+        """The file offset of an address; None if the file doesn't hold its byte."""
         for _, _, shift in self._parts(address, address + 1):
             return address + shift
         return None
 
     def hole_end(self, address: int) -> int:
-        """Where zeros end that begin at ``address`` and don't lie in the file; or ``address``."""
+        """The end of the zeros at ``address`` that the file doesn't hold; or ``address``."""
         at = bisect.bisect_right(self._mapped, address, key=_start) - 1
         if at < 0 or address >= self._mapped[at][1]:
             return address
@@ -134,7 +134,7 @@ class AddressSpace:
         return self._mapped[at][1] if stored is None else min(stored[0], self._mapped[at][1])
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """What of ``[start, end)`` lies in the file: start, end, shift to the offset."""
+        """The parts of ``[start, end)`` that lie in the file: start, end, shift to the offset."""
         at = bisect.bisect_right(self._stored, start, key=_end)
         while at < len(self._stored) and self._stored[at][0] < end:
             stored_start, stored_end, shift = self._stored[at]
@@ -159,18 +159,18 @@ def _end(found: tuple[int, ...]) -> int:
 
 
 def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...]:
-    """The sections with their pieces united, by address; ``offset`` is an address, too.
+    """Unite the pieces of each section, by address; ``offset`` is an address, too.
 
-    A section of which the last pages are gone ends where something else begins, for its old size
-    is not known.
+    The old size of a section is not known. If its last pages are gone, it ends where something
+    else begins.
 
     Raises:
-        FormatError: a section is not where the segments have it.
+        FormatError: the segments don't map a section to its address.
     """
     pieces = sorted((s for s in host.sections if s.size), key=lambda s: s.vaddr)
     for piece in pieces:
         _check_place(space, piece)
-    # What is zeros from its start to its end has no piece.
+    # A section of nothing but zeros has no piece.
     starts = sorted(s.vaddr for s in (*pieces, *host.zeros))
     whole: list[HostSection] = []
     for piece in pieces:
@@ -192,7 +192,7 @@ def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...
 
 
 def _check_place(space: AddressSpace, piece: HostSection) -> None:
-    """The file's bytes of a section are those that get to its address, maybe by two segments."""
+    """Check that the segments map a section's bytes to its address; two may share the work."""
     position, end = piece.vaddr, piece.vaddr + piece.size
     while position < end:
         stored = space.next_stored(position)

@@ -1,13 +1,12 @@
 """A folder that keeps library maps, so that an unchanged library is read once.
 
-An entry is found by what changes when the library does: size, modification and change time,
-and its build id, or the SHA-256 of its bytes where it has none. The change time is in because a
+The key of an entry is the library's size, modification time, change time, inode, and build id. If
+it has no build id, the SHA-256 of its bytes takes that place. The change time matters because a
 rewritten copy may keep size, build id and modification time of its original.
 
 An entry is one file, written under a temporary name and renamed, so processes may share the
-folder. It starts with a line that holds the lengths and digests of what follows: the
-summary (JSON) and the map (JSON, zstd). What does not match its digest is not there, and the
-map is made again.
+folder. Its first line holds the lengths and digests of the summary (JSON) and the map (JSON, zstd)
+that follow. An entry that does not match its digests counts as missing, and is made again.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.records import decode_map, encode_map
 
 _MAGIC = "negativa-map"
-# Raised when reading finds more or other things than before: old entries are then not found.
+# A change in what the reader finds raises it, so that old entries are not found.
 _READER_VERSION = 4
 _SUFFIX = ".map"
-# No write takes this long: its process was killed.
+# No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
@@ -49,8 +48,8 @@ class MapCache:
 
     Args:
         directory: the folder; it need not exist.
-        limit: bytes that it may hold before the entries used longest ago go.
-        reader_version: entries that a reader of another version made are not found.
+        limit: bytes; above it, the least recently used entries are deleted.
+        reader_version: entries of a reader with another version are not found.
     """
 
     def __init__(self, directory: Path, limit: int, reader_version: int = _READER_VERSION) -> None:
@@ -59,10 +58,10 @@ class MapCache:
         self._reader_version = reader_version
 
     def key(self, source: ByteSource, build_id: str | None) -> str:
-        """What identifies the library's content.
+        """The key of a library, which changes with its content.
 
         Raises:
-            FormatError: it has no build id, and can't be read as a whole.
+            FormatError: it has no build id, and can't be read to its end.
         """
         identity = (
             FORMAT_VERSION,
@@ -75,7 +74,7 @@ class MapCache:
     def load_summary(
         self, key: str, scope: Scope, device: ComputeCapability | None
     ) -> LibrarySummary | None:
-        """The summary kept for exactly this scope and device."""
+        """Load the summary for exactly this scope and device, if there is one."""
         entry = _Entry.open(self._path(key, scope))
         if entry is None or (data := entry.summary()) is None:
             return None
@@ -83,14 +82,14 @@ class MapCache:
             summary = msgspec.json.decode(data, type=LibrarySummary)
         except msgspec.DecodeError:
             return None
-        # Headers serve every device, so their scope does not say for which one this was made.
+        # A scope of headers serves every device, so it does not name the summary's device.
         return summary if summary.device == (None if device is None else str(device)) else None
 
     def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
-        """The map kept for exactly this scope.
+        """Load the map for exactly this scope, if there is one.
 
-        One of a larger scope would tell more than was asked for: what the command prints must
-        not depend on what somebody asked before.
+        A map of a larger scope would not do: the output of a command must not depend on earlier
+        commands.
         """
         entry = _Entry.open(path := self._path(key, scope))
         if entry is None or (data := entry.body()) is None:
@@ -102,7 +101,7 @@ class MapCache:
         return library_map if library_map.scope == scope else None
 
     def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
-        """Keep a map and its summary, then drop what is over the limit."""
+        """Save a map and its summary, then delete the oldest entries above the limit."""
         head = msgspec.json.encode(summary)
         body = zstandard.ZstdCompressor(level=1).compress(encode_map(library_map))
         line = f"{_MAGIC} {len(head)} {_digest(head)} {len(body)} {_digest(body)}\n"
@@ -120,7 +119,7 @@ class MapCache:
         return self._directory / f"{key}.{name}{_SUFFIX}"
 
     def _drop_oldest(self) -> None:
-        """Keep to the limit, and drop what writers that were killed have left."""
+        """Delete the oldest entries above the limit, and files that killed writers left."""
         entries = sorted(self._iter_entries(), reverse=True)
         total = 0
         for _used, size, path in entries:
@@ -146,7 +145,7 @@ class MapCache:
 
 
 class _Entry:
-    """An open entry: its first line is sound, the rest is checked when read."""
+    """An entry whose first line is sound; its other parts are checked when they are read."""
 
     def __init__(self, path: Path, data: memoryview, line: list[str]) -> None:
         self._path = path
@@ -160,8 +159,8 @@ class _Entry:
             data = path.read_bytes()
         except OSError:
             return None
-        # The modification time says when an entry was last used. Of a cache that comes with an
-        # image, or is another user's, it can't be set.
+        # The modification time tells when the entry was last used. It can't be set if the cache
+        # came with an image or belongs to another user.
         with contextlib.suppress(OSError):
             os.utime(path)
         end = data.find(b"\n", 0, 300)
@@ -175,7 +174,7 @@ class _Entry:
         return data if _digest(data) == self._head_digest else None
 
     def body(self) -> bytes | None:
-        # Damage anywhere has the whole entry made again.
+        # Damage anywhere in an entry makes all of it invalid.
         if self.summary() is None:
             return None
         data = bytes(self._data[self._head_size : self._head_size + self._body_size])

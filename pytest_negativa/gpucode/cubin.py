@@ -1,10 +1,10 @@
 """Cubin (device ELF) bytes to a ``Cubin``: kernels, device functions, data, call graph.
 
-With ``struct`` over whole tables, not symbol by symbol through pyelftools, which takes 30
-times as long for the 300,000 symbols of a ``libtorch_cuda.so``.
+The tables are unpacked whole. pyelftools, which reads symbol by symbol, takes 30 times as long for
+the 300,000 symbols of a ``libtorch_cuda.so``.
 
-Where the facts come from: the ELF gABI for headers and symbols; for what is NVIDIA's own,
-the output of ``cuobjdump -elf`` on this project's fixtures, named at each constant.
+Sources: the ELF gABI for headers and symbols. For NVIDIA's own types, the output of
+``cuobjdump -elf`` on this project's fixtures, named at each constant.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Si
 SYMBOL = SYM.struct
 _CALL = struct.Struct("<II")
 
-# e_ident[EI_ABIVERSION]: 7 up to ptxas 12, and 8. In another one e_flags and the tables may say
-# other things.
+# e_ident[EI_ABIVERSION]: 7 up to ptxas 12, then 8. Under another version e_flags and the tables
+# may have other meanings.
 _ABI_VERSIONS = (7, 8)
 
 # "cuobjdump -elf" prints CUDA_OBJECT: data of a relocatable cubin.
@@ -48,9 +48,8 @@ _NAMED_SYMBOLS = frozenset({STT_OBJECT, STT_FUNC, _STT_CUDA_OBJECT})
 _STO_CUDA_ENTRY = 0x10
 # "cuobjdump -elf" prints the type CUDA_CALLGRAPH for .nv.callgraph.
 _SHT_CUDA_CALLGRAPH = 0x70000001
-# .nv.callgraph is a table of pairs in four parts; a row (0, marker) opens each. What
-# the parts mean was found by compiling functions that call in each way, see
-# tests/fixtures/src/callgraph.cu.
+# .nv.callgraph is a table of pairs in four parts; a row (0, marker) opens each. The meaning of the
+# parts was found by compiling functions that call in each way: tests/fixtures/src/callgraph.cu.
 _PART_CALLS = 0xFFFFFFFF  # (caller, callee)
 _PART_ADDRESS_TAKEN = 0xFFFFFFFE  # (function, prototype)
 _PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
@@ -69,7 +68,7 @@ def is_cubin_header(data: bytes) -> bool:
 
 
 def abi_problem(header: bytes) -> str | None:
-    """Why the header (its first 64 bytes) of a cubin can't be trusted, or None."""
+    """Why the tables of a cubin with this header (its first 64 bytes) can't be read, or None."""
     version = header[EI_ABIVERSION]
     return None if version in _ABI_VERSIONS else f"cubin: ABI version {version}, expected 7 or 8"
 
@@ -77,11 +76,11 @@ def abi_problem(header: bytes) -> str | None:
 def cubin_arch(header: bytes) -> SmArch:
     """The SM arch in an ELF header (its first 64 bytes).
 
-    From ABI version 8 on the number is in bits 8 to 15 of ``e_flags`` (0x6006402: sm_100), before
-    in bits 0 to 7 (0x5a055a: sm_90). Suffix ``a`` is bit 11 before ABI 8 (0x5a0d5a: sm_90a) and
-    bit 3 in ABI 8 as ptxas 12 writes it; ptxas 13 leaves it to ``.nv.compat``, and none of them
-    tells ``f``. So a cubin that states no suffix may still have one; the header of a fatbin
-    element always states it. Read off cubins of ptxas 12.8 and 13.0 for all archs.
+    From ABI version 8 on, the number is in bits 8 to 15 of ``e_flags`` (0x6006402: sm_100), before
+    in bits 0 to 7 (0x5a055a: sm_90). Suffix ``a`` is bit 11 before ABI 8 (0x5a0d5a: sm_90a). In
+    ABI 8, ptxas 12 sets bit 3 for it, and ptxas 13 states it in ``.nv.compat`` alone. No version
+    states ``f``. So a cubin without a suffix here may still have one; the header of a fatbin
+    element always states it. Source: cubins of ptxas 12.8 and 13.0 for all archs.
     """
     fields = EHDR.unpack_from(header)
     flags = fields.e_flags
@@ -91,7 +90,12 @@ def cubin_arch(header: bytes) -> SmArch:
 
 
 def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin:
-    """Read the tables of a cubin; add the names to ``names``.
+    """Read the tables of a cubin.
+
+    Args:
+        data: the cubin, unpacked.
+        names: gets the names.
+        digest: whether to add the SHA-256 of ``data``.
 
     Raises:
         PayloadError: not a cubin, or a table leaves it.
@@ -124,7 +128,7 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
 
 
 def section_headers(data: bytes) -> list[SectionHeader]:
-    """The section headers of a cubin.
+    """Read the section headers of a cubin.
 
     Raises:
         PayloadError: they leave the cubin.
@@ -139,10 +143,13 @@ def section_headers(data: bytes) -> list[SectionHeader]:
 
 
 def section_bytes(data: bytes, section: SectionHeader, what: str) -> bytes:
-    """The content of a section; ``what`` is the word for it in messages.
+    """Read the content of a section.
+
+    Args:
+        what: the word for it in messages.
 
     Raises:
-        PayloadError: it has none, or leaves the cubin.
+        PayloadError: the section has no content, or leaves the cubin.
     """
     start, end = section.sh_offset, section.file_end
     if section.sh_type == SHT_NOBITS or end > len(data):
@@ -168,7 +175,7 @@ class _Tables:
         self.address_taken: list[Signature] = []
         self.indirect_calls: list[Signature] = []
         self._strings = b""
-        # A million symbols may share one name of a megabyte: it is looked at once.
+        # A million symbols may share one name of a megabyte, which is read once.
         self._index_at: dict[int, int] = {}
 
     def read_symbols(self, data: bytes, sections: list[SectionHeader], shstrndx: int) -> None:
@@ -185,7 +192,7 @@ class _Tables:
             None,
         )
         if symtab is None:
-            raise PayloadError("cubin: has no symbol table, so what it holds is not known")
+            raise PayloadError("cubin: has no symbol table, so its functions are not known")
         if symtab.sh_link >= len(sections):
             raise PayloadError(f"cubin: no section {symtab.sh_link} for symbol names")
         self._strings = section_bytes(data, sections[symtab.sh_link], "symbol names")
@@ -217,8 +224,8 @@ class _Tables:
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{len(data):#x}"
                     )
-                # Nothing finds it, neither the driver nor a reader: taken out of the tables, see
-                # rewriting.cubin_tables. The call graph may still name it.
+                # slim took the function out of the tables, see rewriting.cubin_tables: neither
+                # the driver nor a reader finds it. The call graph may still name it.
                 if not self._strings[st_name]:
                     self._names.nameless[bool(st_other & _STO_CUDA_ENTRY)] += 1
                     continue
@@ -253,7 +260,7 @@ class _Tables:
                     Signature(self._symbol(first), self._string(second, "prototype"))
                 )
             else:
-                # Guessing here could call a function unreachable that isn't.
+                # A wrong guess could make a function unreachable that is not.
                 raise PayloadError(
                     f"cubin: call graph row ({first:#x}, {second:#x}) belongs to no known part"
                 )

@@ -1,4 +1,4 @@
-"""Mangled names to what people wrote. Only for their eyes: names are compared mangled."""
+"""Mangled names to C++ as people write it, for display only: all comparisons use mangled names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 
 @functools.cache
 def demangle(name: str) -> str:
-    """``_Z5scalePff`` as ``scale(float*, float)``; a name that can't be demangled as it is."""
-    # cxxfilt looks for a C++ runtime when it is imported, and raises where there is none.
+    """``_Z5scalePff`` to ``scale(float*, float)``; other names stay as they are."""
+    # cxxfilt looks for a C++ runtime when it is imported, and raises if there is none.
     try:
         import cxxfilt
     except Exception:

@@ -1,7 +1,7 @@
-"""Host ELF file to its sections and identity; the one door to pyelftools.
+"""Host ELF file to its sections and identity; the only user of pyelftools.
 
-pyelftools trusts the counts and offsets of a file, so the header is checked here first
-and every exception that comes out of it becomes a ``FormatError``.
+pyelftools trusts the counts and offsets of a file. This module checks the header first, limits
+what pyelftools reads, and turns every exception that it raises into a ``FormatError``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 
-# gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No
-# library that people ship comes near it, and it would make every look-up here slow.
+# gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No known
+# library comes near it, and it would make every look-up here slow.
 _MAX_SECTIONS = SHN_LORESERVE
-# What pyelftools may read of one file: bytes, and a flat cost for each read, which is what
-# takes the time. An object file of 65,000 sections needs half of it, libtorch_cuda.so a hundredth.
+# Bytes that pyelftools may read of one file; each read costs some besides, since the number of
+# reads decides the time. An object file of 65,000 sections needs half, libtorch_cuda.so 1%.
 _READ_BUDGET = 128 << 20
 _READ_COST = 64
 
@@ -71,11 +71,14 @@ class HostSegment:
 
 @dataclass(frozen=True, slots=True)
 class HostElf:
-    """What this project needs to know of a library apart from its GPU code.
+    """The facts about a library apart from its GPU code.
 
     Attributes:
-        sections: allocated, with bytes in the file.
-        zeros: allocated, without: they take memory alone. ``offset`` says nothing.
+        machine: name of its ELF machine, e.g. ``EM_X86_64``.
+        build_id: hex of the GNU build id, if it has one.
+        soname: ``DT_SONAME``, if it has one.
+        sections: allocated sections with bytes in the file.
+        zeros: allocated sections without; their ``offset`` says nothing.
         segments: the program headers, if they were asked for.
     """
 
@@ -88,7 +91,7 @@ class HostElf:
 
 
 def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf:
-    """Identity, sections and, if asked for, program headers of a host ELF file.
+    """Read identity, sections and, if asked for, program headers of a host ELF file.
 
     Raises:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
@@ -99,7 +102,7 @@ def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf
 
 
 def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
-    """The program headers of a host ELF file, which need not have section headers.
+    """Read the program headers of a host ELF file, which need not have section headers.
 
     Raises:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, or with tables that
@@ -115,9 +118,9 @@ def _guarded(source: ByteSource, read: Callable[[ELFFile], _T]) -> _T:
     except FormatError:
         raise
     # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
-    # AttributeError on damaged files; none of them says more than "damaged".
+    # AttributeError on damaged files. None of them says more than "damaged".
     except Exception as e:
-        # What comes out of the stream that it reads is ours, but wrapped, maybe twice.
+        # Errors of our own stream come back wrapped, maybe twice.
         cause: BaseException | None = e
         while cause is not None:
             if isinstance(cause, FormatError):
@@ -159,7 +162,10 @@ def _check_magic(source: ByteSource) -> ElfHeader:
 
 
 def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
-    """The dynamic loader that an executable asks for (PT_INTERP), or None; and 32 or 64 bits.
+    """Find the dynamic loader that an executable asks for (PT_INTERP).
+
+    Returns:
+        Its path, or None; and 32 or 64, the bits of the executable.
 
     Raises:
         FormatError: not an ELF file, or a damaged one.
@@ -211,7 +217,7 @@ def _read(elf: ELFFile, source: ByteSource, with_segments: bool) -> HostElf:
     for section in elf.iter_sections():
         header = section.header
         if header["sh_type"] == "SHT_NOBITS":
-            # Thread-local zeros take no address of the library.
+            # Thread-local zeros take no address of the library (gABI, chapter 4, SHF_TLS).
             if header["sh_flags"] & (SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_TLS) == SH_FLAGS.SHF_ALLOC:
                 zeros.append(_host_section(section))
             continue
@@ -271,7 +277,7 @@ def _read_segments(elf: ELFFile) -> tuple[HostSegment, ...]:
 
 
 def _check_overlap(source: ByteSource, sections: list[HostSection]) -> None:
-    # Two sections never share bytes. Crafted ones could have the file searched 65,000 times.
+    # Sound sections never share bytes. Crafted ones could have the file searched 65,000 times.
     filled = sorted((s for s in sections if s.size), key=lambda s: s.offset)
     for before, after in itertools.pairwise(filled):
         if before.offset + before.size > after.offset:
@@ -297,10 +303,10 @@ def _find_soname(section: DynamicSection) -> str | None:
 
 
 class _BudgetedReader(io.BufferedReader):
-    """What pyelftools reads from, until the budget is spent.
+    """A stream for pyelftools, until the budget is spent.
 
-    Tables of a crafted file name the same bytes again and again, as one string of megabytes for
-    each of 65,000 sections.
+    Tables of a crafted file can name the same bytes again and again, such as a string of
+    megabytes for each of 65,000 sections.
     """
 
     def __init__(self, source: ByteSource) -> None:

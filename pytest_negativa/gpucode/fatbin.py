@@ -1,7 +1,7 @@
 """Fatbin containers: bytes at an offset to a ``Region``, or the reason why there is none.
 
-NVIDIA documents neither header; the layout below was read off the libraries of the PyTorch
-2.11 stack and this project's fixtures, and agrees with the listings of ``cuobjdump``.
+NVIDIA documents neither header. Source of the layout below: the libraries of the PyTorch 2.11
+stack and this project's fixtures, compared with the listings of ``cuobjdump``.
 
 Region header, 16 bytes, little endian::
 
@@ -18,7 +18,7 @@ Element header, 64 bytes and up; elements follow each other and fill the region:
     0x18  u16 minor, u16 major   of the format inside (PTX ISA version, cubin 1.8)
     0x1C  u32 arch               90 is sm_90
     0x20  u32 name_offset, u32 name_length
-    0x28  u64 flags              see the constants; others than these are not known
+    0x28  u64 flags              see the constants; no other flag is known
     0x30  u64 seed               of scrambled LTO-IR, else 0
     0x38  u64 uncompressed_size  0 if not compressed
 """
@@ -76,18 +76,18 @@ ELEMENT_VERSION = 0x0101
 """Of element headers: the only one seen."""
 
 OVERWRITTEN_KIND = 0
-"""The kind of elements that were overwritten: none of NVIDIA's.
+"""The kind of overwritten elements: none of NVIDIA's.
 
-``cuobjdump`` 13.0 unpacks whatever is of a kind it knows and gives up on the library when that
-fails. It passes over 0; 0x40 it takes for PTX.
+``cuobjdump`` 13.0 unpacks every element of a kind that it knows, and gives up on the library if
+that fails. It skips kind 0, but takes 0x40 for PTX.
 """
 
 OVERWRITTEN_ARCH = 999
-"""The arch of elements that were overwritten: sm_999, which no device has.
+"""The arch of overwritten elements: sm_999, which no device has.
 
-Too high for PTX and LTO-IR to be compiled from (their arch must not exceed the device's), and
-of a major (99) that no cubin shares with a device; the flags for ``a`` and ``f`` only narrow
-that. Small enough to be positive in 16 bits, should a reader store it so.
+No device can compile PTX or LTO-IR of this arch, since the arch must not exceed the device's. No
+device runs a cubin of major 99; the flags for ``a`` and ``f`` only narrow that. The number is
+positive in 16 bits, should a reader store it so.
 """
 
 _REGION_VERSION = 1
@@ -103,7 +103,7 @@ _FLAG_ZSTD = 0x8000
 FLAG_SCRAMBLED = 0x10000
 _FLAG_ARCH_SPECIFIC = 0x100000
 _FLAG_FAMILY_SPECIFIC = 0x200000
-# Set for sm_100 and later; what it says is not known, but the driver's choice is as without it.
+# Set for sm_100 and later. Its meaning is not known; the driver's choice is the same without it.
 _FLAG_BLACKWELL = 0x1000000
 _KNOWN_FLAGS = (
     _FLAG_64_BIT
@@ -119,7 +119,7 @@ _KNOWN_FLAGS = (
 
 
 class RegionFault(Exception):
-    """No sound region at this offset; ``offset`` is that of the field in question."""
+    """There is no sound region at an offset; ``offset`` is that of the faulty field."""
 
     def __init__(self, offset: int, problem: str) -> None:
         self.offset = offset
@@ -128,10 +128,14 @@ class RegionFault(Exception):
 
 
 class WalkBudget:
-    """How many more headers of a section may be read, so that crafted overlapping chains end.
+    """Limits the headers that are read in a section, so that crafted overlapping chains end.
 
-    A sound section needs one step for each element or block of a frame and one for each region,
-    frame or false hit; it has far fewer of these than one in 32 bytes.
+    A sound section needs a step for each region, element, frame, block of a frame and false hit.
+    It has far fewer of these than one in 32 bytes.
+
+    Args:
+        path: for messages.
+        section_size: bytes of the section that lie in the file.
     """
 
     __slots__ = ("_path", "_steps")
@@ -141,7 +145,7 @@ class WalkBudget:
         self._steps = section_size // 32 + 1024
 
     def spend(self, offset: int, steps: int = 1) -> None:
-        """Pay for what is read at ``offset``.
+        """Pay for the header at ``offset``.
 
         Raises:
             FormatError: the budget is spent.
@@ -154,7 +158,7 @@ class WalkBudget:
 
 
 def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) -> Region:
-    """The region whose header is at ``offset``, within a section that ends at ``end``.
+    """Read the region whose header is at ``offset``, in a section that ends at ``end``.
 
     Raises:
         RegionFault: a header or the element chain does not fit its bounds.
@@ -208,8 +212,8 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
     flags = header.flags
     kind = _KINDS.get(header.kind, ElementKind.UNKNOWN)
     if flags & ~_KNOWN_FLAGS:
-        # Such a flag may change what the content is or which device takes it (as that for ``a``
-        # did when it was new), so the element must not stand in for others of its region either.
+        # Such a flag may change the kind of the content or the devices that load it, as the flag
+        # for ``a`` did when it was new. So the driver's choice must not count on the element.
         kind = ElementKind.UNKNOWN
     compression = (
         Compression.LZ4
@@ -261,7 +265,7 @@ def _why_unreadable(header: ElementHeader, kind: ElementKind, *, packed: bool) -
 
 
 def is_removed(element: Element) -> bool:
-    """Whether the element only holds the place of code that was overwritten or taken out."""
+    """Whether the element only fills the place of code that was overwritten or taken out."""
     arch = SmArch.from_number(OVERWRITTEN_ARCH, element.arch.suffix)
     return element.kind_number == OVERWRITTEN_KIND or element.arch == arch
 
@@ -272,7 +276,7 @@ def _header_text(header: bytes, offset: int, length: int) -> str | None:
 
 
 def _header_options(header: bytes, offset: int) -> str | None:
-    # For a cubin the same place holds attributes of its compatibility, no text.
+    # The same place of a cubin holds attributes of its compatibility, no text.
     if not offset or offset + 8 > len(header):
         return None
     text_offset, length = struct.unpack_from("<II", header, offset)

@@ -1,7 +1,7 @@
 """Bare zstd frames whose content is a cubin, as cublasLt keeps them in ``.ldata``.
 
-Only the frame and block headers are walked to find where a frame ends (RFC 8878, 3.1.1);
-decompression is zstandard's.
+This module walks the frame and block headers to find the end of a frame (RFC 8878, 3.1.1). The
+package zstandard decompresses.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BLOCK_RESERVED = 3
 # RFC 8878, 3.1.1.2.4: Block_Maximum_Size is at most 128 KB.
 _MAX_BLOCK_SIZE = 128 << 10
 _CHECKSUM_SIZE = 4
-# Unpacking its front takes about as long as reading so many headers.
+# Unpacking the front of a frame takes about as long as reading this many headers.
 _FRONT_STEPS = 8
 
 
 def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
-    """The frame at ``offset`` if it is one that holds a cubin, else None (other data).
+    """Read the frame at ``offset``; None if it holds no cubin, or is other data.
 
     Raises:
         FormatError: the budget is spent.
@@ -42,7 +42,7 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
     except zstandard.ZstdError:
         return None
     unpacked_size = parameters.content_size
-    # A frame that doesn't state its size (RFC: optional) would have to be unpacked blindly.
+    # The size is optional (RFC 8878, 3.1.1.1.4); without it there is no limit for unpacking.
     if not EHDR.size <= unpacked_size <= MAX_UNPACKED_SIZE or parameters.dict_id:
         return None
     position = offset + header_size
@@ -72,8 +72,8 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
 
 
 def _front(source: Readable, offset: int, end: int) -> bytes:
-    """The first bytes of a frame's content, without unpacking the rest."""
-    # The first block yields them; it is at most 128 KB and its header 3 bytes.
+    """Unpack the first bytes of a frame's content, and not the rest."""
+    # The first block holds them. Its header has 3 bytes.
     packed = source.read(offset, min(end - offset, _MAX_FRAME_HEADER + 3 + _MAX_BLOCK_SIZE))
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_SIZE)
     try:

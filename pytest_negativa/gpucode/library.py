@@ -1,4 +1,4 @@
-"""One library file to its ``LibraryMap``, and what is left of a slimmed one likewise."""
+"""One library file to its ``LibraryMap``; a slimmed library to the map of the code that is left."""
 
 from __future__ import annotations
 
@@ -36,19 +36,24 @@ from pytest_negativa.models.library import (
 )
 from pytest_negativa.models.slimmed import Removed
 
-# Code unpacks to at most 207 times its size in libtorch_cuda.so, zstd could do 30,000 times. What
-# unpacks to more than usual may do so for this many bytes in all of a library.
+# Code in libtorch_cuda.so unpacks to at most 207 times its size; zstd could reach 30,000 times.
+# Bytes beyond the usual ratio, added up over a library, have a limit.
 _USUAL_RATIO = 256
 _MAX_EXCESS = 2 * MAX_UNPACKED_SIZE
 
 
 def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
-    """Read all GPU code of a library, unpacking what ``scope`` asks for.
+    """Read all GPU code of a library.
+
+    Damage inside GPU code is no error: the map marks the element as unreadable, or a ``Problem``
+    tells where, and the rest is read.
+
+    Args:
+        scope: the code that is unpacked.
 
     Raises:
-        FormatError: the file is no ELF file of a 64-bit little-endian host, or damaged
-            beyond its GPU code. Damage inside GPU code is no error: the element is marked
-            unreadable, or a ``Problem`` tells where, and the rest is read.
+        FormatError: the file is no ELF file of a 64-bit little-endian host, or damaged beyond its
+            GPU code.
     """
     with ByteSource(path) as source:
         return map_library(source, read_host_elf(source), scope)
@@ -133,7 +138,7 @@ class _Reader:
     def library_map(
         self, source: ByteSource, host: HostElf, sections: tuple[Section, ...]
     ) -> LibraryMap:
-        """The map, once all sections are read."""
+        """Make the map, once all sections are read."""
         return LibraryMap(
             format_version=FORMAT_VERSION,
             library=LibraryIdentity(
@@ -151,7 +156,7 @@ class _Reader:
         )
 
     def read_section(self, host: HostSection) -> Section | None:
-        """The GPU code in a section, or None if it has none."""
+        """Read the GPU code in a section; None if it has none."""
         regions: list[Region] = []
         frames: list[Frame] = []
         for found in iter_containers(self._source, host, self.problems):
@@ -215,7 +220,7 @@ class _Reader:
         return parse_cubin(content, self.names)
 
     def _unpack(self, stored: Span, compression: Compression, promised_size: int) -> bytes:
-        # Holes of a sparse file cost nothing, so the stored size needs a limit too.
+        # Holes of a sparse file take no room on disk, so the stored size needs a limit, too.
         if max(stored.size, promised_size) > MAX_UNPACKED_SIZE:
             raise PayloadError(
                 f"promises {promised_size:,} bytes unpacked of {stored.size:,}, more than the "
@@ -224,8 +229,8 @@ class _Reader:
         excess = max(0, promised_size - stored.size * _USUAL_RATIO)
         if excess > self._excess_left:
             raise PayloadError(
-                f"promises {promised_size:,} bytes unpacked of {stored.size:,}, as others before; "
-                "taken for a bomb"
+                f"promises {promised_size:,} bytes unpacked of {stored.size:,}, like others "
+                "before; taken for a decompression bomb"
             )
         self._excess_left -= excess
         return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
@@ -241,8 +246,8 @@ class _Reader:
             return frame
         try:
             content = self._unpack(frame.span, Compression.ZSTD, frame.unpacked_size)
-            # Whoever owns the frame unpacks it and hands the driver the image: what a trace
-            # sees of it is the hash of that.
+            # The library unpacks the frame itself and hands the driver the image. A trace knows
+            # the image by its hash alone.
             return replace(frame, content=parse_cubin(content, self.names, digest=True))
         except PayloadError as e:
             return replace(frame, unreadable=str(e))

@@ -1,7 +1,7 @@
-"""Many libraries to their maps or summaries: from the cache first, the rest in processes.
+"""Many libraries to their maps or summaries: from the cache, or else read by several processes.
 
-Processes and not threads: unpacking releases the GIL, but reading the tables does not, and
-the two take about equally long.
+Processes and not threads: unpacking releases the GIL, but reading the tables does not, and both
+take about the same time.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.records import decode_map, encode_map
 
-# Reading a smaller file takes no longer than looking it up.
+# Bytes. Reading a smaller file takes no longer than looking it up.
 _MIN_CACHED_SIZE = 1 << 20
-# Starting a process costs more than reading this much.
+# Bytes. Starting a process costs more than reading this much.
 _MIN_PARALLEL_SIZE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MapRequest:
-    """What is wanted of each library.
+    """What to find out about each library.
 
     Attributes:
         scope: how much to read.
-        device: for the ``loaded`` figures of the summaries.
-        with_map: whether the maps are wanted.
-        with_summary: whether the summaries are.
+        device: the device that the ``loaded`` figures of the summaries are for.
+        with_map: whether the results have maps.
+        with_summary: whether results from the cache have summaries; others always have.
         with_digest: whether the maps of libraries with GPU code hold the digest of the file.
-        slimmed: whether slimmed libraries are read, too, whose maps have addresses for offsets.
+        slimmed: whether to read slimmed libraries, too, whose maps have addresses for offsets.
             Otherwise such a library is an error, unless no GPU code is left.
     """
 
@@ -59,9 +59,11 @@ class MapRequest:
 
 @dataclass(frozen=True, slots=True)
 class MappedLibrary:
-    """What came of one library: ``error``, or what was asked for of it.
+    """The result for one library: ``error``, or what the request asks for.
 
-    ``removed`` is of slimmed libraries.
+    Attributes:
+        removed: what slim took out, of a slimmed library.
+        cached: whether it came from the cache.
     """
 
     path: Path
@@ -80,15 +82,15 @@ def map_libraries(
     *,
     min_parallel_size: int = _MIN_PARALLEL_SIZE,
 ) -> Iterator[MappedLibrary]:
-    """Map ``paths``, yielding each as soon as it is done, in no particular order.
+    """Map libraries and yield each when it is done, in no particular order.
 
-    A library that can't be read yields its error and stops no other one.
+    A library that can't be read yields its error and does not stop the others.
 
     Args:
         jobs: how many processes; None: one for each processor that this process may use.
         min_parallel_size: bytes of libraries that one process reads alone.
     """
-    # The largest first, so that none is left to run alone at the end.
+    # The largest first: otherwise one process could read it alone at the end.
     paths = sorted(paths, key=_size, reverse=True)
     known: dict[Path, _Tables | None] = dict.fromkeys(paths)
     workers = _workers(paths, jobs, min_parallel_size)
@@ -121,12 +123,12 @@ def _read_in_processes(
     cache: MapCache | None,
     workers: int,
 ) -> Iterator[MappedLibrary]:
-    # These take 20 ms to import, in vain for a single library.
+    # These take 20 ms to import, which a single library does not need.
     import concurrent.futures
     import multiprocessing
     from concurrent.futures.process import BrokenProcessPool
 
-    # fork would copy the locks of whatever threads the calling program runs.
+    # fork would copy the locks that threads of the calling program hold.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(
@@ -141,7 +143,7 @@ def _read_in_processes(
                 try:
                     mapped, encoded = future.result()
                 except BrokenProcessPool:
-                    # Which library did it is not told: the one read when memory ran out, or any.
+                    # The pool does not tell which library the dead process was reading.
                     problem = "not read: a process died (out of memory?); try --jobs 1"
                     path = pending[future]
                     yield MappedLibrary(path, error=FormatError(path, None, problem))
@@ -155,7 +157,7 @@ def _read_in_processes(
 
 
 def _leave_interrupts() -> None:
-    # Ctrl-C goes to the whole group; the process that started the others ends them.
+    # Ctrl-C goes to the whole process group; the parent process ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -167,7 +169,7 @@ def _size(path: Path) -> int:
 
 
 class _Tables(NamedTuple):
-    """What was read of a library for the cache; true while the file has this stamp."""
+    """The ELF tables and the cache key of a library; valid while the file has this stamp."""
 
     stamp: Stamp
     host: HostElf
@@ -185,7 +187,7 @@ class _Tables(NamedTuple):
 def _look_up_alone(
     path: Path, request: MapRequest, cache: MapCache | None
 ) -> MappedLibrary | _Tables | None:
-    """What the cache has of a library; else what was read to look it up."""
+    """Look a library up in the cache; on a miss, return the tables that were read for the key."""
     if cache is None or _size(path) < _MIN_CACHED_SIZE:
         return None
     try:
@@ -220,7 +222,7 @@ def _look_up(
 
 
 def _check_name(path: Path) -> None:
-    """A map holds the path as JSON, which is UTF-8; a file name on Linux may be any bytes."""
+    """Refuse a path that is not UTF-8, since JSON can't hold it."""
     try:
         os.path.realpath(path).encode()
     except UnicodeEncodeError:
@@ -229,7 +231,7 @@ def _check_name(path: Path) -> None:
 
 
 def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
-    """The map of a library that lay elsewhere when it was read."""
+    """The map with the library's path of now; it may have moved since it was read."""
     return replace_fields(library_map, library=replace_fields(library_map.library, path=path))
 
 
@@ -239,14 +241,14 @@ def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
 
 
 def _as_wanted(library_map: LibraryMap, request: MapRequest) -> LibraryMap:
-    """Without a digest that somebody else had asked for."""
+    """The map without its digest if only an earlier request asked for one."""
     if request.with_digest or library_map.library.sha256 is None:
         return library_map
     return replace_fields(library_map, library=replace_fields(library_map.library, sha256=None))
 
 
 def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
-    """With the digest of the file; as it was if the file changed since ``source`` was opened."""
+    """The map with the digest of the file; without if the file changed since it was opened."""
     sha256 = source.sha256()
     if not source.is_unchanged():
         return library_map
@@ -298,7 +300,7 @@ def _read(
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
-    """Not kept in the cache: what is left is read fast, and an entry has no place for the rest."""
+    """Read a slimmed library. It is never cached: little is left to read."""
     library_map, removed = map_slimmed(source, request.scope)
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
@@ -311,7 +313,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
 def _map_encoded(
     path: Path, request: MapRequest, cache: MapCache | None, known: _Tables | None
 ) -> tuple[MappedLibrary, bytes | None]:
-    """In a worker: JSON crosses the process boundary faster than pickled records."""
+    """Map in a worker process; JSON crosses to the parent faster than pickled records."""
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
     mapped = _map(path, request, cache, known)

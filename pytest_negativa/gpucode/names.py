@@ -7,8 +7,8 @@ from collections import Counter
 from pytest_negativa.gpucode.payload import PayloadError
 
 # A small payload can unpack to tables of millions of rows, or to names that overlap in their
-# string table, and so to far more memory than it has bytes. libtorch_cuda.so with all its archs
-# has 7 MB of names and 680,000 rows.
+# string table, and so take far more memory than it has bytes. All archs of libtorch_cuda.so
+# together have 7 MB of names and 680,000 rows.
 _MAX_NAMES_SIZE = 256 << 20
 _NAME_COST = 64
 _MAX_ROWS = 8 << 20
@@ -21,16 +21,16 @@ class NameTable:
 
     def __init__(self) -> None:
         self.nameless = Counter[bool]()
-        """Functions without a name, as those taken out of a cubin: kernels (True) and others."""
+        """Counts functions without a name, which slim took out of cubins: True are kernels."""
         self._indices: dict[bytes, int] = {}
         self._size_left = _MAX_NAMES_SIZE
         self._rows_left = _MAX_ROWS
 
     def index(self, name: bytes) -> int:
-        """Index of a name.
+        """Look a name up, or add it.
 
         Raises:
-            PayloadError: the library has more names than any sound one.
+            PayloadError: the library has more names than any sound library.
         """
         index = self._indices.get(name)
         if index is None:
@@ -47,7 +47,7 @@ class NameTable:
         """Announce a table of ``count`` rows that refer to names.
 
         Raises:
-            PayloadError: the library has more rows than any sound one.
+            PayloadError: the library has more rows than any sound library.
         """
         if count > self._rows_left:
             raise PayloadError(f"the library's tables have more than {_MAX_ROWS:,} rows")

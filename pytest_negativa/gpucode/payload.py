@@ -1,4 +1,4 @@
-"""Unpacks payloads, never to more than what their header promised and never past a limit."""
+"""Unpacks payloads, never beyond the size that their header promises nor beyond a limit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import zstandard
 
 from pytest_negativa.models.library import Compression
 
-# The largest cubin in the PyTorch 2.11 stack unpacks to 105 MB. A header that promises more
-# than this is taken for a lie; the element is then unreadable, and kept.
 MAX_UNPACKED_SIZE = 512 << 20
+"""Bytes. An element whose header promises more is unreadable, and kept.
 
-# LZ4 block format: a sequence yields at most 255 bytes of output for a byte of input.
+The largest cubin in the PyTorch 2.11 stack unpacks to 105 MB.
+"""
+
+# LZ4 block format description: a byte of input yields at most 255 bytes of output.
 _LZ4_MAX_RATIO = 255
 
 
 class PayloadError(Exception):
-    """A payload that can't be unpacked; the caller knows the file and the offset."""
+    """A payload can't be unpacked or read; the caller knows the file and the offset."""
 
 
 class _Decompressors(threading.local):
-    """One for each thread: python-zstandard's are not safe to share, and costly to make."""
+    """One for each thread: zstandard's can't be shared by threads, and are costly to make."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor()
@@ -32,7 +34,7 @@ _decompressors = _Decompressors()
 
 
 def unpack(payload: bytes, compression: Compression, promised_size: int) -> bytes:
-    """The content of a payload; exactly ``promised_size`` bytes.
+    """Unpack a payload to exactly ``promised_size`` bytes.
 
     Raises:
         PayloadError: it unpacks to another size, is damaged, or promises too much.
@@ -63,11 +65,11 @@ def unpack(payload: bytes, compression: Compression, promised_size: int) -> byte
 
 def _unpack_zstd(payload: bytes, promised_size: int) -> bytes:
     stated = zstandard.frame_content_size(payload)
-    # zstandard allocates what the frame states, whatever max_output_size says.
+    # zstandard allocates the size that the frame states, whatever max_output_size is.
     if stated not in (-1, promised_size):
         raise PayloadError(f"zstd frame states {stated:,} bytes, promised were {promised_size:,}")
     if promised_size == 0:
-        # As max_output_size it would mean that there is no limit.
+        # max_output_size=0 would mean that there is no limit.
         if stated:
             raise PayloadError("zstd frame states no size, promised were 0 bytes")
         return b""

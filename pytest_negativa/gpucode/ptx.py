@@ -12,12 +12,12 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Ptx
 
-# All repetitions are bounded: with open ones a crafted text takes quadratic time.
+# Open repetitions would take quadratic time for a crafted text.
 _VERSION = re.compile(rb"^[ \t]*\.version\s{1,9}([\d.]{1,9})", re.MULTILINE)
 _TARGET = re.compile(rb"^[ \t]*\.target\s{1,9}(\w{1,32})", re.MULTILINE)
-# One expression and so one pass, since the PTX of a library can unpack to 400 MB. Between the
-# directive and the name may stand a function's result, "(.param .b32 out)", and attributes,
-# ".align 4 .b8". Instructions such as "ld.global.u32" have no space after the directive.
+# One expression makes one pass: the PTX of a library can unpack to 400 MB. A function's result,
+# "(.param .b32 out)", and attributes, ".align 4 .b8", may stand between the directive and the name.
+# Instructions such as "ld.global.u32" have no space after the directive.
 _DECLARATION = re.compile(
     rb"\.(entry|func|global|const)\s{1,9}"
     rb"(?:\([^(){};]{0,999}\)\s{0,9})?"
@@ -27,7 +27,11 @@ _DECLARATION = re.compile(
 
 
 def parse_ptx(text: bytes, names: NameTable) -> Ptx:
-    """Read what PTX declares; add the names to ``names``.
+    """Read the declarations of PTX.
+
+    Args:
+        text: the PTX, unpacked.
+        names: gets the names.
 
     Raises:
         PayloadError: the text has no ``.version`` and ``.target``, so it is no PTX.
@@ -42,8 +46,8 @@ def parse_ptx(text: bytes, names: NameTable) -> Ptx:
         b"const": {},
     }
     for match in _DECLARATION.finditer(text):
-        # A parameter, ".param .u64 .ptr .global .align 4 p", is no variable. Looking behind in the
-        # expression itself would make the search for it slow.
+        # A parameter, ".param .u64 .ptr .global .align 4 p", is no variable. A look-behind in the
+        # expression would slow the search down.
         if text.endswith((b".ptr ", b".ptr\t"), max(0, match.start() - 5), match.start()):
             continue
         declared[match[1]][names.index(match[2])] = None

@@ -10,22 +10,22 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.library import Frame, Problem, Region
 
-# Sections that hold nothing but regions (names: fatbinary_section.h of the CUDA toolkit).
-# Bytes there that are no region are damage, and reported; elsewhere they are other data.
+# Sections that hold nothing but regions; names from fatbinary_section.h of the CUDA toolkit.
+# Other bytes in them are damage, and reported. In other sections they are other data.
 FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
 
-# Regions mostly follow each other, so a look at what is next starts small; a stretch of
-# other data is searched in ever larger steps.
+# Bytes. Regions mostly follow each other, so the search for the next one starts small. It takes
+# ever larger steps through other data.
 _FIRST_WINDOW = 256
 _WINDOW_GROWTH = 16
 _MAX_WINDOW = 4 << 20
 
-# More than anybody reads; without an end, 4 bytes of a crafted section would be a problem each.
+# Without a limit, every 4 bytes of a crafted section could be a problem of their own.
 _MAX_PROBLEMS = 1000
 
 
 class Problems:
-    """What was not understood in a library, up to a number of entries."""
+    """Collects places of a library that are not understood, up to a limit."""
 
     def __init__(self) -> None:
         self._found: list[Problem] = []
@@ -43,14 +43,17 @@ class Problems:
 def iter_containers(
     source: Readable, section: HostSection, problems: Problems
 ) -> Iterator[Region | Frame]:
-    """All regions and bare cubin frames of a section, by offset; never overlapping.
+    """Find all regions and bare cubin frames of a section, by offset; they never overlap.
 
-    What looks like a region without being one is passed over. In a section that should hold
-    regions alone it goes to ``problems``, with everything else that isn't understood.
+    Data that only looks like a region is skipped. In a section that should hold nothing but
+    regions it goes to ``problems``, as do all other bytes that are not understood.
+
+    Raises:
+        FormatError: the section can't be read, or its headers overlap without end.
     """
     strict = section.name in FATBIN_SECTIONS
     end = section.offset + section.size
-    # Instructions hold no frames; a frame in a fatbin section would be a payload's.
+    # Instructions hold no frames. A frame in a fatbin section is a part of a payload.
     with_frames = not (strict or section.executable)
     magics = (fatbin.MAGIC, frames.MAGIC) if with_frames else (fatbin.MAGIC,)
     search = _Search(source, end, magics)
@@ -76,7 +79,7 @@ def iter_containers(
                 problems.add(
                     fault.offset, f"{section.name}: region at {offset:#x}: {fault.problem}"
                 )
-        # An empty region is 16 bytes that could be anything where other data is around.
+        # Among other data, the 16 bytes of an empty region could be anything.
         if isinstance(found, Region) and not found.elements and not strict:
             found = None
         if found is None:
@@ -91,7 +94,7 @@ def iter_containers(
 
 
 def _iter_stored(source: Readable, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of ``[start, end)`` that lie in the file."""
+    """The parts of ``[start, end)`` that lie in the file; the rest is zeros."""
     while start < end and (found := source.next_stored(start)) is not None and found[0] < end:
         start = min(found[1], end)
         yield found[0], start
@@ -108,7 +111,7 @@ def _first_nonzero(source: Readable, start: int, end: int) -> int | None:
 
 
 class _Search:
-    """The next occurrence of any magic number, reading the file in windows."""
+    """Finds the next magic number of several; reads the file in windows."""
 
     def __init__(self, source: Readable, end: int, magics: tuple[bytes, ...]) -> None:
         self._source = source
@@ -121,9 +124,9 @@ class _Search:
         self._window = _FIRST_WINDOW
 
     def next(self, position: int) -> tuple[int, bytes] | None:
-        """Offset and magic of the first occurrence at or after ``position``."""
+        """Offset and magic number of the first occurrence at or after ``position``."""
         while (stored := self._source.next_stored(position)) is not None:
-            # What the file does not hold are zeros, and no magic number has any.
+            # Bytes that the file doesn't hold are zeros, and no magic number has a zero.
             position = stored[0]
             if position + self._overlap >= self._end:
                 break
@@ -146,7 +149,7 @@ class _Search:
         best: tuple[int, bytes] | None = None
         for magic, known in self._hits.items():
             start = position - self._base
-            # -1: no more in this window. Below start: passed, look further.
+            # -1: there is no more in this window. Below start: it is passed.
             if known != -1 and known < start:
                 known = self._hits[magic] = self._data.find(magic, start)
             if known != -1 and (best is None or self._base + known < best[0]):

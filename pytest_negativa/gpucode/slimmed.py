@@ -1,7 +1,4 @@
-"""Whether a library was slimmed, and by which release's rules.
-
-``negativa slim`` leaves a section ``.negativa`` in the files that it writes.
-"""
+"""The marker of slimmed libraries: ``negativa slim`` writes a section ``.negativa`` into them."""
 
 from __future__ import annotations
 
@@ -13,9 +10,11 @@ from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader,
 from pytest_negativa.gpucode.source import ByteSource
 
 SLIMMED = (
-    "slimmed by negativa slim, so nothing is planned for it: offsets in it are others than in the "
-    "original; take that (negativa inspect shows what is left)"
+    "slimmed by negativa slim, so nothing is planned for it: its offsets differ from those of the "
+    "original; use the original (negativa inspect shows what is left)"
 )
+"""Why a plan can't be made for such a library."""
+
 _MARKER = b".negativa"
 _MARKER_VERSION = 1
 _MAX_MARKER_SIZE = 1 << 16
@@ -40,7 +39,7 @@ def has_marker(source: ByteSource) -> bool:
 
 
 def size_before(source: ByteSource) -> int | None:
-    """The size of the original, by the marker of a slimmed library; None if it doesn't tell.
+    """Size of the original in bytes, as the marker states it; None if it states none.
 
     Raises:
         FormatError: the marker is damaged, or of a later release.
@@ -52,12 +51,14 @@ def size_before(source: ByteSource) -> int | None:
         if names.startswith(_MARKER + b"\0", section.sh_name):
             return _parse_marker(source, section.sh_offset, section.sh_size)
     raise FormatError(
-        source.path, None, "has no section .negativa, though its name; damaged: install it again"
+        source.path,
+        None,
+        "has no section .negativa, as slimmed libraries have; damaged: install it again",
     )
 
 
 def _names(source: ByteSource) -> bytes:
-    """The names of all sections; nothing where it is no ELF file with section headers."""
+    """The names of all sections; empty if the file is no ELF file with section headers."""
     header = _header(source)
     if not header.e_ident.startswith(ELF_MAGIC) or header.e_shentsize != SHDR.size:
         return b""

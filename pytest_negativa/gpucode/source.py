@@ -1,8 +1,7 @@
-"""Reads byte ranges of a file, checked; the only place that opens libraries.
+"""Checked reads of byte ranges of a file.
 
-``pread`` and not ``mmap``: mapped pages would count as ours (a library of 540 MB would
-be 540 MB of RSS), and a file that somebody truncates meanwhile would be a SIGBUS instead
-of an error.
+``pread`` and not ``mmap``: mapped pages would count as memory of this process (540 MB of RSS for a
+library of 540 MB), and truncating the file meanwhile would raise SIGBUS instead of an error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FILE_TYPES = {
 }
 
 
-# What fits a processor's cache is hashed fastest.
+# Bytes. A step that fits a processor's cache is hashed fastest.
 _HASH_STEP = 256 << 10
 
 
@@ -43,7 +42,7 @@ class Readable(Protocol):
     path: str
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes from ``offset``.
+        """Read exactly ``length`` bytes from ``offset``.
 
         Raises:
             FormatError: they are not all there.
@@ -51,12 +50,18 @@ class Readable(Protocol):
         ...
 
     def next_stored(self, offset: int) -> tuple[int, int] | None:
-        """The first range at or behind ``offset`` that lies in the file; elsewhere are zeros."""
+        """The first range at or behind ``offset`` that lies in the file; the rest is zeros."""
         ...
 
 
 class ByteSource:
-    """An open regular file of known size.
+    """A regular file, open for reading.
+
+    Attributes:
+        path: real path.
+        size: bytes.
+        mtime_ns: modification time, ns since the epoch.
+        stamp: tells whether the file changed.
 
     Raises:
         FormatError: not a regular file, or it can't be opened or read.
@@ -79,11 +84,11 @@ class ByteSource:
         self.stamp = _stamp(status)
 
     def fileno(self) -> int:
-        """The open file, for reading only."""
+        """The file descriptor; it is for reading only."""
         return self._fd
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes from ``offset``.
+        """Read exactly ``length`` bytes from ``offset``.
 
         Raises:
             FormatError: the range leaves the file, or the file got shorter meanwhile.
@@ -112,7 +117,7 @@ class ByteSource:
         return data
 
     def next_stored(self, offset: int) -> tuple[int, int] | None:
-        """All of the rest; see ``Readable``."""
+        """The rest of the file; see ``Readable``."""
         return (offset, self.size) if offset < self.size else None
 
     def sha256(self) -> str:

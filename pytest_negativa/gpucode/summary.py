@@ -41,7 +41,7 @@ class _Sums:
 
 
 def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) -> LibrarySummary:
-    """Add up a map; with ``device``, also what a device of that capability would load."""
+    """Add up a map; with ``device``, also the code that a device of that capability loads."""
     sums: dict[tuple[SmArch, str], _Sums] = defaultdict(_Sums)
     loaded = library_map.loaded_starts(() if device is None else (device,))
     problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]

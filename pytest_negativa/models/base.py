@@ -1,4 +1,4 @@
-"""What all records have in common, and the span. Records are also the files: no I/O here."""
+"""The bases of all records, and the span. Records are also the files: no I/O here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of records of which a library holds hundreds of thousands: arrays in JSON."""
+    """Base of records that a library has hundreds of thousands of: arrays in JSON."""
 
 
 class Span(Row, frozen=True, order=True):

@@ -1,4 +1,4 @@
-"""What was taken out of a library that ``negativa slim`` made smaller."""
+"""What ``negativa slim`` took out of a library."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pytest_negativa.models.base import Offset, Record
 
 
 class Removed(Record, frozen=True, kw_only=True):
-    """What a slimmed library lacks, and how much of the rest takes room in its file.
+    """What a slimmed library lacks, and the size of the GPU code that is left.
 
     Attributes:
-        size_before: bytes of the original, if the library tells.
-        gone_bytes: of its sections, bytes that are no longer in the file and read as zeros.
-        elements: places of elements that were taken out of regions that stay; neighbours are
-            one place. Of regions that went as a whole nothing is left to count.
-        kernels: kernels that were taken out of the cubins read; None if none was read. Their names
-            are not known: one that two cubins had counts twice.
+        size_before: bytes of the original, if the library states it.
+        gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
+        elements: places in regions that stay where elements were taken out; neighbours are one
+            place. Regions that went as a whole leave nothing to count.
+        kernels: kernels that were taken out of the cubins read; None if no cubin was read. Their
+            names are not known, so a kernel of two cubins counts twice.
         device_functions: other functions, likewise.
-        stored_bytes: of the GPU code that is left, what lies in the file.
+        stored_bytes: bytes in the file of the GPU code that is left.
     """
 
     size_before: Offset | None

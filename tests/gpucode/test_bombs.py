@@ -161,7 +161,7 @@ def test_many_bombs_do_not_spend_time_without_end(tmp_path: Path) -> None:
     *bombs, sound = found["unreadable"]
     assert sound is None
     assert bombs[0].startswith("not a cubin")
-    assert bombs[-1].endswith("taken for a bomb")
+    assert bombs[-1].endswith("taken for a decompression bomb")
     assert found["bytes"] < 600 * MIB
     assert found["seconds"] < 20
 
