@@ -186,7 +186,15 @@ def generate_files() -> Iterator[str]:
             yield _table(
                 ("field", "type", "meaning"),
                 (
-                    (f"`{field}`", _type_of(value, name), _cell(described.get(field, "")))
+                    (
+                        f"`{field}`",
+                        _type_of(value, name),
+                        _cell(
+                            described.get(
+                                field, "tells the records apart" if field == "type" else ""
+                            )
+                        ),
+                    )
                     for field, value in record.get("properties", {}).items()
                 ),
             )
@@ -200,6 +208,8 @@ def _type_of(value: Mapping[str, Any], schema: str) -> str:
         return " or ".join(_type_of(part, schema) for part in value["anyOf"])
     if value.get("type") == "array" and isinstance(value.get("items"), Mapping):
         return f"array of {_type_of(value['items'], schema)}"
+    if "enum" in value:
+        return " or ".join(f"`{choice}`" for choice in value["enum"])
     return str(value.get("type", "any"))
 
 

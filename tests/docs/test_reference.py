@@ -59,6 +59,7 @@ def test_every_schema_is_documented_with_its_fields(generate: ModuleType) -> Non
             assert f"\n## {name} " in text
     assert re.search(r"\| `sha256` \| string \| \w", text)
     assert "Attributes:" not in text
+    assert not re.findall(r"^\| `.* \| .* \|  \|$", text, re.MULTILINE), "a field without a meaning"
 
 
 def test_every_hook_is_documented_with_its_arguments(generate: ModuleType) -> None:
