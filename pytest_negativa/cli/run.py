@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -70,7 +69,7 @@ def locate(**flags: Any) -> None:
     """
     settings = settings_of(flags)
     run = run_of(settings)
-    _conclude(_trace_files(run), run, settings, failure=run.failure)
+    _conclude(run.require_traces(), run, settings, failure=run.failure)
 
 
 @click.command(context_settings=PASS_ON)
@@ -109,9 +108,9 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
 
     settings = settings_of(flags)
     parts = [Run(folder) for folder in runs]
-    traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in _trace_files(part)))
+    traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in part.require_traces()))
     run = RunsFolder(Path(settings.directory)).new_run()
-    _copy(traces, run.trace_dir)
+    run.add_traces(traces)
     failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
     _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None)
 
@@ -176,39 +175,12 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End a run without a trace: with the command's status, or 1 if there are thresholds."""
-    with contextlib.suppress(OSError):
-        run.outcomes_file.unlink()
-        for folder in (run.trace_dir, run.folder):
-            folder.rmdir()
+    run.remove_untraced()
     click.echo(f"negativa: {_NO_TRACE}", err=True)
     unchecked = settings.thresholds.are_set
     if unchecked:
         click.echo("negativa: the thresholds can't be checked", err=True)
     click.get_current_context().exit(status or int(unchecked))
-
-
-def _trace_files(run: Run) -> tuple[Path, ...]:
-    """The trace files of a run's folder, or of a folder that holds nothing else."""
-    from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
-
-    found = run.trace_files() or find_traces(run.folder)
-    if not found:
-        where = f"here or in its folder {run.trace_dir.name}"
-        raise StoreError(f"{run}: no trace files (*{TRACE_SUFFIX}) {where}")
-    return found
-
-
-def _copy(traces: Sequence[Path], folder: Path) -> None:
-    """Copy traces into one folder; recordings of different runs may share a name."""
-    import shutil
-
-    try:
-        folder.mkdir(parents=True)
-        for number, path in enumerate(traces):
-            target = folder / path.name
-            shutil.copy2(path, target if not target.exists() else folder / f"{number}.{path.name}")
-    except OSError as e:
-        raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
 
 
 def _conclude(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, PASS_ON, run_of, settings_of
-from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -99,31 +97,12 @@ def heal(command: tuple[str, ...], **flags: Any) -> None:
 def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
     from msgspec.structs import replace
 
-    from pytest_negativa.models.outcomes import SessionKind
-    from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.verifying.rounds import Program, program_environment
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
-    from pytest_negativa.verifying.traced_run import refuse_failed
+    from pytest_negativa.verifying.traced_run import command_to_verify
 
-    traced = run_of(settings)
-    refuse_failed(traced, settings)
-    outcomes = traced.outcomes_file
-    if not outcomes.exists():
-        raise StoreError(
-            f"{traced}: nothing tells how this run ended, as of one that was combined of several: "
-            f"no {outcomes.name}; trace again"
-        )
-    session = read_outcomes(outcomes)
-    if session.kind is SessionKind.PYTEST:
-        # As a plain program it has one outcome, and those to compare are its tests'.
-        verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
-        raise click.UsageError(
-            f"{traced} was traced by pytest; {verb} it with pytest {option} --negativa-run "
-            f"{shlex.quote(str(traced))}"
-        )
-    words = command or session.command
-    if not words:
-        raise click.UsageError(f"{traced} doesn't tell which command was traced; give it after --")
+    run = run_of(settings)
+    words = command_to_verify(run, settings, command, healing=healing)
     here = Path.cwd()
     program = Program(
         command=words,
@@ -133,7 +112,7 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         environ=program_environment(os.environ),
         is_pytest=False,
     )
-    settings = replace(settings, run=str(traced), healing=healing)
+    settings = replace(settings, run=str(run), healing=healing)
     click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings)))
 
 

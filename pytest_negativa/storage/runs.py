@@ -26,7 +26,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +132,44 @@ class Run:
     def trace_files(self) -> tuple[Path, ...]:
         """The traces that the run's processes have written so far."""
         return find_traces(self.trace_dir)
+
+    def require_traces(self) -> tuple[Path, ...]:
+        """The run's traces, or those of a folder that holds nothing else.
+
+        Raises:
+            StoreError: there is none.
+        """
+        found = self.trace_files() or find_traces(self.folder)
+        if not found:
+            where = f"here or in its folder {self.trace_dir.name}"
+            raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}")
+        return found
+
+    def add_traces(self, traces: Iterable[Path]) -> None:
+        """Copy traces of other runs, which may share names, into this new run.
+
+        Raises:
+            StoreError: they can't be copied.
+        """
+        import shutil
+
+        folder = self.trace_dir
+        try:
+            folder.mkdir(parents=True)
+            for number, path in enumerate(traces):
+                target = folder / path.name
+                if target.exists():
+                    target = folder / f"{number}.{path.name}"
+                shutil.copy2(path, target)
+        except OSError as e:
+            raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
+
+    def remove_untraced(self) -> None:
+        """Remove the folder of a run in which no process left a trace."""
+        with contextlib.suppress(OSError):
+            self.outcomes_file.unlink()
+            for folder in (self.trace_dir, self.folder):
+                folder.rmdir()
 
     def plan_files(self) -> tuple[Path, ...]:
         return tuple(sorted(self.plan_dir.glob("*.json")))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import SessionResult
+from pytest_negativa.models.outcomes import SessionKind, SessionResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
 from pytest_negativa.models.trace import Usage
@@ -77,6 +78,35 @@ def load_traced_run(run: Run, settings: Settings) -> TracedRun:
         usage=usage,
         session=read_outcomes(outcomes),
     )
+
+
+def command_to_verify(
+    run: Run, settings: Settings, given: tuple[str, ...], *, healing: bool
+) -> tuple[str, ...]:
+    """The command that verifies a run of a plain program: the given one, else the traced one.
+
+    Raises:
+        OptionError: pytest traced the run, or the run does not name its command.
+        StoreError: the run failed, or nothing says how it ended.
+    """
+    refuse_failed(run, settings)
+    outcomes = run.outcomes_file
+    if not outcomes.exists():
+        raise StoreError(
+            f"{run}: no {outcomes.name}, so nothing says how this run ended (combined runs have "
+            "none); trace again"
+        )
+    session = read_outcomes(outcomes)
+    if session.kind is SessionKind.PYTEST:
+        # As a plain program it has one outcome, and those to compare are its tests'.
+        verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
+        raise OptionError(
+            f"{run} was traced by pytest; {verb} it with pytest {option} --negativa-run "
+            f"{shlex.quote(str(run))}"
+        )
+    if not (command := given or session.command):
+        raise OptionError(f"{run} does not name the traced command; give it after --")
+    return command
 
 
 def refuse_failed(run: Run, settings: Settings) -> None:

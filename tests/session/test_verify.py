@@ -649,7 +649,7 @@ def test_a_run_that_was_combined(traced: VerifiedProject, tmp_path: Path) -> Non
     project = VerifiedProject(tmp_path / "project", "")
     project.negativa("combine", traced.run_folder)
     error = project.negativa("verify", status=1).stderr
-    assert f"{project.run_folder}: nothing tells how this run ended" in error
+    assert f"{project.run_folder}: no tests.jsonl, so nothing says how this run ended" in error
 
 
 @pytest.mark.parametrize("verb", ["verify", "heal"])
@@ -661,7 +661,7 @@ def test_the_command_refuses_what_pytest_traced(traced: VerifiedProject, verb: s
         done = traced.negativa(verb, *words, status=2)
         assert done.stdout == ""
         assert done.stderr.endswith(
-            f"Error: {run} was traced by pytest; {verb} it with pytest "
+            f"negativa: error: {run} was traced by pytest; {verb} it with pytest "
             f"--negativa-{verb} --negativa-run '{run}'\n"
         )
     assert len(list((traced.run_folder / "verify").glob("*"))) == before
