@@ -165,9 +165,9 @@ class _Analyzer:
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """Why processes that had loaded the library may have used more than is known."""
         processes = set(library_usage.processes)
-        for lack in self._usage.incomplete:
-            if lack.process is None or lack.process in processes:
-                return lack.text
+        for warning in self._usage.incomplete:
+            if warning.process is None or warning.process in processes:
+                return warning.text
         for index in library_usage.processes:
             process = self._usage.processes[index] if index < len(self._usage.processes) else None
             # Tests may kill their children; a process that runs tests has an end, unless it

@@ -55,7 +55,7 @@ def _replay_line(usage: Usage) -> str | None:
 
 def _not_covered(analysis: Analysis) -> Iterator[str]:
     usage = analysis.usage
-    yield from dict.fromkeys(lack.text for lack in usage.incomplete)
+    yield from dict.fromkeys(warning.text for warning in usage.incomplete)
     for process in usage.processes:
         if not process.ended:
             name = process.header.worker or process.header.role.value

@@ -31,13 +31,13 @@ def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
             for path, why in found
             if why is not None
         ),
-        tuple(dict.fromkeys(_lacks(usage))),
+        tuple(dict.fromkeys(_incomplete_reasons(usage))),
     )
 
 
-def _lacks(usage: Usage) -> Iterator[str]:
-    for lack in usage.incomplete:
-        yield lack.text
+def _incomplete_reasons(usage: Usage) -> Iterator[str]:
+    for warning in usage.incomplete:
+        yield warning.text
     for warning in usage.warnings:
         # No lack of a plan: its proof ran them, too. What they loaded is not known all the same.
         if warning.code == CHILDREN_UNTRACED:

@@ -1,4 +1,4 @@
-"""Trace files to their union, ``Usage``. The order of the files makes no difference."""
+"""Merges trace files into one ``Usage``, independent of the order of the files."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ K = TypeVar("K")
 def merge_traces(paths: Iterable[str | os.PathLike[str]]) -> Usage:
     """Read trace files and merge them.
 
-    A file that can't be read makes the usage incomplete; it is no error, for the others
-    still tell what they tell.
+    A file that can't be read makes the usage incomplete. It is no error: the others still count.
     """
     traces = []
     for path in paths:
@@ -128,13 +127,13 @@ class _Merger:
     def add(self, trace: ProcessTrace) -> None:
         if trace.header is None:
             for problem in trace.problems:
-                self._lack("trace-unreadable", f"{trace.path}: {problem}", None)
+                self.mark_incomplete("trace-unreadable", f"{trace.path}: {problem}", None)
             return
         process = len(self._processes)
         self._run_ids.add(trace.header.run_id)
         self._headers.append(trace.header)
         for problem in trace.problems:
-            self._lack("trace-damaged", f"{trace.path}: {problem}", process)
+            self.mark_incomplete("trace-damaged", f"{trace.path}: {problem}", process)
         self._processes.append(
             UsageProcess(
                 header=trace.header,
@@ -166,20 +165,17 @@ class _Merger:
         self._gaps.append(gap)
         what = "was off" if gap.end_ns is not None else "went off and stayed so"
         where = gap.context.nodeid or gap.context.phase.value
-        self._lack("gap", f"{where}: the detector {what}: {gap.why}", gap.process)
+        self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.why}", gap.process)
 
     def warn(self, warning: WarningRecord, process: int) -> None:
         if warning.incomplete:
-            self._lack(warning.code, warning.text, process)
+            self.mark_incomplete(warning.code, warning.text, process)
         else:
             self._warnings.append(
                 UsageWarning(code=warning.code, text=warning.text, process=process)
             )
 
-    def lack(self, code: str, text: str, process: int) -> None:
-        self._lack(code, text, process)
-
-    def _lack(self, code: str, text: str, process: int | None) -> None:
+    def mark_incomplete(self, code: str, text: str, process: int | None) -> None:
         self._incomplete.append(UsageWarning(code=code, text=text, process=process))
 
     def usage(self) -> Usage:
@@ -349,12 +345,12 @@ class _TraceReader:
     def _report(self) -> None:
         for uses in self._unknown.values():
             text = "an image that could not be recognised was used: " + ", ".join(sorted(uses))
-            self._merger.lack("image-unknown", text, self._process)
+            self._merger.mark_incomplete("image-unknown", text, self._process)
         if self._dangling:
             text = f"{self._trace.path}: nothing tells what these are: " + ", ".join(
                 sorted(self._dangling)
             )
-            self._merger.lack("trace-damaged", text, self._process)
+            self._merger.mark_incomplete("trace-damaged", text, self._process)
 
 
 def _note(seen: dict[K, _When], key: K, when: _When) -> None:
