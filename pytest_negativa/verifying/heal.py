@@ -36,10 +36,10 @@ from pytest_negativa.verifying.rounds import conclusive_tests
 from pytest_negativa.verifying.verification import Verification
 
 _ELSEWHERE = {
-    CopyKind.OVERWRITTEN: "the tests fail wherever their libraries lie elsewhere: nothing that was "
-    "removed is the cause",
-    CopyKind.COMPACTED: "the tests fail on compacted copies with all GPU code in them, too: none "
-    "of it that was removed is the cause",
+    CopyKind.OVERWRITTEN: "the tests fail whenever their libraries lie in another folder: no "
+    "removed code is the cause",
+    CopyKind.COMPACTED: "the tests fail on compacted copies with all GPU code in them, too: no "
+    "removed code is the cause",
 }
 """Why nothing is given back for tests that fail with everything given back."""
 
@@ -116,7 +116,7 @@ def verify_and_heal(verification: Verification) -> Verdict:
     attempt = verification.attempt(plans.planned)
     verdict = judge(attempt)
     if verdict.proved and plans.unfinished:
-        whys.append("what an unfinished search had kept is not needed")
+        whys.append("the tests don't need what an unfinished search had kept")
         _save_healed_plans(run, plans, ())
     searches = 0
     while complete and not verdict.proved:
@@ -167,7 +167,7 @@ def search(
     copied = {c.library.path for c in attempt.reconstruction.libraries}
     parts = [p for p in _likely_first(verification, plans, failing) if p.library in copied]
     if not parts:
-        return SearchResult(whys=("tests fail, and nothing was removed that they could need",))
+        return SearchResult(whys=("tests fail, but no part was removed that they could need",))
     likely = [part for part in parts if part in plans.unfinished]
     first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
     verification.say(
@@ -178,7 +178,7 @@ def search(
     caused = trials.passing_on_originals(failing)
     if not caused:
         return SearchResult(
-            whys=("the tests fail on the originals too: nothing that was removed is the cause",)
+            whys=("the tests fail on the originals, too: no removed code is the cause",)
         )
     for candidates in filter(None, (likely, parts)):
         tests = trials.passing_with(candidates, caused)
@@ -188,7 +188,7 @@ def search(
     if not tests:
         return SearchResult(whys=(elsewhere,))
     left = len(caused) - len(tests)
-    whys = (f"of {left} tests: {elsewhere}",) if left else ()
+    whys = (f"{left} of {len(caused)} failing tests get nothing back: {elsewhere}",) if left else ()
     question = _question(verification, plans.planned, candidates, tests)
     answers = Answers(verification.traced.run.answers_file, question)
 
@@ -278,8 +278,8 @@ def _without_unfinished(verification: Verification) -> _Plans:
     now = {plan.library.path: plan for plan in traced.plans}
     if any(now.get(path) != give_back_spans(plan, spans) for path, plan in unhealed.items()):
         verification.say(
-            "negativa: healing: the plan has changed since a search was left unfinished; what it "
-            "had kept stays kept"
+            "negativa: healing: the plan has changed since an unfinished search; the parts that "
+            "the search had kept stay kept"
         )
         return saved
     return _Plans(

@@ -140,7 +140,7 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     new = [v for v in against if v.before is None]
     different = [v for v in against if v.after is not None and v.before is not None]
     if different:
-        yield f"{_count(different, 'test')} ended otherwise than in the traced run"
+        yield f"{_count(different, 'test')} ended with another outcome than in the traced run"
     if missing:
         yield f"{_count(missing, 'test')} of the traced run did not run"
     if new:
@@ -284,7 +284,7 @@ def reasons_of_libraries(
         if row.status is LibraryStatus.NOT_PROVED and row.why != TESTS_DIFFER
     ]
     if wanted:
-        yield f"{_count(wanted, 'library', 'libraries')} could not be proved: see there"
+        yield f"{_count(wanted, 'library', 'libraries')} could not be proved: each row says why"
     if not any(row.processes for row in libraries):
         yield "no copy was loaded by any process"
 

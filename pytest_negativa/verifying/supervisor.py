@@ -82,7 +82,7 @@ def _trace(program: Program, settings: Settings) -> tuple[int, Run | None]:
     status = result.status if result.status >= 0 else 128 - result.status
     run = result.run
     if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
-        _say("negativa: nothing to verify: nothing was planned from the traced run")
+        _say("negativa: nothing to verify: the traced run has no plan")
         return status or 1, None
     return status, run
 

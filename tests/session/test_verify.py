@@ -167,7 +167,7 @@ def test_an_outcome_that_differs(
     name, before, after = expected
     assert traced.differing() == {name: (before, after)}
     assert f"test_a.py::{name}: {before} -> {after}" in shown
-    assert traced.verdict["reasons"] == ["1 test ended otherwise than in the traced run"]
+    assert traced.verdict["reasons"] == ["1 test ended with another outcome than in the traced run"]
     assert traced.statuses() == {
         "lib.so": ("not proved", "the tests don't agree with the traced run")
     }
@@ -405,7 +405,7 @@ def test_behind():
     status, why = project.statuses()["lib.so"]
     assert status == "not proved" and why is not None
     assert f"opened the original, as {project.folder}/other.so" in why and why in shown
-    assert project.differing() == {} and "1 library could not be proved: see there" in shown
+    assert project.differing() == {} and "1 library could not be proved: each row says why" in shown
 
 
 def test_a_library_opened_by_its_descriptor_is_replaced_too(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
     shown = project.verify(status=1)
     assert "nothing is planned from this run: 1 test failed; trace again, or plan" in shown
     shown = project.pytest("-q", "--negativa", "--negativa-verify", status=1).stdout
-    assert "nothing was planned from the traced run" in shown
+    assert "the traced run has no plan" in shown
     # Accepted, its outcomes are compared like any other.
     project.write("test_a.py", project.folder.joinpath("test_a.py").read_text() + "    assert 0\n")
     project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)

@@ -67,7 +67,7 @@ def test_equal_outcomes_say_nothing_against() -> None:
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.PASSED])
 def test_every_other_outcome_speaks_against(outcome: Outcome) -> None:
     changed = replace(SOUND, after={**SOUND.after, **results(a=outcome)})
-    assert reasons(changed) == ["1 test ended otherwise than in the traced run"]
+    assert reasons(changed) == ["1 test ended with another outcome than in the traced run"]
     first = judge_tests(changed)[0]
     assert (first.nodeid, first.after, first.text) == ("a", outcome, "a ended")
     assert reasons(replace(changed, flaky={"a"})) == []
@@ -153,7 +153,7 @@ def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     assert row.copy_sha256 == reconstruction.libraries[0].copy_sha256 != row.sha256
 
 
-COULD_NOT = "1 library could not be proved: see there"
+COULD_NOT = "1 library could not be proved: each row says why"
 NO_COPY = "no copy was loaded by any process"
 
 
@@ -258,7 +258,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert judge(attempt) == verdict
 
     failing = attempt_of(made, *results(a=Outcome.FAILED).values())
-    assert judge(failing).reasons[0] == "1 test ended otherwise than in the traced run"
+    assert judge(failing).reasons[0] == "1 test ended with another outcome than in the traced run"
     assert [row.why for row in judge(failing).libraries] == [TESTS_DIFFER]
     assert judge(replace(attempt, problems=("a copy changed",))).reasons == ("a copy changed",)
 
