@@ -20,22 +20,22 @@ class SuiteUse(str, enum.Enum):
 
 
 class MatchedBy(str, enum.Enum):
-    """How a library was recognised as one of the traced run; never by its path."""
+    """How a library was recognised as a library of the traced run; never by its path."""
 
     SHA256 = "sha256"
     BUILD_ID = "build-id"
 
 
 class SlimmableBy(str, enum.Enum):
-    """What says that bytes could go."""
+    """Why bytes are slimmable."""
 
-    PLAN = "plan"  # the run's plan of this very file
-    LOCK = "lock"  # the lock file, for this very file
-    ARCH = "arch"  # no device of interest loads it, whatever the program does
+    PLAN = "plan"  # the run's plan for exactly this content
+    LOCK = "lock"  # the lock file's plan for exactly this content
+    ARCH = "arch"  # none of the given devices loads them, whatever the program does
 
 
 class Manager(str, enum.Enum):
-    """Who installed a file."""
+    """The package manager that installed a file."""
 
     WHEEL = "wheel"
     CONDA = "conda"

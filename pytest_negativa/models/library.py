@@ -1,8 +1,8 @@
-"""The map of a library's GPU code: what ``read_library`` finds and the map file holds.
+"""The map of a library's GPU code: the result of ``read_library``, and the map file.
 
-Names repeat a lot in GPU code: the same mangled kernel name, hundreds of characters
-long, stands in the cubins of six archs. A ``LibraryMap`` therefore holds each name
-once, in ``names``, and the rows refer to it by index (``NameIndex``).
+Names repeat a lot in GPU code: the cubins of six archs have the same mangled kernel name, which may
+be hundreds of characters long. A ``LibraryMap`` holds each name once, in ``names``, and its rows
+refer to it by index (``NameIndex``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Compression(str, enum.Enum):
 
 
 class Function(Row, frozen=True):
-    """A kernel or device function: where its code lies in the (unpacked) cubin."""
+    """A kernel or device function, and its code in the unpacked cubin; size in bytes."""
 
     name: NameIndex
     offset_in_cubin: Offset
@@ -59,7 +59,7 @@ class Call(Row, frozen=True):
 class Signature(Row, frozen=True):
     """A function and the prototype under which it is called, or calls, through a pointer.
 
-    Prototypes are compared, never read: ``#ii`` is NVIDIA's spelling of int(int).
+    Prototypes are compared, never interpreted: ``#ii`` is NVIDIA's spelling of int(int).
     """
 
     function: NameIndex
@@ -70,19 +70,19 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     """The device ELF inside an element or frame, as far as its tables tell.
 
     Attributes:
-        arch: the arch that its ELF header states.
-        relocatable: ``ET_REL``: before device link, not loadable as it is.
-        kernels: entry functions, which a host can look up and launch.
-        device_functions: code that only other device code reaches.
-        externals: functions it calls and doesn't define (relocatable cubins).
+        arch: the arch in its ELF header.
+        relocatable: ``ET_REL``: made before the device link, and not loadable as it is.
+        kernels: entry functions, which a host program can look up and launch.
+        device_functions: functions that only other device code reaches.
+        externals: functions that it calls and doesn't define (relocatable cubins).
         global_data: variables in global memory.
         constant_data: variables in constant memory.
         calls: direct calls.
-        references: who takes whose address, or launches it from the device.
+        references: functions that take another's address, or launch it from the device.
         address_taken: functions that a pointer may reach, by prototype.
         indirect_calls: functions that call through a pointer, by prototype. Such a caller may
             reach every function of the same prototype in ``address_taken``.
-        sha256: hex digest of the whole unpacked image, where it was asked for.
+        sha256: hex digest of the whole unpacked image; of frames only.
     """
 
     arch: SmArch
@@ -100,7 +100,7 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
 
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
-    """PTX text: what its directives declare.
+    """The declarations of PTX text.
 
     Attributes:
         version: of the PTX ISA, as written.
@@ -120,10 +120,10 @@ class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
 
 
 class LtoIr(Record, frozen=True, kw_only=True, tag="lto-ir"):
-    """LTO-IR: which kernels it holds only NVIDIA's compiler can tell.
+    """LTO-IR; only NVIDIA's compiler can tell its kernels.
 
     Attributes:
-        obscured: the payload is no NVVM bitcode but scrambled (flag 0x10000, with a seed in the
+        obscured: whether the payload is scrambled NVVM bitcode (flag 0x10000, with a seed in the
             header), as all LTO-IR that nvcc compresses.
     """
 
@@ -138,15 +138,15 @@ class Element(Record, frozen=True, kw_only=True):
 
     Attributes:
         header_offset: file offset of its header; it ends where the payload begins.
-        payload: the payload with its padding, as file offsets.
+        payload: file offsets of the payload with its padding.
         stored_size: bytes of the payload in use; the rest of ``payload`` is padding.
         unpacked_size: bytes of the content after decompression.
         kind, arch, compression: see there. For an unknown kind all bytes are kept.
         kind_number, flags: as in the file.
         identifier: the name string of the header (the source file, usually), if it has one.
-        options: the compiler options string of PTX and LTO-IR, if the header has one.
-        content: what was read of the payload; None if not asked for, or unreadable.
-        unreadable: why the payload could not be read, for elements that must be kept.
+        options: the compiler options of PTX and LTO-IR, if the header has them.
+        content: the content that was read; None if it was not asked for, or is unreadable.
+        unreadable: why the payload can't be read; the element is kept.
     """
 
     header_offset: Offset
@@ -209,9 +209,9 @@ class CodeBlock(NamedTuple):
         arch, compression: see ``Element``; a frame is compressed with zstd.
         stored_size: bytes of ``[start, end)`` in use.
         unpacked_size: bytes of the content after decompression.
-        content: what was read of it; None if it was not asked for, or is unreadable.
-        unreadable: why it could not be read.
-        region: the region that has it; None for a frame.
+        content: the content that was read; None if it was not asked for, or is unreadable.
+        unreadable: why it can't be read.
+        region: the region that holds it; None for a frame.
         record: the element or frame itself.
     """
 
@@ -287,7 +287,7 @@ class Section(Record, frozen=True, kw_only=True):
 
 
 class Problem(Record, frozen=True, kw_only=True):
-    """Something not understood: the bytes around it must be kept as they are.
+    """A place that is not understood; the bytes around it are kept as they are.
 
     Attributes:
         offset: in the file.
@@ -299,7 +299,7 @@ class Problem(Record, frozen=True, kw_only=True):
 
 
 class LibraryIdentity(Record, frozen=True, kw_only=True):
-    """What makes a library this one and no other; never its base name.
+    """The identity of a library: its content, never its base name.
 
     Attributes:
         path: real path.
@@ -308,8 +308,8 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
         machine: ELF machine of the host, e.g. ``EM_X86_64``.
-        sha256: hex digest of the whole file, where it was asked for and there is GPU code. Plans
-            are made for exactly this content. None also if the file changed while it was read.
+        sha256: hex digest of the whole file. A plan is for exactly this content. None if it was
+            not asked for, if there is no GPU code, or if the file changed while it was read.
     """
 
     path: str
@@ -325,10 +325,10 @@ class Scope(Record, frozen=True, kw_only=True):
     """How much of a library was read beyond the headers.
 
     Attributes:
-        devices: capabilities (``"9.0"``) whose code was unpacked and named; None: all.
-        headers_only: nothing was unpacked, whatever ``devices`` says.
-        starts: file offsets of the only payloads and frames that were unpacked, of those that
-            ``devices`` says; None: all of them.
+        devices: capabilities (``"9.0"``) whose code is unpacked; None: all.
+        headers_only: nothing is unpacked, whatever ``devices`` says.
+        starts: file offsets of payloads and frames; of the code for ``devices``, only these are
+            unpacked. None: all of them.
     """
 
     devices: tuple[str, ...] | None = None

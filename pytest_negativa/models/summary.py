@@ -1,4 +1,4 @@
-"""Counts and sums of a map: what a table of libraries shows."""
+"""Counts and sums of a map, for tables of libraries."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class SectionRow(Record, frozen=True, kw_only=True):
 
 
 class CodeRow(Record, frozen=True, kw_only=True):
-    """All code of one arch and kind in a library (or in several, when added up).
+    """All code of one arch and kind in a library, or in several libraries.
 
     Attributes:
         arch: e.g. ``sm_90a``.
         kind: ``cubin``, ``ptx``, ``lto-ir``, ``unknown``, or ``frame`` for bare cubin frames.
-        elements: how many elements or frames.
-        stored_bytes: in the file, with padding.
-        unpacked_bytes: after decompression.
-        kernels: distinct names among those read; None where none of the code was read.
-        unreadable: elements that could not be read.
-        loaded: elements that the device of the summary loads; None without a device.
+        elements: number of elements or frames.
+        stored_bytes: bytes in the file, with padding.
+        unpacked_bytes: bytes after decompression.
+        kernels: distinct kernel names in the code that was read; None if none was read.
+        unreadable: number of elements that can't be read.
+        loaded: number of elements that the device of the summary loads; None without a device.
         loaded_bytes: their share of ``stored_bytes``; None without a device.
     """
 
@@ -64,7 +64,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
         device: the compute capability that ``loaded`` figures are for, or None.
         sections: the sections with GPU code.
         code: its code by arch and kind.
-        kernels: distinct kernel names in what was read; None if only headers were read.
+        kernels: distinct kernel names in the code that was read; None if only headers were read.
         problems: places that are not understood.
     """
 
