@@ -32,16 +32,22 @@ def slimmed(site: Made, tmp_path: Path) -> Made:
     return site
 
 
-@pytest.fixture
-def upgraded(slimmed: Made, tmp_path: Path) -> Made:
-    """The same with a newer version of the distribution in its place."""
-    new = tmp_path / "new"
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site with a newer version of the distribution."""
+    new = tmp_path_factory.mktemp("newer")
     one = build(new / "one", name="libone.so.1", fatbin=gpu_code(7), extra=DEBUG)
     two = build(new / "two", name="libtwo.so", fatbin=gpu_code(8))
     wheel = make_wheel(new, "gpu-code", "2.0", {ONE: one, TWO: two}, "host-code")
-    shutil.rmtree(slimmed.info)
     pip_install(new / "site", wheel)
-    for path in (new / "site").iterdir():
+    return new / "site"
+
+
+@pytest.fixture
+def upgraded(slimmed: Made, newer: Path) -> Made:
+    """The slimmed site with the newer version in its place."""
+    shutil.rmtree(slimmed.info)
+    for path in newer.iterdir():
         if path.is_dir():
             shutil.copytree(path, slimmed.folder / path.name, dirs_exist_ok=True)
     return slimmed

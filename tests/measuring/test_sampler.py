@@ -1,0 +1,117 @@
+"""A run of a real program, sampled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.measuring.nvml import Gpus
+from pytest_negativa.measuring.sampler import MeasureError, SampledRun, run_sampled
+from pytest_negativa.processes.tree import adopt_orphans, descendants
+from tests.support.pythons import ALLOCATED, INTERPRETER, python
+
+
+def run(tmp_path: Path, code: str) -> SampledRun:
+    return run_sampled(
+        [sys.executable, "-c", code],
+        os.environ,
+        output=tmp_path / "log",
+        first_result=tmp_path / "mark",
+        gpus=Gpus(),
+        interval=0.005,
+    )
+
+
+def test_peaks_of_a_run(tmp_path: Path) -> None:
+    code = f"""
+import subprocess, sys, time
+code = "import time; x = bytearray(b'1') * {ALLOCATED}; time.sleep(2)"
+subprocess.run([sys.executable, "-c", code])
+"""
+    sampled = run(tmp_path, code)
+    assert sampled.status == 0
+    assert sampled.wall_s >= 2
+    assert ALLOCATED < sampled.memory.rss < ALLOCATED + 3 * INTERPRETER
+    assert sampled.memory.pss is not None
+    assert ALLOCATED < sampled.memory.pss <= sampled.memory.rss
+    assert len(sampled.memory.seen) == 2
+    assert sampled.first_result_s is None
+    assert sampled.outlived == 0
+
+
+ALONE = """
+import os, sys
+from pathlib import Path
+from pytest_negativa.measuring.nvml import Gpus
+from pytest_negativa.measuring.sampler import run_sampled
+
+folder = Path(sys.argv[1])
+sampled = run_sampled([sys.executable, "-c", sys.argv[2]], os.environ, output=folder / "log",
+                      first_result=folder / "mark", gpus=Gpus(), interval=10)
+print(sampled.root_max_rss_bytes, sampled.memory.rss)
+"""
+
+
+def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> None:
+    # Only if it is more than the process that measures ever had: this one may have had more.
+    size = 4 * ALLOCATED
+    code = f"x = bytearray(b'1') * {size}; del x"
+    command = [sys.executable, "-c", ALONE, str(tmp_path), code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    counted, seen = map(int, done.stdout.split())
+    assert size < counted < size + INTERPRETER
+    assert seen < size
+
+
+def test_output_and_status(tmp_path: Path) -> None:
+    code = "import sys; print(sys.stdin.read() or 'nothing'); sys.stderr.write('e'); sys.exit(3)"
+    assert run(tmp_path, code).status == 3
+    assert sorted((tmp_path / "log").read_text()) == sorted("nothing\ne")
+    assert run(tmp_path, "import os; os.kill(os.getpid(), 9)").status == -9
+
+
+def test_the_time_of_the_first_result(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = (
+        f"import time; time.sleep(.3); open({str(mark)!r}, 'w').write(f'{{time.monotonic_ns()}}%s')"
+    )
+    sampled = run(tmp_path, code % "\\n")
+    assert sampled.first_result_s is not None
+    assert 0.3 < sampled.first_result_s < sampled.wall_s
+    # Half a number, as a process leaves it that is killed in its write.
+    assert run(tmp_path, code % "").first_result_s is None
+
+
+def test_orphans_are_seen_and_ended(tmp_path: Path) -> None:
+    assert adopt_orphans()
+    code = """
+import os, sys, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+time.sleep(.3)
+"""
+    sampled = run(tmp_path, code)
+    assert sampled.outlived == 1
+    assert not set(sampled.memory.seen) & {p.pid for p in descendants()}
+
+
+def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
+    with python("import sys; print(1, flush=True); sys.stdin.read()") as other:
+        sampled = run(tmp_path, "import time; time.sleep(.1)")
+        assert other.pid not in sampled.memory.seen
+        assert other.poll() is None
+
+
+def test_no_such_command(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError, match=r"no-such: cannot be started: No such file"):
+        run_sampled(
+            [str(tmp_path / "no-such")], os.environ, output=tmp_path / "log",
+            first_result=tmp_path / "mark", gpus=Gpus(), interval=1,
+        )  # fmt: skip
