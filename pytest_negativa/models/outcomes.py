@@ -1,7 +1,7 @@
 """How the tests of a session ended: the lines of ``tests.jsonl``, and what they add up to.
 
-One record a line, written as things happen by the process that reports (not the workers of
-pytest-xdist), so that the test during which a session died is known. Times are nanoseconds
+The process that reports (not the workers of pytest-xdist) writes one record a line as things
+happen. So the test during which a session died is known. Times are nanoseconds
 since the epoch, durations seconds.
 """
 

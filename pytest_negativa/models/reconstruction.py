@@ -100,7 +100,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
 
 
 class RefusedLibrary(Record, frozen=True, kw_only=True):
-    """A library of which there is no copy, though its plan has unused code."""
+    """A library without a copy, though its plan has unused code."""
 
     path: str
     why: str

@@ -33,9 +33,9 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         kept, unused: what was decided, by reason.
         kernels: distinct kernels that the traced devices could load.
         used_kernels: how many of them the run used.
-        unused_kernels: mangled names of the others, where they are few; else empty.
+        unused_kernels: mangled names of the others if they are few; else empty.
         notes: what a reader should know.
-        trimmed: what is unused inside kept cubins; None where nothing is, or nobody asked.
+        trimmed: what is unused inside kept cubins; None if nothing is, or at granularity ``element``.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """What a process did with GPU code: the records of its trace file, and their union, ``Usage``.
 
-A trace file is JSON lines, one record a line, written as things happen, so that a process
-that is killed loses nothing it had already recorded. Its first line is a ``Header``. Records
+A trace file is JSON lines, one record a line, written as things happen. So a process that is
+killed loses nothing it had already recorded. Its first line is a ``Header``. Records
 refer to each other by small ids that hold within one file; a reference may come before the
 record it refers to, since several threads write.
 
@@ -441,7 +441,7 @@ class Usage(Record, frozen=True, kw_only=True):
             a library from its own file, or compiled at run time. By sha256.
         compiled: PTX text and what was linked at run time, which have no place in any file.
         incomplete: why more may have been used than is listed here; empty if nothing is
-            missing. Whoever plans from an incomplete usage must keep.
+            missing. A plan from an incomplete usage must keep.
         replay: set where the records come from an earlier run on another machine.
     """
 
