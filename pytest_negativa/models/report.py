@@ -35,7 +35,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         used_kernels: how many of them the run used.
         unused_kernels: mangled names of the others if they are few; else empty.
         notes: what a reader should know.
-        trimmed: what is unused inside kept cubins; None if nothing is, or at granularity ``element``.
+        trimmed: what is unused inside kept cubins; None if nothing is.
     """
 
     path: str
