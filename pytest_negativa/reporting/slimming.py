@@ -69,7 +69,7 @@ def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
     """Yield a line for each library that is an error of the command."""
     for row in rows:
         if row.status in PROBLEMS:
-            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
+            yield _line(row)
 
 
 def _cells(row: SlimRow) -> tuple[str, ...]:
@@ -88,24 +88,24 @@ def _share(after: int, before: int) -> str:
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
-    notes = Counter(note for row in rows for note in row.notes)
-    for row in rows:
-        for note in row.notes:
-            if notes[note] < _MANY:
-                yield f"{printable(row.path)}: {printable(note)}"
-        if row.status in UNMET:
-            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
-    for note, count in notes.items():
+    notes = [(note, f"{row.path}: {note}") for row in rows for note in row.notes]
+    yield from _united(notes, "libraries")
+    yield from (_line(row) for row in rows if row.status in UNMET)
+    left = [(_kind(row), _line(row)) for row in rows if row.status is SlimStatus.LEFT]
+    yield from _united(left, "libraries left as they are")
+
+
+def _united(lines: Sequence[tuple[str, str]], title: str) -> Iterator[str]:
+    """The lines, each with its kind; many of a kind become one line."""
+    counts = Counter(kind for kind, _ in lines)
+    yield from (printable(line) for kind, line in lines if counts[kind] < _MANY)
+    for kind, count in counts.items():
         if count >= _MANY:
-            yield f"{count:,} libraries: {printable(note)}"
-    left = [row for row in rows if row.status is SlimStatus.LEFT]
-    kinds = Counter(_kind(row) for row in left)
-    for row in left:
-        if kinds[_kind(row)] < _MANY:
-            yield f"{printable(row.path)}: {row.status.value}: {printable(row.why or '')}"
-    for kind, count in kinds.items():
-        if count >= _MANY:
-            yield f"{count:,} libraries left as they are: {printable(kind)}"
+            yield f"{count:,} {title}: {printable(kind)}"
+
+
+def _line(row: SlimRow) -> str:
+    return printable(f"{row.path}: {row.status.value}: {row.why or ''}")
 
 
 def _kind(row: SlimRow) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.slimming.identity import is_uninstalled
+from pytest_negativa.slimming.identity import Records, is_uninstalled
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
-from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.slimming.tree import Tree
 
-_Recorded = Mapping[str, Mapping[str, Path]]
+_Recorded = Mapping[str, Records]
+_Judgement = tuple[SlimStatus, str | None]
 
 
 def check_tree(tree: Tree) -> list[SlimRow]:
@@ -39,69 +40,70 @@ def check_tree(tree: Tree) -> list[SlimRow]:
     rows = tree.unlisted_rows()
     rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
     for group in others:
-        row = _check_unknown(tree, group, records)
-        if row is not None:
-            rows.append(row)
+        lines = {line for name in group.names for line in records.get(name, {})}
+        if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
+            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
 
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
-    group = tree.group_of(name)
-    remedy = "reinstall" if entry.original is None else "reinstall, or negativa slim undo"
-    records = all_records.get(name, {})
-    if group is None and tree.is_hidden((name,)):
-        return _row(name, SlimStatus.FAILED, 0, "its folder cannot be listed")
-    if group is None and is_uninstalled(name, entry, records):
-        why = "it was slimmed; its distribution is no longer installed"
-        return _row(name, SlimStatus.DIFFERENT, 0, why)
+    group, records = tree.group_of(name), all_records.get(name, {})
     if group is None:
-        return _row(name, SlimStatus.GONE, 0, f"it was slimmed, and is no longer there; {remedy}")
-    digest = digest_of(tree.root / name)
+        status, why = _judge_gone(tree, name, entry, records)
+        return SlimRow.unchanged(name, status, 0, why)
+    status, why = _judge(tree.root / name, entry, records)
+    return SlimRow.unchanged(name, status, group.size, why)
+
+
+def _judge_gone(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
+    if tree.is_hidden((name,)):
+        return SlimStatus.FAILED, "its folder cannot be listed"
+    if is_uninstalled(name, entry, records):
+        return SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
+    return SlimStatus.GONE, f"it was slimmed, and is no longer there; {_remedy(entry)}"
+
+
+def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
+    digest = digest_of(path)
     if digest is None:
-        return _row(name, SlimStatus.FAILED, group.size, "it cannot be read")
+        return SlimStatus.FAILED, "it cannot be read"
     if digest == entry.sha256:
-        wrong = [path for line, path in records.items() if line != record_digest(digest)]
+        wrong = [record for line, record in records.items() if line != record_digest(digest)]
         if wrong:
-            why = f"{wrong[0]} has another digest; run negativa slim again"
-            return _row(name, SlimStatus.DAMAGED, group.size, why)
-        return _row(name, SlimStatus.SOUND, group.size, None)
+            return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
+        return SlimStatus.SOUND, None
     if digest == entry.original_sha256:
-        return _row(name, SlimStatus.DIFFERENT, group.size, "the original is back")
+        return SlimStatus.DIFFERENT, "the original is back"
     if record_digest(digest) in records:
-        why = "another one was installed since: RECORD has its digest"
-        return _row(name, SlimStatus.DIFFERENT, group.size, why)
+        return SlimStatus.DIFFERENT, "another one was installed since: RECORD has its digest"
     try:
-        damage = diagnose(tree.root / name).damage
+        damage = diagnose(path).damage
     except FormatError as e:
-        return _row(name, SlimStatus.FAILED, group.size, e.problem)
+        return SlimStatus.FAILED, e.problem
     if damage is not None:
-        return _row(name, SlimStatus.DAMAGED, group.size, f"{damage}; {remedy}")
+        return SlimStatus.DAMAGED, f"{damage}; {_remedy(entry)}"
     # A patch and a page of kernels that a disk lost look alike.
-    why = f"differs from what was written; {remedy}"
-    return _row(name, SlimStatus.CHANGED, group.size, why)
+    return SlimStatus.CHANGED, f"differs from what was written; {_remedy(entry)}"
 
 
-def _check_unknown(tree: Tree, group: FileGroup, all_records: _Recorded) -> SlimRow | None:
-    path = tree.root / group.name
+def _remedy(entry: SlimmedFile) -> str:
+    return "reinstall" if entry.original is None else "reinstall, or negativa slim undo"
+
+
+def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
+    """Judge a library that the manifest doesn't list, by its lines of RECORD."""
     try:
         diagnosis = diagnose(path)
     except FormatError as e:
-        return _row(group.name, SlimStatus.FAILED, group.size, e.problem)
+        return SlimStatus.FAILED, e.problem
     if diagnosis.damage is not None:
-        return _row(group.name, SlimStatus.DAMAGED, group.size, diagnosis.damage)
+        return SlimStatus.DAMAGED, diagnosis.damage
     if not diagnosis.compacted:
         return None
-    lines = {line for name in group.names for line in all_records.get(name, {})}
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
-        why = "not in the manifest; RECORD has its digest"
-        return _row(group.name, SlimStatus.SOUND, group.size, why)
+        return SlimStatus.SOUND, "not in the manifest; RECORD has its digest"
     if lines:
         why = "not in the manifest, and its digest is not the one in RECORD; reinstall"
-        return _row(group.name, SlimStatus.CHANGED, group.size, why)
-    why = "not in the manifest, so what was written is not known; reinstall"
-    return _row(group.name, SlimStatus.CHANGED, group.size, why)
-
-
-def _row(name: str, status: SlimStatus, size: int, why: str | None) -> SlimRow:
-    return SlimRow(path=name, status=status, before=size, after=size, why=why)
+        return SlimStatus.CHANGED, why
+    return SlimStatus.CHANGED, "not in the manifest, so what was written is not known; reinstall"

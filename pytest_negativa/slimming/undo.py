@@ -29,8 +29,6 @@ from pytest_negativa.slimming.replace import copy_file, link
 from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.tree import Tree
 
-_ANY = "another file took its place since"
-
 
 def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
     """Put back all originals that were kept, and remove their entries from the manifest.
@@ -93,27 +91,19 @@ def _undo_one(
     *,
     dry_run: bool,
 ) -> SlimRow:
-    results = []
-    other = None
-    for name in entry.names:
-        if tree.group_of(name) is None or is_original(tree, name, entry):
-            continue
-        # By digest: some tools give all files the same time, so time and size tell nothing.
-        path = tree.root / name
-        why = None
-        if digest_of(path) != entry.sha256:
-            why = why_another(path, name, entry, records.get(name, {}))
-        if why is None:
-            results.append(name)
-        else:
-            other = other or why
+    others = {
+        name: _why_another(tree.root / name, name, entry, records.get(name, {}))
+        for name in entry.names
+        if tree.group_of(name) is not None and not is_original(tree, name, entry)
+    }
+    results = [name for name, why in others.items() if why is None]
     if not results:
         if any(is_original(tree, name, entry) for name in entry.names):
             status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
             return _row(key, entry, status, entry.original_size, "it was back already")
         if all(tree.group_of(name) is None for name in entry.names):
             return _undo_gone(tree, key, entry, records, dry_run=dry_run)
-        return _row(key, entry, SlimStatus.LEFT, entry.size, other or _ANY)
+        return _row(key, entry, SlimStatus.LEFT, entry.size, next(iter(others.values())))
     aside = _kept_original(key, entry)
     if not dry_run:
         _put_back(aside, [tree.root / name for name in results])
@@ -123,6 +113,11 @@ def _undo_one(
                 link(tree.root / results[0], tree.root / name)
     status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
     return _row(key, entry, status, entry.original_size, None)
+
+
+def _why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> str | None:
+    # By digest: some tools give all files the same time, so time and size tell nothing.
+    return None if digest_of(path) == entry.sha256 else why_another(path, name, entry, records)
 
 
 def _undo_gone(
