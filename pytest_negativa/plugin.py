@@ -58,7 +58,9 @@ def pytest_load_initial_conftests(
     try:
         _begin(early_config)
     except NegativaError as e:
-        raise pytest.UsageError(f"negativa: {e}") from None
+        from pytest_negativa.reporting.text import printable_lines
+
+        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
     return (yield)
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal, for work that turns out to take longer than a second."""
+"""A progress bar on the terminal, for work that takes longer than a second."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 class ByteProgress:
-    """Shows bytes done of bytes in all on stderr; nothing where stderr is no terminal.
+    """Shows the finished share of bytes on stderr; shows nothing if stderr is no terminal.
 
-    The bar appears by a timer and not by ``update``: of a single large library the first
-    news is that it is done.
+    A timer shows the bar, not ``update``: a single large library calls it once, at its end.
 
     Args:
         text: what is in progress.

@@ -17,7 +17,7 @@ from pytest_negativa.models.base import Record
 
 
 class TraceLevel(str, enum.Enum):
-    """How much a trace says of each kernel."""
+    """How much a trace records of each kernel."""
 
     LOOKUP = "lookup"
     LAUNCH = "launch"
@@ -32,7 +32,7 @@ class PtxPolicy(str, enum.Enum):
 
 
 class RelocatablePolicy(str, enum.Enum):
-    """What becomes of relocatable code, which is only linked where no linked cubin fits."""
+    """Whether a plan keeps relocatable code; ``auto`` drops it if a linked cubin fits."""
 
     AUTO = "auto"
     KEEP = "keep"
@@ -48,21 +48,21 @@ class ReportFormat(str, enum.Enum):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """One report; ``path`` is None on the terminal, and absolute in ``Settings`` elsewhere."""
+    """One report; ``path`` is absolute, and None on the terminal."""
 
     format: ReportFormat
     path: str | None
 
 
 class Libraries(Record, frozen=True, kw_only=True):
-    """Which libraries are looked at; all with GPU code where nothing is included by name."""
+    """Which libraries are analysed; without ``include``, all with GPU code."""
 
     include: tuple[str, ...]
     exclude: tuple[str, ...]
 
 
 class Keep(Record, frozen=True, kw_only=True):
-    """What is never planned as unused, whether the tests use it or not."""
+    """GPU code that is never planned as unused, whether the tests use it or not."""
 
     kernels: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -76,7 +76,7 @@ class Keep(Record, frozen=True, kw_only=True):
 
 
 class Granularity(str, enum.Enum):
-    """What is taken as unused: elements as they are loaded, or also kernels inside them."""
+    """What a plan can call unused: whole elements, or also kernels inside kept elements."""
 
     ELEMENT = "element"
     KERNEL = "kernel"
@@ -111,7 +111,7 @@ class CopyKind(str, enum.Enum):
 
 
 class Verify(Record, frozen=True, kw_only=True):
-    """How a plan is proved, and mended where that fails.
+    """How a plan is proved, and healed if the proof fails.
 
     Attributes:
         fill: the byte that overwrites unused GPU code, as ``"0x01"``.
@@ -142,7 +142,7 @@ class Reports(Record, frozen=True, kw_only=True):
 
 
 class Thresholds(Record, frozen=True, kw_only=True):
-    """Limits over all libraries looked at; a session that crosses one ends with exit code 1."""
+    """Limits over all analysed libraries; a session that crosses one exits with 1."""
 
     max_unused_percent: float | None
     min_used_kernels: int | None
@@ -162,10 +162,14 @@ class Thresholds(Record, frozen=True, kw_only=True):
         kernels: int,
         used_kernels: int,
     ) -> tuple[str, ...]:
-        """Which limits are crossed, a sentence each; a value equal to its limit is not.
+        """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
 
-        Shares are exact, not as rounded for the eye. Where there is no GPU code, or no
-        kernel, there is no share and nothing that a share could cross.
+        Percentages are exact, not rounded. Without GPU code or kernels, no percentage exists, so
+        none crosses a limit.
+
+        Args:
+            gpu_code, unused_bytes: sizes in bytes.
+            kernels, used_kernels: numbers of kernels.
         """
         found = []
         unused = 100 * unused_bytes / gpu_code if gpu_code else None

@@ -16,8 +16,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """``text`` escaped like ``printable``; its line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def print_error(error: object) -> None:
     """Print an error or its message to stderr, escaped; its line breaks stay."""
-    lines = "\n".join(map(printable, str(error).split("\n")))
-    sys.stderr.write(f"negativa: error: {lines}\n")
+    sys.stderr.write(f"negativa: error: {printable_lines(str(error))}\n")
     sys.stderr.flush()

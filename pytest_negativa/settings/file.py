@@ -55,7 +55,7 @@ def find_config(start: str | os.PathLike[str]) -> str | None:
         if (path := folder / CONFIG_NAME).is_file():
             return str(path)
         if (path := folder / "negativa.yml").is_file():
-            raise OptionError(f"{path}: rename it to {CONFIG_NAME}, the name that is looked for")
+            raise OptionError(f"{path}: rename it to {CONFIG_NAME}, else it has no effect")
         if (folder / ".git").exists():
             break
     return None

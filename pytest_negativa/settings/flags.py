@@ -16,7 +16,7 @@ from pytest_negativa.settings.value_types import InvalidValue, one_of
 
 
 class OptionGroup(Protocol):
-    """What is needed of pytest's option group."""
+    """The part of pytest's option group that is used here."""
 
     def addoption(self, *opts: str, **attrs: Any) -> None: ...
 
@@ -44,9 +44,12 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def click_options(*names: str) -> Callable[[_Command], _Command]:
-    """A decorator that gives a click command these options, or all that it can have.
+    """A decorator that gives a click command these options; without names, all that it can have.
 
-    The command receives them as keywords by ``Option.dest``; ``pick_flags`` sorts them out.
+    The command receives them as keywords named ``Option.dest``; see ``pick_flags``.
+
+    Raises:
+        ValueError: an option is none of the command line.
     """
     import click
 
@@ -73,9 +76,11 @@ def click_options(*names: str) -> Callable[[_Command], _Command]:
 
 
 def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that were given, by option name, out of parsed ones by ``Option.dest``.
+    """The given flags by option name.
 
-    Takes ``vars(namespace)`` of pytest and the keywords of a click command alike.
+    Args:
+        parsed: parsed flags by ``Option.dest``: ``vars(namespace)`` of pytest, or the keywords of a
+            click command.
     """
     found = {option.name: parsed.get(option.dest) for option in OPTIONS}
     # click hands over an empty tuple for a repeatable flag that is not there.
@@ -83,7 +88,7 @@ def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_before_file(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """The value by flag or environment of an option that no file can set, or its default.
+    """The value of an option that no file can set: by flag, by environment, or its default.
 
     Raises:
         OptionError: the value can't be used.
@@ -93,7 +98,7 @@ def value_before_file(name: str, flags: Mapping[str, Any], environ: Mapping[str,
 
 
 def is_enabled(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether a switch is on that no file can set; asked in every session, so it reads none.
+    """Whether a switch is on that no file can set. Every session asks, so no file is read.
 
     Raises:
         OptionError: the environment variable is neither true nor false.
@@ -107,13 +112,13 @@ def idle_flag(
     """Why a flag on a session's command line has no effect; None if all may have one.
 
     Args:
-        words: as typed: who keeps flags in ``addopts`` means them for sessions of every kind.
+        words: the typed command line, without ``addopts``: flags there are for all sessions.
 
     Raises:
         OptionError: an environment variable is neither true nor false.
     """
     if any(flags.get(name) is False for name in MODES):
-        return None  # Switched off for once, in a command line that is otherwise as always.
+        return None  # The user switches it off once, in an otherwise unchanged command line.
     on = [name for name in MODES if is_enabled(name, flags, environ)]
     typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
     for option in OPTIONS:

@@ -1,8 +1,8 @@
-"""Globs of the configuration against libraries, kernels and tests.
+"""Globs of the settings, matched with libraries, kernels and tests.
 
-In all of them ``*`` stands for any characters, ``/`` among them, and ``?`` for one. Brackets
-stand for themselves: signatures (``void f(float (&)[3])``) and parametrized tests
-(``test_add[float-2]``) are full of them. Upper and lower case differ.
+In every glob ``*`` stands for any characters, including ``/``, and ``?`` for one character.
+Brackets stand for themselves, since signatures (``void f(float (&)[3])``) and parametrized tests
+(``test_add[float-2]``) have many. Case matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_WORDS = 20_000
 
 
 class LibraryNames(NamedTuple):
-    """What globs can know a library by; ``distribution`` is the package that installed it."""
+    """The names of a library; ``distribution`` is the package that installed it."""
 
     path: str
     soname: str | None = None
@@ -31,17 +31,17 @@ class LibraryNames(NamedTuple):
 
 
 def matches(glob: str, name: str) -> bool:
-    """Whether the whole of ``name`` matches, for kernels and node ids."""
+    """Whether ``glob`` matches the whole name of a kernel or a node id."""
     return fnmatch.fnmatchcase(name, glob.replace("[", "[[]"))
 
 
 def matches_library(glob: str, library: LibraryNames) -> bool:
-    """Whether ``glob`` means the library.
+    """Whether ``glob`` matches the library.
 
-    With ``dist:`` before it, it is compared with the distribution's name, as package
-    indexes compare names (case, ``-``, ``_`` and ``.`` don't matter). With a slash in it, it
-    is compared with the real path, or with the end of the path if it doesn't start with a
-    slash. Else with the file's name and the soname.
+    A glob with the prefix ``dist:`` is compared with the distribution's name, normalized as package
+    indexes do (case, ``-``, ``_`` and ``.`` don't matter; PEP 503). A glob with a slash is compared
+    with the real path, or with its end if the glob doesn't start with a slash. Any other glob is
+    compared with the file's name and the soname.
     """
     if glob.startswith(DISTRIBUTION_PREFIX):
         wanted = _normalized(glob[len(DISTRIBUTION_PREFIX) :].strip())
@@ -59,7 +59,7 @@ def _normalized(name: str) -> str:
 
 
 def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
-    """Whether the library is looked at: included, or nothing is, and not excluded."""
+    """Whether the library is analysed: not excluded, and included if any library is."""
     included = not libraries.include or any(
         matches_library(glob, library) for glob in libraries.include
     )
@@ -67,7 +67,7 @@ def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
 
 
 class GlobSet:
-    """Several globs on kernels or node ids, fast on many names, with a note of which matched."""
+    """Several globs on kernels or node ids, fast on many names; remembers which matched."""
 
     def __init__(self, globs: Iterable[str]) -> None:
         self.globs = tuple(globs)
@@ -76,7 +76,7 @@ class GlobSet:
         self._any = re.compile("|".join(patterns)) if self.globs else None
 
     def match(self, *names: str) -> str | None:
-        """The first glob that one of the ``names`` of a thing matches."""
+        """The first glob that matches one of the ``names``; None if none does."""
         if self._any is None or not any(map(self._any.match, names)):
             return None
         found = [glob for glob in self.globs if any(matches(glob, name) for name in names)]

@@ -109,8 +109,7 @@ _GLOBS = value_types.ListOf(value_types.Glob())
 _LIBRARY_GLOBS = value_types.ListOf(value_types.LibraryGlob())
 
 OPTIONS: tuple[Option, ...] = (
-    # Whether the plugin works at all can't be a matter of the file: a session without the
-    # flag must not have to look for one.
+    # The file can't switch the plugin on: a session without the flag must not search for a file.
     Option(
         name="enabled",
         flag_name="",
@@ -120,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
         in_file=False,
         in_cli=False,
     ),
-    # Alike: what a session does is said where it is started.
+    # Nor can it choose what a session does: the command that starts the session says so.
     Option(
         name="verifying",
         flag_name="verify",

@@ -28,14 +28,14 @@ def load_settings(
     """Find the file, if there is one, and resolve all options.
 
     Args:
-        flags: the given ones by option name, see ``options.pick_flags``.
-        environ: ``os.environ`` or what stands for it.
+        flags: the given ones by option name, see ``flags.pick_flags``.
+        environ: the environment variables.
         root: pytest's rootdir; the ``negativa`` command passes the current folder.
         cwd: where relative paths of flags and variables start; None: the current folder.
-        of_command: the flags are those of the ``negativa`` command, and named so.
+        of_command: the flags are those of the ``negativa`` command; messages name them so.
 
     Raises:
-        OptionError: some source has a value that can't be used.
+        OptionError: a source has a value that can't be used.
     """
     if (named := value_before_file("config", flags, environ)) is not None:
         config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
@@ -56,12 +56,12 @@ def resolve(
 ) -> Settings:
     """All options by flag > environment > file > default, each with its source.
 
-    Relative paths start at ``cwd`` (None: the process's) in flags and variables, at the
-    file's folder in a file. The default folder for results lies beside a file that was
-    found by searching, otherwise in ``root``.
+    Relative paths in flags and variables start at ``cwd`` (None: the process's), those in a file at
+    the file's folder. The default folder for runs lies beside a file that was found by searching,
+    otherwise in ``root``.
 
     Args:
-        of_command: the flags are those of the ``negativa`` command, and named so.
+        of_command: the flags are those of the ``negativa`` command; messages name them so.
 
     Raises:
         OptionError: a flag or a variable has a value that can't be used.

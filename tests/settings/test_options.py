@@ -667,6 +667,15 @@ def test_pytest_parses_the_options(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
+def test_names_in_errors_do_not_reach_the_terminal_raw(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--negativa", "--negativa-config=no\x1b[2Jsuch")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "\x1b" not in result.stderr.str()
+    result.stderr.fnmatch_lines(
+        ["ERROR: negativa: */no\\x1b*2Jsuch: cannot be read: No such file*"]
+    )
+
+
 def test_import_is_cheap() -> None:
     """Every pytest session imports the table, with --negativa or without."""
     code = (
