@@ -85,9 +85,9 @@ class Reporter:
         from pytest_negativa.tracing.merge import merge_traces
 
         traces = self._run.trace_files()
-        if self._traced.not_traced is not None and not traces:
-            faulty = self._traced.is_faulty
-            text = f"negativa: nothing was traced: {self._traced.not_traced}"
+        if (not_traced := self._traced.not_traced) is not None and not traces:
+            faulty = not_traced.is_faulty
+            text = f"negativa: nothing was traced: {not_traced.why}"
             if self._settings.thresholds.are_set:
                 # A runner that lost its GPU must not pass as one that keeps the thresholds.
                 faulty = True

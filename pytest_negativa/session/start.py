@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import NegativaError, StoreError, describe_fault
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Role
+from pytest_negativa.models.settings import Settings, TraceLevel
+from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder
 from pytest_negativa.session.report_files import RoundReports, writes_reports
@@ -33,10 +33,17 @@ from pytest_negativa.session.request import (
     request_of,
 )
 from pytest_negativa.session.round_hooks import RoundHooks
-from pytest_negativa.session.traced_process import HANDOVER, TracedProcess
+from pytest_negativa.session.selection import Selection
+from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.tracing.detector import Detector, TraceError
+from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.tracing.start import Tracing, make_header, start_tracing
+
+# The variable by which pytest-xdist's workers, which inherit it, learn of their controller.
+_HANDOVER = "NEGATIVA_SESSION"
 
 
 def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
@@ -49,9 +56,13 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
     role, run, root, round_spec = _role_and_run(config, settings)
-    traced = TracedProcess(config, settings, role, run, root, in_round=round_spec is not None)
+    started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
+    if isinstance(started, Tracing):
+        started.set_context(Context(phase=Phase.IMPORT))
+    traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
+    plugins.register(Selection(settings.tests), "negativa-selection")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
     if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
         plugins.register(RoundReports(config, round_spec), "negativa-round-reports")
@@ -65,6 +76,60 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
             plugins.register(OutcomeRecorder(run), "negativa-outcomes")
     if not verified:
         plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+
+
+def _start_tracing(
+    config: pytest.Config,
+    settings: Settings,
+    role: Role,
+    run: Run,
+    root: Path,
+    *,
+    in_round: bool,
+) -> Tracing | NotTraced:
+    """Start tracing, or tell why it can't start. The tests run in any case."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    header = make_header(run, role, root=root, detector="plugin", worker=worker)
+    try:
+        if (detector := _start_own_detector(config, settings, run, header)) is not None:
+            return Tracing(detector, os.environ, {})
+        replay = None
+        if not has_gpu():
+            if in_round:
+                return NotTraced("no GPU here, and a recorded trace would prove nothing")
+            if settings.trace.replay is None:
+                return NotTraced("no GPU here, and no recorded trace to replay (trace.replay)")
+            replay = Path(settings.trace.replay)
+        return start_tracing(
+            run,
+            role,
+            root=root,
+            worker=worker,
+            launches=settings.trace.level is TraceLevel.LAUNCH,
+            replay=replay,
+            children=settings.trace.children,
+        )
+    except NegativaError as e:
+        # A machine without CUPTI is no error; a run that can't be recorded is one.
+        return NotTraced(str(e), is_faulty=isinstance(e, StoreError))
+
+
+def _start_own_detector(
+    config: pytest.Config, settings: Settings, run: Run, header: Header
+) -> Detector | None:
+    """Start the detector that another plugin provides, if there is one."""
+    try:
+        detector: Detector | None = config.hook.pytest_negativa_register_detector(
+            settings=settings, path=run.new_trace_file(), header=header
+        )
+        if detector is not None:
+            detector.start()
+    except NegativaError:
+        raise
+    except Exception as e:
+        # A fault in another plugin's code must not stop the tests.
+        raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
+    return detector
 
 
 def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
@@ -105,7 +170,7 @@ def is_in_round() -> bool:
 
 def _handed() -> dict[str, Any] | None:
     """What the controller of pytest-xdist handed to this process, if it is a worker."""
-    handed: dict[str, Any] | None = json.loads(os.environ.get(HANDOVER, "null"))
+    handed: dict[str, Any] | None = json.loads(os.environ.get(_HANDOVER, "null"))
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
     if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
         return handed
@@ -130,7 +195,7 @@ def _role_and_run(
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
     if not distributed:
         return Role.SOLO, run, root, round_spec
-    os.environ[HANDOVER] = json.dumps(
+    os.environ[_HANDOVER] = json.dumps(
         {
             "pid": os.getpid(),
             "folder": str(run),
@@ -138,4 +203,9 @@ def _role_and_run(
             "round": round_spec and os.environ[ROUND_VARIABLE],
         }
     )
+    config.add_cleanup(_end_handover)
     return Role.CONTROLLER, run, root, round_spec
+
+
+def _end_handover() -> None:
+    os.environ.pop(_HANDOVER, None)
