@@ -181,7 +181,8 @@ def generate_files() -> Iterator[str]:
             if "enum" in record:
                 yield f"One of {', '.join(f'`{value}`' for value in record['enum'])}.\n"
             if "prefixItems" in record:
-                items = (f"`{_type_of(item, name)}`" for item in record["prefixItems"])
+                fields = zip(_fields_of(title), record["prefixItems"], strict=True)
+                items = (f"`{field}` ({_type_of(item, name)})" for field, item in fields)
                 yield f"An array: {', '.join(items)}.\n"
             yield _table(
                 ("field", "type", "meaning"),
@@ -198,6 +199,14 @@ def generate_files() -> Iterator[str]:
                     for field, value in record.get("properties", {}).items()
                 ),
             )
+
+
+def _fields_of(title: str) -> tuple[str, ...]:
+    """The fields of a record that is an array in JSON: its schema doesn't name them."""
+    modules = map(importlib.import_module, _models())
+    record = next(getattr(module, title) for module in modules if hasattr(module, title))
+    fields: tuple[str, ...] = record.__struct_fields__
+    return fields
 
 
 def _type_of(value: Mapping[str, Any], schema: str) -> str:

@@ -58,6 +58,7 @@ def test_every_schema_is_documented_with_its_fields(generate: ModuleType) -> Non
         if name != "negativa":
             assert f"\n## {name} " in text
     assert re.search(r"\| `sha256` \| string \| \w", text)
+    assert "An array: `start` (integer), `end` (integer)." in text
     assert "Attributes:" not in text
     assert not re.findall(r"^\| `.* \| .* \|  \|$", text, re.MULTILINE), "a field without a meaning"
 
