@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import site
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a GPU test that can't run is a failure, not a skip",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Processes that tests start can be interrupted.
+
+    A shell that starts a job in the background has it ignore SIGINT, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

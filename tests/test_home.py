@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.libraries import ROOT
 from tests.support.sessions import session_environ
 
@@ -19,6 +21,7 @@ WRITING = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_home_folder_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

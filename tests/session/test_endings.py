@@ -207,6 +207,7 @@ def test_no_gpu_and_no_recording(project: Project) -> None:
     assert not project.results.exists()
 
 
+@pytest.mark.slow
 def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> None:
     """What pytester does: a test of a worker starts pytest, which inherits all variables."""
     inner = project.folder / "inner"

@@ -197,6 +197,7 @@ def test_only_the_reports_that_are_asked_for(quickstart: Project) -> None:
     assert not (quickstart.results / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_part_of_the_recorded_tests(quickstart: Project) -> None:
     """A recording can't be cut: all of it is replayed, and that is said, by one process."""
     for workers in ((), ("-n2",)):
@@ -208,6 +209,7 @@ def test_a_part_of_the_recorded_tests(quickstart: Project) -> None:
         )
 
 
+@pytest.mark.slow
 def test_two_sessions_at_once(quickstart: Project) -> None:
     command = (sys.executable, "-m", "pytest", "-q", "--negativa")
     both = [quickstart.start(*command, *workers) for workers in ((), ("-n2",))]

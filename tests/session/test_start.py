@@ -145,6 +145,7 @@ def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
     assert "nowhere" not in done.stderr
 
 
+@pytest.mark.slow
 def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
     """In files, variables and addopts; and where the switch is turned off for once."""
     project.write("test_a.py", "def test_a():\n    pass\n")

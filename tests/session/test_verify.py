@@ -225,6 +225,7 @@ def test_a_selection_other_than_the_traced_one(traced: VerifiedProject) -> None:
     assert f"{TESTS - 2} tests of the traced run did not run" in shown
 
 
+@pytest.mark.slow
 def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Path) -> None:
     """Also where it is no argument that asks for them."""
     xml = tmp_path / "junit.xml"
@@ -408,6 +409,7 @@ def test_behind():
     assert project.differing() == {} and "1 library could not be proved: each row says why" in shown
 
 
+@pytest.mark.slow
 def test_a_library_opened_by_its_descriptor_is_replaced_too(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -456,6 +458,7 @@ def test_without_gpu_use_nothing_is_proved(tmp_path: Path) -> None:
     assert "no test was seen to use the GPU" in project.verify(status=1)
 
 
+@pytest.mark.slow
 def test_another_device_is_another_matter(traced: VerifiedProject) -> None:
     shown = traced.verify(status=1, STANDIN_DEVICE="8.0")
     assert "it ran on compute capability 8.0, the plan is for 9.0" in shown
@@ -551,6 +554,7 @@ def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, why
     assert "passed" not in done.stdout, "no test runs for nothing"
 
 
+@pytest.mark.slow
 def test_a_session_within_a_session_is_not_verified(tmp_path: Path) -> None:
     """A test starts pytest in a project whose addopts ask for verification."""
     project = VerifiedProject(
@@ -625,6 +629,7 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     assert "1 test ran that the traced run doesn't have" in other
 
 
+@pytest.mark.slow
 def test_a_program_that_failed_when_traced(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "")
     project.write("program.py", PROGRAM)

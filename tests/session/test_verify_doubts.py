@@ -52,6 +52,7 @@ def test_use():
     assert "no test ended as in the traced run" in shown
 
 
+@pytest.mark.slow
 def test_a_crash_behind_the_last_test(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -69,6 +70,7 @@ def test_use():
     assert project.statuses()["lib.so"][0] == "not proved"
 
 
+@pytest.mark.slow
 def test_an_exit_status_that_differs(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB)\n")
     project.write(

@@ -91,6 +91,7 @@ def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
     assert not (project.run_folder / "healed.json").exists()
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_on_the_originals_too_is_not_healed(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -171,6 +172,7 @@ def test_place():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_for_the_place_of_its_library_gets_nothing_back(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", LOCATED).trace()
     before = project.plan("lib.so")
@@ -198,6 +200,7 @@ def test_tests_that_cannot_be_collected_on_the_copies_are_healed(tmp_path: Path)
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN[0]]
 
 
+@pytest.mark.slow
 def test_it_is_said_why_nothing_is_searched(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_use():\n    use(LIB)\n").trace()
     shown = project.heal(status=1, STANDIN_DEVICE="8.0")
