@@ -17,9 +17,9 @@ import yaml
 _MAX_DEPTH = 8
 # Longer than any number that a record takes.
 _MAX_DIGITS = 30
-_INT = re.compile(r"[-+]?[0-9]+")
+# Texts that look like these PyYAML writes in quotes; "08" and "1e5" are texts to it.
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
-# What PyYAML writes in quotes if it is a text, so "1e5" is none of it.
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 

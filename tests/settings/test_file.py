@@ -1,26 +1,20 @@
-"""negativa.yaml: finding, loading, its mistakes, its schema; globs, thresholds and hooks."""
+"""negativa.yaml: finding and reading it, and its mistakes."""
 
 from __future__ import annotations
 
-import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
-import pluggy
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_negativa import hookspecs
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import (
     Keep,
-    Libraries,
     PtxPolicy,
     RelocatablePolicy,
     Report,
@@ -31,17 +25,9 @@ from pytest_negativa.models.settings import (
     TraceLevel,
 )
 from pytest_negativa.settings.file import find_config, load_config
-from pytest_negativa.settings.globs import (
-    GlobSet,
-    LibraryNames,
-    is_selected,
-    matches,
-    matches_library,
-    unmatched_globs,
-)
 from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.settings.resolve import load_settings
-from pytest_negativa.settings.schema import config_schema, schema_text
+from pytest_negativa.settings.schema import config_schema
 from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.libraries import DOCS, ROOT
 
@@ -427,31 +413,6 @@ def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any)
     jsonschema.validate(root and root.plain(), config_schema())
 
 
-# The schema
-
-
-def test_the_committed_schema_is_the_generated_one() -> None:
-    committed = resources.files("pytest_negativa.storage") / "schemas" / "negativa.schema.json"
-    assert committed.read_text(encoding="utf-8") == schema_text(), (
-        "run python -m pytest_negativa.settings.schema > "
-        "pytest_negativa/storage/schemas/negativa.schema.json"
-    )
-
-
-def test_the_schema_is_one_and_describes_every_option() -> None:
-    schema = config_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    for option in OPTIONS:
-        if option.in_file:
-            at: Any = schema
-            for key in option.name.split("."):
-                at = at["properties"][key]
-            assert at["description"].startswith(option.help)
-            if option.default is not None:
-                jsonschema.validate(at["default"], at)
-    assert json.loads(schema_text()) == schema
-
-
 # A JSON Schema can't see what YAML refuses, nor that two reports have the same format.
 ONLY_OURS = ("there twice", "an alias", "the tag", "did not find", "cannot start", "a second",
              "list or mapping, expected a key")  # fmt: skip
@@ -469,228 +430,3 @@ def test_editors_complain_of_the_same_mistakes(text: str) -> None:
     root = parse_document(text.encode())
     document = root and root.plain()
     assert not jsonschema.Draft202012Validator(config_schema()).is_valid(document)
-
-
-# Globs
-
-TORCH = LibraryNames(
-    path="/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so",
-    soname="libtorch_cuda.so.2",
-    distribution="torch",
-)
-CUBLAS = LibraryNames(
-    path="/v/nvidia/cublas/lib/libcublas.so.12", distribution="nvidia_cuBLAS.cu12"
-)
-
-
-@pytest.mark.parametrize(
-    ("glob", "library", "expected"),
-    [
-        ("libtorch_cuda.so", TORCH, True),
-        ("libtorch_cuda.so.2", TORCH, True),
-        ("libtorch_*", TORCH, True),
-        ("torch_cuda", TORCH, False),
-        ("LibTorch_cuda.so", TORCH, False),
-        ("libtorch_cuda.s?", TORCH, True),
-        ("libtorch_cuda.s?", CUBLAS, False),
-        ("torch/lib/*", TORCH, True),
-        ("*/torch/*", TORCH, True),
-        ("orch/lib/*", TORCH, False),
-        ("/venv/*.so", TORCH, True),
-        ("/lib/*.so", TORCH, False),
-        ("torch", TORCH, False),
-        ("dist:torch", TORCH, True),
-        ("dist: Torch", TORCH, True),
-        ("dist:tor", TORCH, False),
-        ("dist:t*", TORCH, True),
-        ("dist:nvidia-cublas-cu12", CUBLAS, True),
-        ("dist:nvidia_*", CUBLAS, True),
-        ("dist:*", LibraryNames(path="/a/b.so"), False),
-        ("b.so", LibraryNames(path="/a/b.so"), True),
-    ],
-)
-def test_library_globs(glob: str, library: LibraryNames, expected: bool) -> None:
-    assert matches_library(glob, library) is expected
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "expected"),
-    [
-        ((), (), True),
-        (("dist:torch",), (), True),
-        (("libother.so", "dist:torch"), (), True),
-        (("libother.so",), (), False),
-        ((), ("libtorch_*",), False),
-        (("dist:torch",), ("libtorch_*",), False),
-        (("dist:torch",), ("libother.so",), True),
-    ],
-)
-def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected: bool) -> None:
-    assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
-
-
-@given(st.text(max_size=8))
-def test_a_name_without_stars_matches_itself_alone(name: str) -> None:
-    assert matches(name, name)
-    assert GlobSet([name]).match(name) == name
-    if not set("*?") & set(name):
-        assert not matches(name, f"{name}x")
-        assert GlobSet([name]).match(f"x{name}") is None
-
-
-@given(
-    globs=st.lists(st.text(alphabet="ab[]*?\n|", max_size=4), max_size=4),
-    names=st.lists(st.text(alphabet="ab[]\n|", max_size=4), min_size=1, max_size=2),
-)
-def test_a_set_is_its_globs_one_by_one(globs: list[str], names: list[str]) -> None:
-    hits = [glob for glob in globs if any(matches(glob, name) for name in names)]
-    found = GlobSet(globs)
-    assert found.match(*names) == (hits[0] if hits else None)
-    assert found.matched == set(hits)
-
-
-def test_brackets_of_signatures_and_parameters_are_no_classes() -> None:
-    assert matches("void f(float (&)[3])*", "void f(float (&)[3]) [clone .1]")
-    assert not matches("test_a[xy]", "test_ax")
-
-
-def test_globs_without_a_match_are_named_with_their_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "keep:\n  kernels:\n    - gemm_*\n    - ours::scal_rows*\n    - zzz\n")
-    found = load_settings({}, {}, root=tmp_path)
-    names = ["gemm_nt(float*)", "void ours::scale_rows<float>(float*, int)", "other"]
-    globs = GlobSet(found.keep.kernels)
-    for name in names:
-        globs.match(name)
-    assert unmatched_globs(found, "keep.kernels", globs.matched, names) == (
-        f"{path}:4:7: keep.kernels: 'ours::scal_rows*' matches nothing; "
-        "the nearest name is void ours::scale_rows<float>(float*, int)",
-        f"{path}:5:7: keep.kernels: 'zzz' matches nothing",
-    )
-    assert unmatched_globs(found, "keep.kernels", found.keep.kernels, names) == ()
-
-
-@pytest.mark.parametrize(
-    ("glob", "nearest"),
-    [
-        ("libtorch_cud.so", "libtorch_cuda.so.2"),
-        ("*/torhc/lib/*", "/v/torch/lib/libtorch_cuda.so.2"),
-        ("dist:troch", "dist:torch"),
-        ("*", None),
-    ],
-)
-def test_the_nearest_library_is_suggested(tmp_path: Path, glob: str, nearest: str | None) -> None:
-    flags = {"libraries.include": [glob]}
-    found = load_settings(flags, {}, root=tmp_path)
-    candidates = ["/v/torch/lib/libtorch_cuda.so.2", "dist:torch", "dist:numpy"]
-    (warning,) = unmatched_globs(found, "libraries.include", (), candidates)
-    start = f"--negativa-include-library: libraries.include: {glob!r} matches nothing"
-    assert warning.startswith(start)
-    if nearest is None:
-        assert warning == start
-    else:
-        assert warning.endswith(nearest)
-
-
-# Thresholds
-
-
-def limits(**given: float) -> Thresholds:
-    return msgspec.convert({**dict.fromkeys(Thresholds.__struct_fields__), **given}, Thresholds)
-
-
-FACTS = {"gpu_code": 1000, "unused_bytes": 900, "kernels": 200, "used_kernels": 30}
-
-
-@pytest.mark.parametrize(
-    ("name", "fails", "passes", "message"),
-    [
-        ("max_unused_percent", 89.9, 90.0,
-         "max_unused_percent: 90% of the GPU code is unused, the limit is 89.9%"),
-        ("min_used_kernels", 31, 30,
-         "min_used_kernels: 30 kernels are used, the limit is 31"),
-        ("min_used_kernels_percent", 15.1, 15.0,
-         "min_used_kernels_percent: 15% of the kernels are used, the limit is 15.1%"),
-        ("max_gpu_code", 999, 1000,
-         "max_gpu_code: there are 1,000 bytes of GPU code, the limit is 999 bytes"),
-    ],
-)  # fmt: skip
-def test_thresholds(name: str, fails: float, passes: float, message: str) -> None:
-    assert limits().crossed(**FACTS) == ()
-    assert limits(**{name: fails}).crossed(**FACTS) == (message,)
-    assert limits(**{name: passes}).crossed(**FACTS) == ()
-
-
-def test_all_crossed_thresholds_are_named() -> None:
-    strict = limits(
-        max_unused_percent=0, min_used_kernels=50, min_used_kernels_percent=100, max_gpu_code=0
-    )
-    assert len(strict.crossed(**FACTS)) == 4
-    nothing = dict.fromkeys(FACTS, 0)
-    (only,) = strict.crossed(**nothing)
-    assert only.startswith("min_used_kernels: 0 kernels")
-
-
-# Hooks
-
-
-def manager() -> pluggy.PluginManager:
-    found = pluggy.PluginManager("pytest")
-    found.add_hookspecs(hookspecs)
-    return found
-
-
-def test_hooks_are_specified() -> None:
-    hook = manager().hook
-    names = sorted(name for name in vars(hookspecs) if name.startswith("pytest_negativa"))
-    assert names == [
-        "pytest_negativa_keep_element",
-        "pytest_negativa_libraries",
-        "pytest_negativa_register_detector",
-        "pytest_negativa_report",
-    ]
-    for name in names:
-        caller = getattr(hook, name)
-        described = getattr(hookspecs, name).__doc__
-        assert caller.spec is not None
-        for argument in caller.spec.argnames:
-            assert f"        {argument}: " in described
-
-
-def test_hooks_collect_and_take_the_first() -> None:
-    hookimpl = pluggy.HookimplMarker("pytest")
-
-    class First:
-        @hookimpl
-        def pytest_negativa_keep_element(self, element: object) -> str | None:
-            return None
-
-        @hookimpl
-        def pytest_negativa_libraries(self) -> list[str]:
-            return ["/a.so"]
-
-    class Second:
-        @hookimpl
-        def pytest_negativa_keep_element(self, element: object) -> str | None:
-            return f"needed: {element}"
-
-        @hookimpl
-        def pytest_negativa_libraries(self) -> list[str]:
-            return ["/b.so"]
-
-    found = manager()
-    found.register(First())
-    found.register(Second())
-    found.check_pending()
-    keep = found.hook.pytest_negativa_keep_element
-    assert keep(settings=None, library=None, element="x") == "needed: x"
-    libraries = found.hook.pytest_negativa_libraries(config=None, settings=None, usage=None)
-    assert sorted(libraries) == [["/a.so"], ["/b.so"]]
-
-
-def test_a_misspelt_argument_of_a_hook_is_refused() -> None:
-    class Wrong:
-        @pluggy.HookimplMarker("pytest")
-        def pytest_negativa_keep_element(self, elemnt: object) -> None: ...
-
-    with pytest.raises(pluggy.PluginValidationError, match="elemnt"):
-        manager().register(Wrong())

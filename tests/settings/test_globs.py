@@ -1,0 +1,140 @@
+"""Globs on libraries, kernels and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_negativa.models.settings import (
+    Libraries,
+)
+from pytest_negativa.settings.globs import (
+    GlobSet,
+    LibraryNames,
+    is_selected,
+    matches,
+    matches_library,
+    unmatched_globs,
+)
+from pytest_negativa.settings.resolve import load_settings
+
+TORCH = LibraryNames(
+    path="/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so",
+    soname="libtorch_cuda.so.2",
+    distribution="torch",
+)
+CUBLAS = LibraryNames(
+    path="/v/nvidia/cublas/lib/libcublas.so.12", distribution="nvidia_cuBLAS.cu12"
+)
+
+
+@pytest.mark.parametrize(
+    ("glob", "library", "expected"),
+    [
+        ("libtorch_cuda.so", TORCH, True),
+        ("libtorch_cuda.so.2", TORCH, True),
+        ("libtorch_*", TORCH, True),
+        ("torch_cuda", TORCH, False),
+        ("LibTorch_cuda.so", TORCH, False),
+        ("libtorch_cuda.s?", TORCH, True),
+        ("libtorch_cuda.s?", CUBLAS, False),
+        ("torch/lib/*", TORCH, True),
+        ("*/torch/*", TORCH, True),
+        ("orch/lib/*", TORCH, False),
+        ("/venv/*.so", TORCH, True),
+        ("/lib/*.so", TORCH, False),
+        ("torch", TORCH, False),
+        ("dist:torch", TORCH, True),
+        ("dist: Torch", TORCH, True),
+        ("dist:tor", TORCH, False),
+        ("dist:t*", TORCH, True),
+        ("dist:nvidia-cublas-cu12", CUBLAS, True),
+        ("dist:nvidia_*", CUBLAS, True),
+        ("dist:*", LibraryNames(path="/a/b.so"), False),
+        ("b.so", LibraryNames(path="/a/b.so"), True),
+    ],
+)
+def test_library_globs(glob: str, library: LibraryNames, expected: bool) -> None:
+    assert matches_library(glob, library) is expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ((), (), True),
+        (("dist:torch",), (), True),
+        (("libother.so", "dist:torch"), (), True),
+        (("libother.so",), (), False),
+        ((), ("libtorch_*",), False),
+        (("dist:torch",), ("libtorch_*",), False),
+        (("dist:torch",), ("libother.so",), True),
+    ],
+)
+def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected: bool) -> None:
+    assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
+
+
+@given(st.text(max_size=8))
+def test_a_name_without_stars_matches_itself_alone(name: str) -> None:
+    assert matches(name, name)
+    assert GlobSet([name]).match(name) == name
+    if not set("*?") & set(name):
+        assert not matches(name, f"{name}x")
+        assert GlobSet([name]).match(f"x{name}") is None
+
+
+@given(
+    globs=st.lists(st.text(alphabet="ab[]*?\n|", max_size=4), max_size=4),
+    names=st.lists(st.text(alphabet="ab[]\n|", max_size=4), min_size=1, max_size=2),
+)
+def test_a_set_is_its_globs_one_by_one(globs: list[str], names: list[str]) -> None:
+    hits = [glob for glob in globs if any(matches(glob, name) for name in names)]
+    found = GlobSet(globs)
+    assert found.match(*names) == (hits[0] if hits else None)
+    assert found.matched == set(hits)
+
+
+def test_brackets_of_signatures_and_parameters_are_no_classes() -> None:
+    assert matches("void f(float (&)[3])*", "void f(float (&)[3]) [clone .1]")
+    assert not matches("test_a[xy]", "test_ax")
+
+
+def test_globs_without_a_match_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "negativa.yaml"
+    path.write_text("keep:\n  kernels:\n    - gemm_*\n    - ours::scal_rows*\n    - zzz\n")
+    found = load_settings({}, {}, root=tmp_path)
+    names = ["gemm_nt(float*)", "void ours::scale_rows<float>(float*, int)", "other"]
+    globs = GlobSet(found.keep.kernels)
+    for name in names:
+        globs.match(name)
+    assert unmatched_globs(found, "keep.kernels", globs.matched, names) == (
+        f"{path}:4:7: keep.kernels: 'ours::scal_rows*' matches nothing; "
+        "the nearest name is void ours::scale_rows<float>(float*, int)",
+        f"{path}:5:7: keep.kernels: 'zzz' matches nothing",
+    )
+    assert unmatched_globs(found, "keep.kernels", found.keep.kernels, names) == ()
+
+
+@pytest.mark.parametrize(
+    ("glob", "nearest"),
+    [
+        ("libtorch_cud.so", "libtorch_cuda.so.2"),
+        ("*/torhc/lib/*", "/v/torch/lib/libtorch_cuda.so.2"),
+        ("dist:troch", "dist:torch"),
+        ("*", None),
+    ],
+)
+def test_the_nearest_library_is_suggested(tmp_path: Path, glob: str, nearest: str | None) -> None:
+    flags = {"libraries.include": [glob]}
+    found = load_settings(flags, {}, root=tmp_path)
+    candidates = ["/v/torch/lib/libtorch_cuda.so.2", "dist:torch", "dist:numpy"]
+    (warning,) = unmatched_globs(found, "libraries.include", (), candidates)
+    start = f"--negativa-include-library: libraries.include: {glob!r} matches nothing"
+    assert warning.startswith(start)
+    if nearest is None:
+        assert warning == start
+    else:
+        assert warning.endswith(nearest)
