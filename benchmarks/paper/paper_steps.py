@@ -79,7 +79,7 @@ class Runner:
         run = RunsFolder(self._runs).find()
         if not self._gather(run.report_file, "report.json", "debloat") or not traced:
             return
-        used = {plan.library.path: plan.used_kernels for plan in load_plans(run)}
+        used = {plan.library.path: [k.name for k in plan.used_kernels] for plan in load_plans(run)}
         write_json(self._results / USED_KERNELS, used)
         for copies in ("overwritten", "compacted"):
             name = f"verify-{copies}"

@@ -92,4 +92,4 @@ def kernels_in(path: Path) -> set[str]:
     from pytest_negativa.models.plan import LibraryPlan
 
     plan = msgspec.json.decode(path.read_bytes(), type=LibraryPlan)
-    return {*plan.used_kernels, *plan.unused_kernels}
+    return {*(kernel.name for kernel in plan.used_kernels), *plan.unused_kernels}

@@ -201,9 +201,8 @@ class _Analyzer:
             candidates = _library_candidates(self._names)
             yield from unmatched_globs(self._settings, option, matched, candidates)
         for library in analyzed:
-            if all(d.kept for d in library.plan.decisions):
-                # Kept as a whole, so nobody asked whether a glob would keep a part of it.
-                self._match_kernel_globs(library.library_map)
+            # Planning asks for a glob only if nothing else keeps the code.
+            self._match_kernel_globs(library.library_map)
         kernels = (
             shown
             for library in analyzed

@@ -116,7 +116,7 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
 
 
 @click.command()
-@click.option("--used", is_flag=True, help="List the used kernels instead.")
+@click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
 @click.option(
     "--library",
     "glob",
@@ -126,7 +126,7 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
 )
 @click_options("run", "config", "directory", "reports.demangle")
 def kernels(used: bool, glob: str, **flags: Any) -> None:
-    """List the kernels that a traced run did not use.
+    """List the kernels that a traced run did not use, or those that it used.
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
     """
@@ -149,12 +149,15 @@ def kernels(used: bool, glob: str, **flags: Any) -> None:
             f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
         )
     for plan in wanted:
-        names = plan.used_kernels if used else plan.unused_kernels
+        listed = plan.used_kernels if used else plan.unused_kernels
         total = len(plan.used_kernels) + len(plan.unused_kernels)
         word = "used" if used else "unused"
-        click.echo(f"{printable(plan.library.path)}: {len(names):,} of {total:,} kernels {word}")
-        for name in names:
+        click.echo(f"{printable(plan.library.path)}: {len(listed):,} of {total:,} kernels {word}")
+        for name in () if used else plan.unused_kernels:
             click.echo(f"  {printable(spell(name))}")
+        for kernel in plan.used_kernels if used else ():
+            click.echo(f"  {printable(spell(kernel.name))}")
+            click.echo(f"      first used in {printable(str(kernel.first))}")
 
 
 def _ended_with(status: int) -> str:

@@ -232,6 +232,11 @@ class CodeBlock(NamedTuple):
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def anchor(self) -> int:
+        """File offset at which its region begins; that of a frame itself."""
+        return self.start if self.region is None else self.region.span.start
+
 
 class Section(Record, frozen=True, kw_only=True):
     """An ELF section that holds GPU code.

@@ -1,62 +1,70 @@
-"""A library's map with what the run used of it marked: between trace and plan."""
+"""A library's map with what the run used of it: between trace and plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from pytest_negativa.models.base import Record
-from pytest_negativa.models.library import Frame, LibraryMap, Region
+from pytest_negativa.models.library import CodeBlock, LibraryMap
+from pytest_negativa.models.trace import Context, FirstUse
 
 
 class UseMark(Record, frozen=True, kw_only=True):
     """What the run did with a region or frame.
 
     Attributes:
-        kernels: mangled names that were looked up.
+        kernels: the kernels that were looked up, by mangled name.
         whole: all its kernels count as used, see ``ImageUse.whole``.
-        first_use: where that was first seen, for people: a test's node id and phase.
+        first: where the image was first seen.
         prelinked: file offsets of the relocatable regions that the driver could link this one from.
         functions: mangled names of device functions whose address the program looked up.
     """
 
-    kernels: frozenset[str]
+    kernels: Mapping[str, FirstUse]
     whole: bool
-    first_use: str
+    first: FirstUse
     prelinked: tuple[int, ...] = ()
     functions: frozenset[str] = frozenset()
-
-
-class LocatedRegion(Record, frozen=True, kw_only=True):
-    """A region; ``use`` is None where the run loaded nothing from it."""
-
-    region: Region
-    section: str
-    use: UseMark | None
-
-
-class LocatedFrame(Record, frozen=True, kw_only=True):
-    """A frame; ``use`` is None where the run loaded no image of its content."""
-
-    frame: Frame
-    use: UseMark | None
 
 
 class LocatedLibrary(Record, frozen=True, kw_only=True):
     """A library with its use.
 
     Attributes:
-        changed: why this is not the library that was traced, if it isn't.
-        unmatched: images that were loaded from it and that its map doesn't explain.
-        suspects: elements and frames whose content may be an image that was found in memory;
-            by header offset (elements) or start (frames), with the first use.
+        uses: what the run used, by the file offset at which the region or frame begins.
+        contexts: those of the run, see ``Usage.contexts``.
+        changed: why this is not the library that was traced; None if it is.
+        unmatched: images that the run loaded from the library and that its map doesn't explain.
+        suspects: elements whose content may be an image that was found in memory, with the first
+            use of that image; by header offset.
     """
 
     library_map: LibraryMap
-    regions: tuple[LocatedRegion, ...]
-    frames: tuple[LocatedFrame, ...]
+    uses: Mapping[int, UseMark]
+    contexts: tuple[Context, ...]
     changed: str | None
     unmatched: tuple[str, ...]
-    suspects: dict[int, str]
+    suspects: Mapping[int, FirstUse]
+
+    def use_of(self, block: CodeBlock) -> UseMark | None:
+        """What the run did with the region of an element, or with a frame; None: nothing."""
+        return self.uses.get(block.anchor)
+
+    def context_of(self, first: FirstUse) -> Context:
+        """The test, or the phase of the session, in which something was first seen."""
+        return self.contexts[first.context]
 
     @property
-    def used_kernels(self) -> frozenset[str]:
-        marks = [r.use for r in self.regions] + [f.use for f in self.frames]
-        return frozenset().union(*(m.kernels for m in marks if m is not None))
+    def used_kernels(self) -> dict[str, FirstUse]:
+        """By mangled name: the kernels that were looked up in any region or frame."""
+        return earliest(mark.kernels for mark in self.uses.values())
+
+
+def earliest(uses: Iterable[Mapping[str, FirstUse]]) -> dict[str, FirstUse]:
+    """All kernels of ``uses``, each with the earliest of its first uses."""
+    found: dict[str, FirstUse] = {}
+    for kernels in uses:
+        for name, first in kernels.items():
+            if name not in found or first.time_ns < found[name].time_ns:
+                found[name] = first
+    return found

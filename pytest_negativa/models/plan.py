@@ -6,12 +6,13 @@ import enum
 
 from pytest_negativa.models.base import Offset, Record, Row
 from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.trace import Context
 
-PLAN_VERSION = 1
-"""Of the plan file. History: 1 is the first."""
+PLAN_VERSION = 2
+"""Of the plan file. History: 2 says where each used kernel was used first; 1 is the first."""
 
-SPANS_VERSION = 1
-"""Of the spans file. History: 1 is the first."""
+SPANS_VERSION = 2
+"""Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
 
 
 class KeepReason(str, enum.Enum):
@@ -41,20 +42,20 @@ class UnusedReason(str, enum.Enum):
 
 
 class Decision(Row, frozen=True):
-    """What becomes of one element's payload, or of one frame: ``[start, end, kept, reason, why]``.
+    """What becomes of an element's payload, or of a frame: ``[start, end, kept, reason, detail]``.
 
     Attributes:
         start, end: file offsets of the bytes in question, padding included.
         kept: whether they stay as they are.
         reason: a ``KeepReason`` or ``UnusedReason``, as its value.
-        why: more of the reason, for people: the test that needed it, the glob that names it.
+        detail: more of the reason, for people: the test that needed it, the glob that names it.
     """
 
     start: Offset
     end: Offset
     kept: bool
     reason: str
-    why: str | None = None
+    detail: str | None = None
 
     @property
     def size(self) -> int:
@@ -70,6 +71,18 @@ class CodeRange(Row, frozen=True, order=True):
     @property
     def size(self) -> int:
         return self.end - self.start
+
+
+class KernelUse(Row, frozen=True):
+    """A used kernel: ``[name, first]``.
+
+    Attributes:
+        name: mangled.
+        first: the test, or the phase of the session, that used it first.
+    """
+
+    name: str
+    first: Context
 
 
 class TrimmedCubin(Record, frozen=True, kw_only=True):
@@ -99,8 +112,9 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
 
     Attributes:
         devices: compute capabilities that the run was traced on.
-        used_kernels, unused_kernels: mangled names of the kernels that those devices could
-            load from the library, by whether the run used them; sorted.
+        used_kernels: the kernels of the library that the run used and those devices could load,
+            by mangled name.
+        unused_kernels: mangled names of the others that those devices could load; sorted.
         notes: what a reader of the report should know of this library.
         trimmed: kept cubins with unused code in them, by offset; empty at element granularity.
         granularity: ``element`` or ``kernel``.
@@ -110,7 +124,7 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     library: LibraryIdentity
     devices: tuple[str, ...]
     decisions: tuple[Decision, ...]
-    used_kernels: tuple[str, ...]
+    used_kernels: tuple[KernelUse, ...]
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...] = ()
     trimmed: tuple[TrimmedCubin, ...] = ()
@@ -133,6 +147,7 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
             mtime_ns=self.library.mtime_ns,
             build_id=self.library.build_id,
             sha256=self.library.sha256,
+            used_kernels=self.used_kernels,
             spans=tuple(
                 UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
                 for d in self.decisions
@@ -162,3 +177,4 @@ class LibrarySpans(Record, frozen=True, kw_only=True):
     build_id: str | None
     spans: tuple[UnusedSpan, ...]
     sha256: str | None = None
+    used_kernels: tuple[KernelUse, ...] = ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.plan import KernelUse
 
-REPORT_VERSION = 1
-"""Of the JSON report. History: 1 is the first."""
+REPORT_VERSION = 2
+"""Of the JSON report. History: 2 adds ``first_uses``; 1 is the first."""
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         kept, unused: what was decided, by reason.
         kernels: distinct kernels that the traced devices could load.
         used_kernels: how many of them the run used.
+        first_uses: these kernels, with the test that used each first.
         unused_kernels: mangled names of the others if they are few; else empty.
         notes: what a reader should know.
         trimmed: what is unused inside kept cubins; None if nothing is.
@@ -46,6 +48,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     unused: tuple[ReasonRow, ...]
     kernels: int
     used_kernels: int
+    first_uses: tuple[KernelUse, ...]
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...]
     trimmed: TrimmedRow | None = None

@@ -19,9 +19,8 @@ from pytest_negativa.models.base import Offset, Record
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 1
-"""Of the usage file. History: 1 is the first."""
-
+USAGE_VERSION = 2
+"""Of the usage file. History: 2 adds ``time_ns`` to first uses; 1 is the first."""
 
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
@@ -64,6 +63,12 @@ class Context(Record, frozen=True, kw_only=True, omit_defaults=True):
     phase: Phase
     nodeid: str | None = None
     detail: str | None = None
+
+    def __str__(self) -> str:
+        """As pytest has it in ``PYTEST_CURRENT_TEST``; outside of tests the detail or phase."""
+        if self.nodeid is None:
+            return self.phase.value if self.detail is None else self.detail
+        return f"{self.nodeid} ({self.phase.value})"
 
     @classmethod
     def from_environment(cls, current_test: str | None) -> Context:
@@ -320,10 +325,16 @@ class ProcessTrace(Record, frozen=True, kw_only=True):
 
 
 class FirstUse(Record, frozen=True, kw_only=True):
-    """Where something was first seen; indices into ``Usage.processes`` and ``.contexts``."""
+    """Where something was first seen.
+
+    Attributes:
+        process, context: indices into ``Usage.processes`` and ``.contexts``.
+        time_ns: when the process came into that context.
+    """
 
     process: int
     context: int
+    time_ns: int
 
 
 class UsedKernel(Record, frozen=True, kw_only=True):
@@ -358,6 +369,12 @@ class ImageUse(Record, frozen=True, kw_only=True):
     enumerated_by: tuple[str, ...]
     first: FirstUse
     processes: tuple[int, ...]
+
+    def firsts(self) -> Iterator[FirstUse]:
+        """The first use of the image, then those of its kernels."""
+        yield self.first
+        for kernel in self.kernels:
+            yield kernel.first
 
     @property
     def whole(self) -> bool:
@@ -458,6 +475,23 @@ class Usage(Record, frozen=True, kw_only=True):
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
     replay: Replay | None = None
+
+    def context_of(self, first: FirstUse) -> Context:
+        """The test, or the phase of the session, in which something was first seen."""
+        return self.contexts[first.context]
+
+    def first_uses(self) -> Iterator[tuple[str | None, Context]]:
+        """Where each image and each kernel was first seen, with the path of its library.
+
+        The path is None for an image that lay in memory only.
+        """
+        for library in self.libraries:
+            for image in library.images:
+                for first in image.use.firsts():
+                    yield library.library.path, self.context_of(first)
+        for memory_image in (*self.memory_images, *self.compiled):
+            for first in memory_image.use.firsts():
+                yield None, self.context_of(first)
 
     def iter_images(self) -> Iterator[ImageUse]:
         for library in self.libraries:

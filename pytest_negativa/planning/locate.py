@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_negativa.models.library import Cubin, Frame, LibraryMap, Region
-from pytest_negativa.models.located import (
-    LocatedFrame,
-    LocatedLibrary,
-    LocatedRegion,
-    UseMark,
-)
+from pytest_negativa.models.library import Cubin, LibraryMap, Region
+from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.trace import (
     DataKind,
+    FirstUse,
     ImageUse,
     LibraryUsage,
     MemoryImage,
@@ -30,27 +26,27 @@ def locate_library(
     library_map: LibraryMap, library_usage: LibraryUsage, usage: Usage
 ) -> LocatedLibrary:
     """Mark in ``library_map`` what ``usage`` says of it."""
-    marks = {i.offset: _mark(i.use, usage, i.prelinked) for i in library_usage.images}
+    marks = {i.offset: _mark(i.use, i.prelinked) for i in library_usage.images}
     memory = {i.sha256: i for i in usage.memory_images}
-    regions = tuple(
-        LocatedRegion(region=region, section=section.name, use=_take(marks, region))
-        for section in library_map.sections
-        for region in section.regions
-    )
-    frames = tuple(
-        LocatedFrame(frame=frame, use=_frame_use(frame, memory, usage))
-        for frame in library_map.iter_frames()
-    )
+    uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
+    hashes = set()
+    for frame in library_map.iter_frames():
+        if frame.content is not None and frame.content.sha256 is not None:
+            hashes.add(frame.content.sha256)
+            if (image := memory.get(frame.content.sha256)) is not None:
+                uses[frame.span.start] = _mark(image.use)
     return LocatedLibrary(
         library_map=library_map,
-        regions=regions,
-        frames=frames,
+        uses=uses,
+        contexts=usage.contexts,
         changed=_difference(library_usage.library, library_map),
         unmatched=tuple(
-            f"an image at offset {offset:#x}, first used in {mark.first_use}"
+            f"an image at offset {offset:#x}, first used in {usage.context_of(mark.first)}"
             for offset, mark in sorted(marks.items())
         ),
-        suspects=_suspects(library_map, usage, memory),
+        suspects=_suspects(
+            library_map, {s: image for s, image in memory.items() if s not in hashes}
+        ),
     )
 
 
@@ -66,55 +62,40 @@ def _take(marks: dict[int, UseMark], region: Region) -> UseMark | None:
     if not uses:
         return None
     return UseMark(
-        kernels=frozenset().union(*(u.kernels for u in uses)),
+        kernels=earliest(u.kernels for u in uses),
         whole=any(u.whole for u in uses),
-        first_use=uses[0].first_use,
+        first=min((u.first for u in uses), key=lambda first: first.time_ns),
         prelinked=tuple(sorted({offset for u in uses for offset in u.prelinked})),
         functions=frozenset().union(*(u.functions for u in uses)),
     )
 
 
-def _mark(use: ImageUse, usage: Usage, prelinked: tuple[int, ...] = ()) -> UseMark:
+def _mark(use: ImageUse, prelinked: tuple[int, ...] = ()) -> UseMark:
     return UseMark(
-        kernels=frozenset(k.name for k in use.kernels),
+        kernels={k.name: k.first for k in use.kernels},
         whole=use.whole,
-        first_use=describe_context(usage, use.first.context),
+        first=use.first,
         prelinked=prelinked,
         functions=frozenset(d.name for d in use.data if d.kind is DataKind.UNIFIED_FUNCTION),
     )
 
 
-def describe_context(usage: Usage, index: int) -> str:
-    """A context for people: ``tests/test_a.py::test_b (call)``, or its phase."""
-    context = usage.contexts[index]
-    if context.nodeid is None:
-        return context.phase.value if context.detail is None else context.detail
-    return f"{context.nodeid} ({context.phase.value})"
-
-
-def _frame_use(frame: Frame, memory: Mapping[str, MemoryImage], usage: Usage) -> UseMark | None:
-    content = frame.content
-    if content is None or content.sha256 is None or content.sha256 not in memory:
-        return None
-    return _mark(memory[content.sha256].use, usage)
-
-
-def _suspects(
-    library_map: LibraryMap, usage: Usage, memory: Mapping[str, MemoryImage]
-) -> dict[int, str]:
+def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dict[int, FirstUse]:
     """Elements that may be the origin of an image found in memory alone.
 
     A library can unpack an element and hand the driver the result, as cublasLt does with its
     frames. Hashing every element for that would cost as much as unpacking it again; size and
     kernels tell as much: an image of the same size that has all kernels looked up.
+
+    Args:
+        memory: images that are no frames, by digest.
     """
-    hashes = {f.content.sha256 for f in library_map.iter_frames() if f.content is not None}
     wanted = [
-        (image.size, {k.name for k in image.use.kernels}, _mark(image.use, usage).first_use)
-        for sha256, image in memory.items()
-        if sha256 not in hashes and image.use.kernels
+        (image.size, {k.name for k in image.use.kernels}, image.use.first)
+        for image in memory.values()
+        if image.use.kernels
     ]
-    suspects: dict[int, str] = {}
+    suspects: dict[int, FirstUse] = {}
     if not wanted:
         return suspects
     sizes = {size for size, _, _ in wanted}
@@ -122,9 +103,9 @@ def _suspects(
         if element.unpacked_size not in sizes or not isinstance(element.content, Cubin):
             continue
         names = {k.name for k in library_map.kernels_of(element.content)}
-        for size, kernels, first_use in wanted:
+        for size, kernels, first in wanted:
             if size == element.unpacked_size and kernels <= names:
-                suspects[element.header_offset] = first_use
+                suspects[element.header_offset] = first
     return suspects
 
 

@@ -355,7 +355,7 @@ def _lock_library(
                 arch=found[d.start].arch,
                 reason=KeepReason(d.reason),
                 region=regions.get(d.start),
-                why=d.why,
+                why=d.detail,
                 functions=functions.get(d.start),
             )
             for d in sorted(plan.decisions, key=lambda d: d.start)

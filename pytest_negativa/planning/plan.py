@@ -9,27 +9,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_negativa.arch import (
-    ComputeCapability,
-    ElementKind,
-    choose_elements,
-    cubin_runs_on,
+from pytest_negativa.arch import ComputeCapability, ElementKind, cubin_runs_on
+from pytest_negativa.models.library import (
+    CodeBlock,
+    Content,
+    Cubin,
+    Element,
+    Frame,
+    LibraryMap,
+    Ptx,
+    Region,
 )
-from pytest_negativa.models.library import Content, Cubin, Element, Frame, LibraryMap, Ptx
-from pytest_negativa.models.located import (
-    LocatedFrame,
-    LocatedLibrary,
-    LocatedRegion,
-    UseMark,
-)
+from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
     Decision,
     KeepReason,
+    KernelUse,
     LibraryPlan,
     TrimmedCubin,
     UnusedReason,
 )
+from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.planning.reachable import Reach, reach
 from pytest_negativa.settings.globs import GlobSet
 
@@ -91,12 +92,19 @@ def plan_library(
         library=located.library_map.library,
         devices=tuple(map(str, devices)),
         decisions=decisions,
-        used_kernels=tuple(sorted(kernels & used)),
-        unused_kernels=tuple(sorted(kernels - used)),
+        used_kernels=tuple(
+            KernelUse(name, located.context_of(used[name]))
+            for name in sorted(kernels & used.keys())
+        ),
+        unused_kernels=tuple(sorted(kernels - used.keys())),
         notes=tuple(planner.notes()),
         trimmed=tuple(sorted(trimmed, key=lambda t: t.start)),
         granularity=policy.granularity,
     )
+
+
+_Rule = Callable[[CodeBlock], str | None]
+"""Why a block is kept, in words; None: the rule doesn't keep it."""
 
 
 class _Planner:
@@ -114,96 +122,162 @@ class _Planner:
         self._devices = devices
         self._policy = policy
         self._whole = self._reason_for_all(incomplete)
-        self._relocatable = self._needed_relocatable_regions()
-        self._left_whole: Counter[str] = Counter()
+        self._fitting = self._map.loaded_starts(devices)
+        self._fitting_policy = self._map.loaded_starts(policy.devices)
         self._used_anywhere = located.used_kernels
-        # By offset of the region; choosing is half of the work for 30,000 regions.
-        self._chosen = {
-            r.region.span.start: _choose(r.region.elements, devices) for r in located.regions
-        }
+        self._any_frame_used = any(
+            located.use_of(block) for block in self._map.iter_code() if block.region is None
+        )
+        # By offset of the region; only regions that the run loaded are in them.
+        self._unexplained: dict[int, str] = {}
+        self._relocatable: dict[int, str] = {}
+        self._kept_ptx: set[int] = set()
+        for region in self._map.iter_regions():
+            if (use := located.uses.get(region.span.start)) is not None:
+                self._look_at(region, use)
+        self._left_whole: Counter[str] = Counter()
+        # In the order of ``KeepReason``: the first rule that keeps a block gives the reason.
+        self._rules: tuple[tuple[KeepReason, _Rule], ...] = (
+            (KeepReason.UNMATCHED, self._unmatched),
+            (KeepReason.UNREADABLE, lambda block: block.unreadable),
+            (KeepReason.LOADED, self._loaded),
+            (KeepReason.MEMORY_IMAGE, self._memory_image),
+            (KeepReason.RELOCATABLE, self._needed_relocatable),
+            (KeepReason.ARCH_POLICY, self._wanted_arch),
+            (KeepReason.PTX_POLICY, self._wanted_ptx),
+            (KeepReason.KERNEL_POLICY, self._wanted_kernel),
+            (KeepReason.HOOK, self._veto),
+        )
 
     def decisions(self) -> Iterator[Decision]:
-        for region in self._located.regions:
-            yield from self._decide_region(region)
-        for frame in self._located.frames:
-            span = frame.frame.span
-            yield Decision(span.start, span.end, *self._decide_frame(frame))
+        for block in self._map.iter_code():
+            yield Decision(block.start, block.end, *self._decide(block))
+
+    def _decide(self, block: CodeBlock) -> tuple[bool, str, str | None]:
+        if self._whole is not None:
+            return True, self._whole[0].value, None
+        for reason, rule in self._rules:
+            if (detail := rule(block)) is not None:
+                return True, reason.value, detail
+        if block.start in self._fitting:
+            return False, UnusedReason.NO_USED_KERNEL.value, None
+        return False, UnusedReason.WRONG_ARCH.value, None
+
+    def _unmatched(self, block: CodeBlock) -> str | None:
+        return self._unexplained.get(block.anchor)
+
+    def _loaded(self, block: CodeBlock) -> str | None:
+        if block.region is None or block.start not in self._fitting:
+            return None
+        use = self._located.use_of(block)
+        return None if use is None else self._where(use.first)
+
+    def _memory_image(self, block: CodeBlock) -> str | None:
+        use = self._located.use_of(block) if block.region is None else None
+        first = self._located.suspects.get(block.header_offset) if use is None else use.first
+        return None if first is None else self._where(first)
+
+    def _needed_relocatable(self, block: CodeBlock) -> str | None:
+        return self._relocatable.get(block.anchor) if self._is_wanted(block) else None
+
+    def _wanted_arch(self, block: CodeBlock) -> str | None:
+        if block.start not in self._fitting_policy:
+            return None
+        # Nothing ties a frame to those of other archs with the same code: all are kept.
+        used = self._any_frame_used if block.region is None else self._located.use_of(block)
+        return str(block.arch) if used else None
+
+    def _wanted_ptx(self, block: CodeBlock) -> str | None:
+        return self._policy.ptx if block.start in self._kept_ptx else None
+
+    def _wanted_kernel(self, block: CodeBlock) -> str | None:
+        """The first kernel of ``block`` that a glob of the policy names."""
+        if not self._policy.kernels.globs or not self._is_wanted(block):
+            return None
+        for name in self._kernels(block.content):
+            if glob := self._kernel_glob(name):
+                return f"{glob} matches {name}"
+        return None
+
+    def _veto(self, block: CodeBlock) -> str | None:
+        for veto in self._policy.vetoes:
+            if why := veto(self._map, block.record):
+                return why
+        return None
+
+    def _is_wanted(self, block: CodeBlock) -> bool:
+        """Whether a traced device, or one that the policy names, would load the block."""
+        return block.start in self._fitting or block.start in self._fitting_policy
+
+    def _where(self, first: FirstUse) -> str:
+        return str(self._located.context_of(first))
 
     def trimmed(self, decisions: Sequence[Decision]) -> Iterator[TrimmedCubin]:
         """The unused code inside cubins that are kept because the run loaded them."""
-        kept = {d.start: d.reason for d in decisions if d.kept}
-        for region in self._located.regions:
-            if region.use is None or region.region.span.start in self._relocatable:
-                continue
-            for element in region.region.elements:
-                if kept.get(element.payload.start) in _TRIMMED:
-                    yield from self._trim(element, element.payload.start, region.use)
-        for frame in self._located.frames:
-            start = frame.frame.span.start
-            if frame.use is not None and kept.get(start) in _TRIMMED:
-                yield from self._trim(frame.frame, start, frame.use)
+        kept = {d.start for d in decisions if d.kept and d.reason in _TRIMMED}
+        for block in self._map.iter_code():
+            use = self._located.use_of(block)
+            if block.start in kept and use is not None and block.anchor not in self._relocatable:
+                yield from self._trim(block, use)
 
-    def _trim(self, holder: Element | Frame, start: int, use: UseMark) -> Iterator[TrimmedCubin]:
-        """What is unused of a cubin, if anything is; a note where that can't be told."""
-        content = holder.content
+    def _trim(self, block: CodeBlock, use: UseMark) -> Iterator[TrimmedCubin]:
+        """What is unused of a cubin, if anything is; a note if that can't be told."""
+        content = block.content
         # Of a single kernel nothing can go.
         if not isinstance(content, Cubin) or len(content.kernels) < 2:
             return
-        wanted = self._roots(holder, content, use)
+        wanted = self._roots(block, content, use)
         found = wanted if isinstance(wanted, str) else reach(content, wanted)
         if isinstance(found, Reach) and found.unused:
-            found = self._veto(holder) or found
+            found = self._veto(block) or found
         if isinstance(found, str):
             self._left_whole[found] += 1
         elif found.unused:
             yield TrimmedCubin(
-                start=start,
+                start=block.start,
                 kept=tuple(sorted(self._map.names[index] for index in found.kept)),
                 code_size=found.code_size,
                 unused=found.unused,
             )
 
-    def _roots(self, holder: Element | Frame, cubin: Cubin, use: UseMark) -> set[int] | str:
+    def _roots(self, block: CodeBlock, cubin: Cubin, use: UseMark) -> set[int] | str:
         """The functions of a cubin that are used or wanted, by name; or why all of it stays."""
         if use.whole:
             return "it can't be told which of their kernels were used"
-        if isinstance(holder, Element) and holder.header_offset in self._located.suspects:
+        if block.header_offset in self._located.suspects:
             return "the library may have unpacked and loaded them in another way, too"
         names = self._map.names
         kernels = {names[kernel.name]: kernel.name for kernel in cubin.kernels}
         functions = {names[f.name]: f.name for f in cubin.device_functions}
         # In the cubin for another arch, or in one of several that the driver takes together, a
         # kernel may be made up of others.
-        if not use.kernels <= kernels.keys() or not use.functions <= functions.keys():
+        if not use.kernels.keys() <= kernels.keys() or not use.functions <= functions.keys():
             return "a kernel that was used is not in them"
         wanted = {index for name, index in kernels.items() if self._kernel_glob(name)}
         # Of templates each translation unit has its own; which one a program asks for depends on
         # which came first, and so on the order of the tests: CUB asks one EmptyKernel for all.
-        wanted |= {kernels[name] for name in self._used_anywhere & kernels.keys()}
-        return wanted | {kernels[n] for n in use.kernels} | {functions[n] for n in use.functions}
+        wanted |= {kernels[name] for name in self._used_anywhere.keys() & kernels.keys()}
+        return wanted | {functions[n] for n in use.functions}
 
     def loadable_kernels(self) -> frozenset[str]:
         """Names of all kernels that a traced device could load."""
-        found: set[str] = set()
-        for region in self._located.regions:
-            for index in self._chosen[region.region.span.start]:
-                found.update(self._kernels(region.region.elements[index].content))
-        for frame in self._located.frames:
-            if self._fits(frame, self._devices):
-                found.update(self._kernels(frame.frame.content))
-        return frozenset(found)
+        return frozenset(
+            name
+            for block in self._map.iter_code()
+            if block.start in self._fitting
+            for name in self._kernels(block.content)
+        )
 
-    def used_kernels(self) -> frozenset[str]:
-        """Names of the kernels that the run used: looked up, or in an image used as a whole."""
-        found = set(self._located.used_kernels)
-        for region in self._located.regions:
-            if region.use is not None and region.use.whole:
-                for index in self._chosen[region.region.span.start]:
-                    found.update(self._kernels(region.region.elements[index].content))
-        for frame in self._located.frames:
-            if frame.use is not None and frame.use.whole:
-                found.update(self._kernels(frame.frame.content))
-        return frozenset(found)
+    def used_kernels(self) -> dict[str, FirstUse]:
+        """The kernels that the run used: looked up, or in an image used as a whole."""
+        whole = earliest(
+            dict.fromkeys(self._kernels(block.content), use.first)
+            for block in self._map.iter_code()
+            if (use := self._located.use_of(block)) is not None
+            and use.whole
+            and (block.region is None or block.start in self._fitting)
+        )
+        return {**whole, **self._used_anywhere}
 
     def notes(self) -> Iterator[str]:
         if self._whole is not None:
@@ -231,121 +305,54 @@ class _Planner:
             return KeepReason.LIBRARY_POLICY, self._policy.whole_library
         return None
 
-    def _decide_region(self, located: LocatedRegion) -> Iterator[Decision]:
-        elements = located.region.elements
-        chosen = self._chosen[located.region.span.start]
-        unexplained = self._unexplained(located, chosen)
-        kept_ptx = self._kept_ptx(located)
-        extra = _choose(elements, self._policy.devices)
-        for index, element in enumerate(elements):
-            start, end = element.payload.start, element.payload.end
-            if self._whole is not None:
-                yield Decision(start, end, True, self._whole[0].value)
-                continue
-            keep: tuple[KeepReason, str] | None = None
-            use = located.use
-            # Asked also where something else keeps the element: a glob that names used
-            # kernels matches, too.
-            wanted = self._wanted_kernel(element.content) if index in (chosen | extra) else None
-            if element.unreadable is not None:
-                keep = KeepReason.UNREADABLE, element.unreadable
-            elif unexplained is not None:
-                keep = KeepReason.UNMATCHED, unexplained
-            elif use is not None and index in chosen:
-                keep = KeepReason.LOADED, use.first_use
-            elif element.header_offset in self._located.suspects:
-                keep = KeepReason.MEMORY_IMAGE, self._located.suspects[element.header_offset]
-            elif located.region.span.start in self._relocatable and index in (chosen | extra):
-                keep = KeepReason.RELOCATABLE, self._relocatable[located.region.span.start]
-            elif use is not None and index in extra:
-                keep = KeepReason.ARCH_POLICY, str(element.arch)
-            elif index in kept_ptx:
-                keep = KeepReason.PTX_POLICY, self._policy.ptx
-            elif wanted is not None:
-                keep = KeepReason.KERNEL_POLICY, wanted
-            elif (veto := self._veto(element)) is not None:
-                keep = KeepReason.HOOK, veto
-            if keep is not None:
-                yield Decision(start, end, True, keep[0].value, keep[1])
-            else:
-                reason = UnusedReason.NO_USED_KERNEL if index in chosen else UnusedReason.WRONG_ARCH
-                yield Decision(start, end, False, reason.value)
+    def _look_at(self, region: Region, use: UseMark) -> None:
+        """Note what the use of a region says of it and of other regions."""
+        unexplained = self._why_unexplained(region, use)
+        if unexplained is not None:
+            self._unexplained[region.span.start] = unexplained
+        self._kept_ptx.update(self._ptx_to_keep(region))
+        if use.prelinked and not self._is_linked(region):
+            self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
 
-    def _decide_frame(self, located: LocatedFrame) -> tuple[bool, str, str | None]:
-        frame = located.frame
-        if self._whole is not None:
-            return True, self._whole[0].value, None
-        if frame.unreadable is not None:
-            return True, KeepReason.UNREADABLE.value, frame.unreadable
-        if located.use is not None:
-            return True, KeepReason.MEMORY_IMAGE.value, located.use.first_use
-        # Nothing ties a frame to those of other archs with the same code: all are kept.
-        if self._fits(located, self._policy.devices) and self._any_frame_used():
-            return True, KeepReason.ARCH_POLICY.value, str(frame.arch)
-        if name := self._wanted_kernel(frame.content):
-            return True, KeepReason.KERNEL_POLICY.value, name
-        if veto := self._veto(frame):
-            return True, KeepReason.HOOK.value, veto
-        fits = self._fits(located, self._devices)
-        reason = UnusedReason.NO_USED_KERNEL if fits else UnusedReason.WRONG_ARCH
-        return False, reason.value, None
-
-    def _unexplained(self, located: LocatedRegion, chosen: frozenset[int]) -> str | None:
+    def _why_unexplained(self, region: Region, use: UseMark) -> str | None:
         """Why what the run did with a region contradicts the choice rule, if it does."""
-        if located.use is None:
-            return None
-        if not chosen:
+        contents = [e.content for e in region.elements if e.payload.start in self._fitting]
+        if not contents:
             return "loaded, though nothing in it fits a traced device"
-        contents = [located.region.elements[i] for i in chosen]
-        if not all(isinstance(e.content, Cubin | Ptx) for e in contents):
+        if not all(isinstance(content, Cubin | Ptx) for content in contents):
             return None  # LTO-IR: which kernels it has isn't known
-        known = {name for e in contents for name in self._kernels(e.content)}
-        missing = sorted(located.use.kernels - known)
+        known = {name for content in contents for name in self._kernels(content)}
+        missing = sorted(use.kernels.keys() - known)
         if missing:
             return f"kernel {missing[0]} was used and is in no element that a device would load"
         return None
 
-    def _needed_relocatable_regions(self) -> dict[int, str]:
-        """Offsets of the regions that the driver may link, with the reason.
+    def _is_linked(self, region: Region) -> bool:
+        """Whether the driver has no need to link the relocatable regions that a region names.
 
-        The driver links relocatable code anew only where the linked region, which names it,
-        has no cubin for the device. Seen with NCCL 2.28 on an H200: of 16 images that it loaded
-        none lay in ``__nv_relfatbin``, though one of them named all 127 regions there.
+        The driver links relocatable code anew only if the linked region, which names it, has no
+        cubin for the device. Seen with NCCL 2.28 on an H200: of 16 images that it loaded none lay
+        in ``__nv_relfatbin``, though one of them named all 127 regions there.
         """
-        needed: dict[int, str] = {}
-        if self._policy.relocatable == "drop":
-            return needed
-        for located in self._located.regions:
-            if located.use is None or not located.use.prelinked:
-                continue
-            linked = self._policy.relocatable == "auto" and all(
-                any(
-                    e.kind is ElementKind.CUBIN and cubin_runs_on(e.arch, device)
-                    for e in located.region.elements
-                )
-                for device in (*self._devices, *self._policy.devices)
+        if self._policy.relocatable != "auto":
+            return self._policy.relocatable == "drop"
+        return all(
+            any(
+                e.kind is ElementKind.CUBIN and cubin_runs_on(e.arch, device)
+                for e in region.elements
             )
-            if not linked:
-                for offset in located.use.prelinked:
-                    needed[offset] = located.use.first_use
-        return needed
+            for device in (*self._devices, *self._policy.devices)
+        )
 
-    def _kept_ptx(self, located: LocatedRegion) -> frozenset[int]:
-        if located.use is None or self._policy.ptx == "off":
-            return frozenset()
-        elements = located.region.elements
-        ptx = [i for i, e in enumerate(elements) if e.kind is ElementKind.PTX]
-        if self._policy.ptx == "newest" and ptx:
-            newest = max(elements[i].arch for i in ptx)
-            ptx = [i for i in ptx if elements[i].arch == newest]
-        return frozenset(ptx)
-
-    def _wanted_kernel(self, content: Content | None) -> str | None:
-        """The first kernel of ``content`` that a glob of the policy names."""
-        for name in self._kernels(content) if self._policy.kernels.globs else ():
-            if glob := self._kernel_glob(name):
-                return f"{glob} matches {name}"
-        return None
+    def _ptx_to_keep(self, region: Region) -> Iterator[int]:
+        """Starts of the PTX of a used region that the policy keeps."""
+        ptx = [e for e in region.elements if e.kind is ElementKind.PTX]
+        if self._policy.ptx == "off" or not ptx:
+            return
+        newest = max(e.arch for e in ptx)
+        for element in ptx:
+            if self._policy.ptx == "all" or element.arch == newest:
+                yield element.payload.start
 
     def _kernel_glob(self, name: str) -> str | None:
         """The glob of the policy that names a kernel."""
@@ -353,22 +360,6 @@ class _Planner:
             return None
         return self._policy.kernels.match(name, self._policy.demangle(name))
 
-    def _veto(self, element: Element | Frame) -> str | None:
-        for veto in self._policy.vetoes:
-            if why := veto(self._map, element):
-                return why
-        return None
-
     def _kernels(self, content: Content | None) -> Iterator[str]:
         for kernel in self._map.kernels_of(content):
             yield kernel.name
-
-    def _fits(self, located: LocatedFrame, devices: Sequence[ComputeCapability]) -> bool:
-        return any(cubin_runs_on(located.frame.arch, device) for device in devices)
-
-    def _any_frame_used(self) -> bool:
-        return any(frame.use is not None for frame in self._located.frames)
-
-
-def _choose(elements: Sequence[Element], devices: Sequence[ComputeCapability]) -> frozenset[int]:
-    return frozenset(i for device in devices for i in choose_elements(elements, device))

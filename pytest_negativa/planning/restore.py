@@ -79,7 +79,7 @@ def part_of(span: NeededSpan) -> Part:
 
 
 def _kept(decision: Decision, why: str) -> Decision:
-    return replace(decision, kept=True, reason=KeepReason.HEALED.value, why=why)
+    return replace(decision, kept=True, reason=KeepReason.HEALED.value, detail=why)
 
 
 def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -> TrimmedCubin:

@@ -24,6 +24,7 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
         unused=_by_reason(d for d in plan.decisions if not d.kept),
         kernels=len(plan.used_kernels) + len(plan.unused_kernels),
         used_kernels=len(plan.used_kernels),
+        first_uses=plan.used_kernels,
         unused_kernels=(
             plan.unused_kernels if len(plan.unused_kernels) <= _MOST_KERNELS_NAMED else ()
         ),

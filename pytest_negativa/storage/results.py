@@ -18,6 +18,9 @@ from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.records import decode_versioned, load_map, save_map, write_record
 from pytest_negativa.storage.runs import Run
 
+_NEGATIVA_ML_VERSION = 1
+"""Of ``trace.json``. History: 1 is the first."""
+
 _T = TypeVar("_T")
 _V = TypeVar("_V", LibraryPlan, Usage, Verdict)
 
@@ -59,7 +62,7 @@ def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, .
 def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
     """What Negativa-ML's ``trace.json`` holds, and what tells the two apart."""
     return {
-        "format_version": usage.format_version,
+        "format_version": _NEGATIVA_ML_VERSION,
         "loaded_sos": [library.library.path for library in usage.libraries],
         "detected_kernels": sorted({k.name for i in usage.iter_images() for k in i.kernels}),
         "devices": [device.compute_capability for device in usage.devices],

@@ -360,7 +360,7 @@ def _note(seen: dict[K, _When], key: K, when: _When) -> None:
 
 
 def _first(when: _When) -> FirstUse:
-    return FirstUse(process=when[1], context=when[3])
+    return FirstUse(process=when[1], context=when[3], time_ns=when[0])
 
 
 def _library_order(item: tuple[TracedLibrary, _Library]) -> tuple[str, int, int, str]:

@@ -81,16 +81,12 @@ def trace_files(rounds: Sequence[RoundResult]) -> list[Path]:
     return [path for r in rounds for path in r.run.trace_files()]
 
 
-def first_uses(usage: Usage) -> dict[str, set[str]]:
+def libraries_by_test(usage: Usage) -> dict[str, set[str]]:
     """By node id: the libraries from which the test was the first to use code."""
     used: dict[str, set[str]] = defaultdict(set)
-    for library in usage.libraries:
-        for image in library.images:
-            firsts = [image.use.first, *(k.first for k in image.use.kernels)]
-            for first in firsts:
-                nodeid = usage.contexts[first.context].nodeid
-                if nodeid is not None:
-                    used[nodeid].add(library.library.path)
+    for path, context in usage.first_uses():
+        if path is not None and context.nodeid is not None:
+            used[context.nodeid].add(path)
     return used
 
 
@@ -101,12 +97,8 @@ def count_gpu_tests(usage: Usage) -> int:
     """
     if usage.replay is not None:
         return 0
-    contexts = set()
-    for use in usage.iter_images():
-        contexts.add(use.first.context)
-        contexts.update(k.first.context for k in use.kernels)
-    found = [usage.contexts[i] for i in contexts]
-    return len({(c.nodeid, c.detail) for c in found if c.phase not in _OUTSIDE_TESTS})
+    contexts = {context for _, context in usage.first_uses()}
+    return len({(c.nodeid, c.detail) for c in contexts if c.phase not in _OUTSIDE_TESTS})
 
 
 def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:

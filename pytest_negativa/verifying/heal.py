@@ -30,7 +30,7 @@ from pytest_negativa.storage.results import load_healed, load_unhealed, save_hea
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.answers import Answers
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
-from pytest_negativa.verifying.evidence import Attempt, first_uses
+from pytest_negativa.verifying.evidence import Attempt, libraries_by_test
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.rounds import conclusive_tests
 from pytest_negativa.verifying.verification import Verification
@@ -329,7 +329,7 @@ def _likely_first(
     """
     usage = verification.traced.usage
     loaded = {(use.library.path, image.offset) for use in usage.libraries for image in use.images}
-    uses = first_uses(usage)
+    uses = libraries_by_test(usage)
     used = {path for nodeid in failing for path in uses.get(nodeid, ())}
     never_chosen = {
         (p.plan.library.path, d.start)

@@ -29,7 +29,7 @@ from pytest_negativa.verifying.evidence import (
     Attempt,
     LoadEvidence,
     count_gpu_tests,
-    first_uses,
+    libraries_by_test,
 )
 from pytest_negativa.verifying.rounds import RoundResult
 
@@ -103,7 +103,7 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         before=by_nodeid(traced.session.tests),
         after=attempt.after,
         flaky=attempt.flaky,
-        used=first_uses(traced.usage),
+        used=libraries_by_test(traced.usage),
         gpu_tests=count_gpu_tests(usage),
         traced_on={d for plan in attempt.plans for d in plan.devices},
         verified_on={d.compute_capability for d in usage.devices},

@@ -14,7 +14,7 @@ from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
 from pytest_negativa.models.trace import UsageWarning
-from tests.support.analyses import settings, used
+from tests.support.analyses import settings, use, used
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, QUICKSTART_LIBRARY
 
 
@@ -156,12 +156,14 @@ def test_a_kernel_glob_is_compared_with_what_people_write(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("why", ["incomplete", "policy"])
-def test_a_glob_on_a_library_that_is_kept_as_a_whole(tmp_path: Path, why: str) -> None:
-    """Nobody asks what a glob would keep there; it matches all the same."""
-    text = "keep: {kernels: ['*'], libraries: [libmulti*]}"
+@pytest.mark.parametrize("why", ["incomplete", "policy", "loaded"])
+def test_a_glob_on_code_that_is_kept_anyway(tmp_path: Path, why: str) -> None:
+    """A glob matches, even if it is not what keeps the code."""
+    glob = "*" if why != "loaded" else next(iter(use(MULTIARCH, (1,)).images)).use.kernels[0].name
+    libraries = "[libmulti*]" if why == "policy" else "[]"
+    text = f"keep: {{kernels: ['{glob}'], libraries: {libraries}}}"
     lack = UsageWarning(code="gap", text="a gap", process=None)
-    usage = used(MULTIARCH, incomplete=(lack,) if why == "incomplete" else ())
+    usage = used(MULTIARCH, regions=(1,), incomplete=(lack,) if why == "incomplete" else ())
     assert analyze(usage, settings(tmp_path, text)).warnings == ()
 
 
@@ -194,7 +196,7 @@ def test_vetoes(tmp_path: Path) -> None:
     found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), hooks)
 
     assert reasons(found)["hook"] == 3
-    assert {d.why for d in decisions(found) if d.reason == "hook"} == {"ours"}
+    assert {d.detail for d in decisions(found) if d.reason == "hook"} == {"ours"}
     assert reasons(found, "libframes.so") == {"hook": 1, "no-used-kernel": 2}
     assert len(asked) == 20 + 3, "never for what is kept anyhow"
 

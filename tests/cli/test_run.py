@@ -12,7 +12,7 @@ import pytest
 
 from pytest_negativa.storage.runs import Run
 from tests.support.libraries import ROOT
-from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
+from tests.support.sessions import FIRST_USES, HEADLINE, KERNELS, LOADED, Project, used_kernels
 
 TRACES = ROOT / "tests" / "data" / "traces"
 Lines = list[str]
@@ -307,17 +307,32 @@ def test_kernels_of_a_run(recorded: Project) -> None:
     recorded.negativa("locate", "--run", ".negativa/run")
 
     unused = recorded.negativa("kernels", "--run", ".negativa/run").stdout.splitlines()
-    used = recorded.negativa("kernels", "--run", ".negativa/run", "--used", "--no-demangle").stdout
     other = recorded.negativa("kernels", "--library", "libother*", status=2)
     same = recorded.negativa("kernels", "--library", "libquick*").stdout.splitlines()
 
     assert unused[0].endswith("libquickstart.so: 9 of 13 kernels unused")
     assert any("image_blur" in name for name in unused)
     assert len(unused) == 10
-    assert {line.strip() for line in used.splitlines()[1:]} == set(KERNELS)
     assert same == unused
     assert other.stdout == ""
     assert "'libother*' is none of the run's libraries: libquickstart.so\n" in other.stderr
+
+
+def test_a_used_kernel_names_the_test_that_used_it_first(recorded: Project) -> None:
+    """From the trace to plan, spans, report and ``negativa kernels --used``."""
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/run")
+
+    expected = [[name, {"phase": "call", "nodeid": test}] for name, test in FIRST_USES.items()]
+    name = "libquickstart.so.json"
+    assert recorded.latest(f"plan/{name}")["used_kernels"] == expected
+    assert recorded.latest(f"spans/{name}")["used_kernels"] == expected
+    assert recorded.latest("report.json")["libraries"][0]["first_uses"] == expected
+    [head, *lines] = recorded.negativa("kernels", "--used", "--no-demangle").stdout.splitlines()
+    assert head.endswith("libquickstart.so: 4 of 13 kernels used")
+    assert [line.strip() for line in lines] == [
+        line for name, test in FIRST_USES.items() for line in (name, f"first used in {test} (call)")
+    ]
 
 
 def test_kernels_of_a_run_without_plans(project: Project) -> None:

@@ -11,9 +11,9 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.located import LocatedLibrary
 from pytest_negativa.models.trace import Context, Phase
-from pytest_negativa.planning.locate import describe_context, locate_library
+from pytest_negativa.planning.locate import locate_library
 from tests.support.libraries import BIN
-from tests.support.usages import library_usage, usage_of
+from tests.support.usages import TEST, library_usage, usage_of
 
 
 def read(name: str) -> LibraryMap:
@@ -33,18 +33,18 @@ def multiarch() -> LibraryMap:
 def test_an_image_is_the_region_at_its_offset(multiarch: LibraryMap) -> None:
     starts = [r.span.start for r in multiarch.iter_regions()]
     found = locate(multiarch, {starts[2]: ["k"]})
-    assert [r.use is not None for r in found.regions] == [False, False, True]
-    mark = found.regions[2].use
-    assert mark is not None and mark.kernels == {"k"}
-    assert mark.first_use == "tests/test_a.py::test_b (call)"
+    [(start, mark)] = found.uses.items()
+    assert start == starts[2] and mark.kernels.keys() == {"k"}
+    assert found.context_of(mark.first) == found.context_of(mark.kernels["k"]) == TEST
+    assert all((found.use_of(b) is mark) is (b.anchor == start) for b in multiarch.iter_code())
     assert found.unmatched == () and found.changed is None
 
 
 def test_an_image_may_be_the_payload_of_an_element(multiarch: LibraryMap) -> None:
     region = next(iter(multiarch.iter_regions()))
     images = {region.span.start: ["a"], region.elements[3].payload.start: ["b"]}
-    mark = locate(multiarch, images).regions[0].use
-    assert mark is not None and mark.kernels == {"a", "b"}
+    mark = locate(multiarch, images).uses[region.span.start]
+    assert mark.kernels.keys() == {"a", "b"}
 
 
 def test_an_image_elsewhere_is_unmatched(multiarch: LibraryMap) -> None:
@@ -53,7 +53,7 @@ def test_an_image_elsewhere_is_unmatched(multiarch: LibraryMap) -> None:
     assert found.unmatched == (
         f"an image at offset {start + 8:#x}, first used in tests/test_a.py::test_b (call)",
     )
-    assert all(r.use is None for r in found.regions)
+    assert not found.uses
 
 
 def test_frames_are_known_by_their_hash() -> None:
@@ -63,7 +63,8 @@ def test_frames_are_known_by_their_hash() -> None:
     assert first is not None
     usage = usage_of(library_usage(library_map, {}), memory={first: (1, ["k"])})
     found = locate_library(library_map, usage.libraries[0], usage)
-    assert [f.use is not None for f in found.frames] == [True, False, False]
+    frames = library_map.iter_frames()
+    assert [f.span.start in found.uses for f in frames] == [True, False, False]
 
 
 def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: LibraryMap) -> None:
@@ -121,8 +122,7 @@ def test_time_counts_where_there_is_no_build_id(multiarch: LibraryMap) -> None:
     ],
 )
 def test_contexts_for_people(context: Context, text: str) -> None:
-    usage = replace(usage_of(), contexts=(context,))
-    assert describe_context(usage, 0) == text
+    assert str(context) == text
 
 
 def test_a_library_is_known_by_its_real_path(tmp_path: Path) -> None:

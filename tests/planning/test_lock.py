@@ -76,7 +76,7 @@ class TestMaking:
         kept = [d for d in one.plan.decisions if d.kept]
         assert kept
         assert [(k.offset, k.reason.value, k.why) for k in library.kept] == [
-            (d.start, d.reason, d.why) for d in kept
+            (d.start, d.reason, d.detail) for d in kept
         ]
         assert library.sha256 == one.plan.library.sha256
         assert (library.path, library.distribution, library.version) == (
@@ -142,7 +142,7 @@ class TestMaking:
         at = next(i for i, d in enumerate(one.plan.decisions) if d.kept)
         decisions = list(one.plan.decisions)
         decisions[at] = msgspec.structs.replace(
-            decisions[at], kept=False, reason="no-used-kernel", why=None
+            decisions[at], kept=False, reason="no-used-kernel", detail=None
         )
         bolder = msgspec.structs.replace(one.plan, decisions=tuple(decisions))
         made = make_lock("run", [Planned(one.library_map, bolder)], verdict, place)

@@ -10,13 +10,13 @@ import pytest
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import LibraryMap, Region, Scope
-from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
+from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
 from tests.support.libraries import BIN
-from tests.support.usages import library_usage, usage_of
+from tests.support.usages import TEST, library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
 WRONG = UnusedReason.WRONG_ARCH.value
@@ -73,8 +73,8 @@ def test_one_region_used(multiarch: LibraryMap) -> None:
     [kept] = [d for d in found.decisions if d.kept]
     [element] = [e for e in region.elements if str(e.arch) == "sm_90"]
     assert (kept.start, kept.end) == (element.payload.start, element.payload.end)
-    assert kept.why == "tests/test_a.py::test_b (call)"
-    assert found.used_kernels == (names[0],)
+    assert kept.detail == "tests/test_a.py::test_b (call)"
+    assert found.used_kernels == (KernelUse(names[0], TEST),)
     assert len(found.unused_kernels) == 5
     assert names[0] not in found.unused_kernels
 
@@ -144,7 +144,7 @@ def test_veto_keeps_what_nothing_else_does(multiarch: LibraryMap) -> None:
     found = plan(multiarch, usage_of(library_usage(multiarch, {})), policy)
 
     [kept] = [d for d in found.decisions if d.kept]
-    assert (kept.start, kept.reason, kept.why) == (
+    assert (kept.start, kept.reason, kept.detail) == (
         first.payload.start,
         KeepReason.HOOK.value,
         "mine",
@@ -280,14 +280,3 @@ def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
         (d.start, d.end, d.reason) for d in found.decisions if not d.kept
     ]
     assert len(spans.spans) == 20
-
-
-def test_kernel_glob_matches_what_is_kept_anyway(multiarch: LibraryMap) -> None:
-    region = regions(multiarch)[0]
-    names = kernels_for(multiarch, region)
-    globs = GlobSet([names[0]])
-    used = library_usage(multiarch, {region.span.start: names})
-
-    plan(multiarch, usage_of(used), KeepPolicy(kernels=globs))
-
-    assert globs.matched == {names[0]}

@@ -139,7 +139,7 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
     looked_up = UsedData(
         name="_Z6calledf",
         kind=DataKind.UNIFIED_FUNCTION,
-        first=FirstUse(process=0, context=0),
+        first=FirstUse(process=0, context=0, time_ns=0),
     )
     [image] = usage.images
     image = replace(image, use=replace(image.use, data=(looked_up,)))

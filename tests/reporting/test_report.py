@@ -8,7 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import PLAN_VERSION, CodeRange, Decision, LibraryPlan, TrimmedCubin
+from pytest_negativa.models.plan import (
+    PLAN_VERSION,
+    CodeRange,
+    Decision,
+    KernelUse,
+    LibraryPlan,
+    TrimmedCubin,
+)
 from pytest_negativa.models.report import (
     REPORT_VERSION,
     LibraryRow,
@@ -17,6 +24,7 @@ from pytest_negativa.models.report import (
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
@@ -30,6 +38,7 @@ DECISIONS = (
 )
 
 
+USED = tuple(KernelUse(name, Context(phase=Phase.IMPORT)) for name in "abc")
 PLAN = LibraryPlan(
     format_version=PLAN_VERSION,
     library=LibraryIdentity(
@@ -37,7 +46,7 @@ PLAN = LibraryPlan(
     ),
     devices=("9.0",),
     decisions=DECISIONS,
-    used_kernels=("a", "b", "c"),
+    used_kernels=USED,
     unused_kernels=tuple(f"k{n}" for n in range(1197)),
 )
 
@@ -87,6 +96,7 @@ def test_row() -> None:
         ),
         kernels=1200,
         used_kernels=3,
+        first_uses=USED,
         unused_kernels=(),
         notes=(),
     )

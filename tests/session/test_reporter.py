@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from pytest_negativa.models.report import REPORT_VERSION
 from tests.support.sessions import (
+    FIRST_USES,
     HEADLINE,
     KERNELS,
     LOADED,
@@ -67,6 +69,9 @@ def row(folder: Path) -> dict[str, Any]:
         ],
         "kernels": 13,
         "used_kernels": 4,
+        "first_uses": [
+            [name, {"phase": "call", "nodeid": test}] for name, test in FIRST_USES.items()
+        ],
         "unused_kernels": [
             "_ZN8matrices8multiplyILi32EEEvPKfS2_Pfiii",
             "_ZN8matrices9transposeEPKfPfii",
@@ -114,7 +119,7 @@ def test_files_of_quickstart(quickstart: Project) -> None:
 
     library = str(quickstart.folder / "quickstart" / "libquickstart.so")
     report = quickstart.latest("report.json")
-    assert report["format_version"] == 1
+    assert report["format_version"] == REPORT_VERSION
     assert report["devices"] == ["NVIDIA H200 (9.0)"]
     assert report["replay"] == NO_GPU_LINE
     assert quickstart.latest("trace.json") == {

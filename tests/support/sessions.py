@@ -27,12 +27,14 @@ HEADLINE = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused on NVIDIA
 # libquickstart.so has four regions of seven elements; an H200 loads the fourth of each.
 LOADED = ((18288, 20008), (32936, 35336), (54288, 57152))
 NOT_LOADED = (72856, 75224)
-KERNELS = (
-    "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii",
-    "statistics_weighted_sum",
-    "vector_add",
-    "vector_scale",
-)
+# The kernels that the recording of the quickstart uses, and the test that used each first.
+FIRST_USES = {
+    "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii": "tests/test_matrices.py::test_multiply[1-1-1]",
+    "statistics_weighted_sum": "tests/test_statistics.py::test_sum_with_default_weights[1]",
+    "vector_add": "tests/test_vectors.py::test_add[1]",
+    "vector_scale": "tests/test_vectors.py::test_scale[0.0]",
+}
+KERNELS = tuple(FIRST_USES)
 
 Done = subprocess.CompletedProcess[str]
 

@@ -23,7 +23,7 @@ from pytest_negativa.models.trace import (
 )
 
 TEST = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_b")
-_FIRST = FirstUse(process=0, context=0)
+_FIRST = FirstUse(process=0, context=0, time_ns=0)
 
 
 def device(capability: str = "9.0") -> Device:
