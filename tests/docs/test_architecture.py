@@ -13,13 +13,15 @@ from tests.support.libraries import DOCS, ROOT
 PACKAGE = ROOT / "pytest_negativa"
 TEXT = (DOCS / "architecture.md").read_text("utf-8")
 CODE = sorted(set(re.findall(r"`([^`\n]+)`", TEXT)))
-TOP = {path.stem for path in PACKAGE.iterdir()} - {"__init__", "__pycache__"}
+TOP = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+TOP -= {"__init__", "__main__", "__pycache__"}
 
 DOTTED = [c for c in CODE if re.fullmatch(r"[a-z_]+(\.\w+)*", c) and c.partition(".")[0] in TOP]
 PATHS = [c for c in CODE if re.fullmatch(r"[\w-]+/[\w/.-]*", c)]
 # Files of a run, which no source tree holds.
 RUN_FILES = {"map/", "plan/", "spans/", "verify/"}
-IN_PICTURE = re.findall(r"(\w+(?:/|\.py))(?=\s|$)", TEXT.split("```")[1])
+PICTURE = TEXT.split("```text")[1].split("```")[0]
+ENTRY = re.compile(r"(\w+(?:/|\.py))(?=\s|$)")
 
 
 def test_something_is_found() -> None:
@@ -37,15 +39,22 @@ def test_a_name_exists(name: str) -> None:
         module = f"{module}.{part}"
 
 
-@pytest.mark.parametrize("path", [*(p for p in PATHS if p not in RUN_FILES), *IN_PICTURE])
+@pytest.mark.parametrize(
+    "path", [*(p for p in PATHS if p not in RUN_FILES), *ENTRY.findall(PICTURE)]
+)
 def test_a_path_exists(path: str) -> None:
     assert (PACKAGE / path).exists() or (ROOT / path).exists()
 
 
-def test_the_picture_shows_every_package_and_module() -> None:
-    entries = {
-        f"{path.name}/" if path.is_dir() else path.name
-        for path in PACKAGE.iterdir()
-        if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
-    }
-    assert set(IN_PICTURE) == entries
+def test_the_picture_shows_the_floors_that_imports_keep_to() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
+    layers = re.search(r"^layers = \[(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    kept = [set(floor.split(" | ")) for floor in re.findall(r'"(.+)"', layers[1])]
+    shown: list[set[str]] = []
+    for line in PICTURE.strip("\n").splitlines():
+        if re.match(r" *\d+ ", line):
+            shown.append(set())
+        shown[-1] |= {name.removesuffix(".py").rstrip("/") for name in ENTRY.findall(line)}
+    assert shown == kept
+    assert set().union(*shown) == TOP
