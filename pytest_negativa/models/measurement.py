@@ -39,22 +39,20 @@ class RunFigures(Record, frozen=True, kw_only=True):
         first_result_s: from the start of the program until a process of it first learned that the
             GPU had finished something: a call of the driver that waits or asks succeeded after a
             kernel or graph was launched.
-        peak_rss_bytes: highest sum of the resident sets of all processes at one time. What they
-            share is counted for each. At least ``root_max_rss_bytes``.
-        peak_pss_bytes: highest sum of the proportional sets, in which what is shared is counted
-            once; read when the resident sets are at a new high.
-        root_max_rss_bytes: ``ru_maxrss`` of the program's first process, kept by the kernel, so
-            without gaps. None where it is no more than the measuring process's own, with which
-            the kernel begins.
-        gpu_process_bytes: highest sum of the GPU memory of the program's processes, as NVML
-            tells by process id.
-        gpu_device_bytes: highest GPU memory in use on all devices, less what was in use before
-            the start. Other programs' memory is in it, too.
-        energy_mj: energy that all devices took, in millijoules, idle power and other programs
-            included.
+        peak_rss_bytes: highest sum of the resident sets of all processes at one time. Shared
+            pages count for each process. At least ``root_max_rss_bytes``.
+        peak_pss_bytes: highest sum of the proportional sets, in which shared pages count once;
+            read when the resident sets are at a new high.
+        root_max_rss_bytes: ``ru_maxrss`` of the program's first process, which the kernel counts
+            without gaps. None if it does not exceed the measuring process's own, from which the
+            kernel starts to count.
+        gpu_process_bytes: highest sum of the GPU memory of the program's processes, by NVML.
+        gpu_device_bytes: highest GPU memory in use on all devices, less the memory in use before
+            the start. It includes other programs' memory.
+        energy_mj: energy of all devices in millijoules, including idle power and other programs.
         cached_bytes: bytes of the variant's libraries in the page cache at the end. Only in runs
             before which they were evicted: what the program touched, and the kernel's read-ahead.
-        left_cached_bytes: what evicting could not remove, since another process has it mapped.
+        left_cached_bytes: bytes that could not be evicted, because another process maps them.
         copies: how many of the copies were mapped by any process.
         processes: how many processes were seen.
     """
@@ -108,7 +106,7 @@ class Comparison(Record, frozen=True, kw_only=True):
         figure: the name of a field of ``RunFigures``.
         original: the original libraries.
         slim: the slim ones.
-        ratio: slim median through original median; None where the latter is 0.
+        ratio: slim median through original median; None if the latter is 0.
         pair_ratios: lowest and highest ratio of the two runs of a pair.
         overlap: the ranges from minimum to maximum have values in common, so that these runs
             don't show a difference.
@@ -144,7 +142,7 @@ class FileSizes(Record, frozen=True, kw_only=True):
     Attributes:
         files: how many.
         apparent_bytes: their lengths.
-        allocated_bytes: blocks on the disk, where holes take none.
+        allocated_bytes: blocks on the disk; holes take none.
         tar_bytes: in a tar archive (POSIX.1-2001, holes written as zeros).
         tar_zstd_bytes: that archive compressed by zstd, level 3, one thread.
     """

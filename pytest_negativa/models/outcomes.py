@@ -107,10 +107,10 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         duration: seconds of all its phases.
         text: the error, or why it was skipped, shortened.
-        worker: where it ran.
+        worker: pytest-xdist's name of the worker that ran it.
         gpu_error: see ``PhaseReported``.
-        doubtful: it says nothing: it ran in a process whose CUDA context an earlier test had
-            lost, or the session was stopped in the middle of it.
+        doubtful: the outcome means nothing: an earlier test had lost the process's CUDA context,
+            or the session was stopped during the test.
     """
 
     __test__ = False
@@ -133,7 +133,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         command: the words that started it.
         duration: wall time in seconds, up to the last thing known.
         longest_silence: the longest time in seconds between two lines.
-        exit_status: None where the session died.
+        exit_status: None if the session died.
         context_lost: it stopped because the CUDA context was lost.
         complete: the last line is there.
         kind: what ran.

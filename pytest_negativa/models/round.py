@@ -24,9 +24,9 @@ class Round(Record, frozen=True, kw_only=True):
         supervisor: the process that started the program and waits for it.
         folder: the round's folder.
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
-            program is only started and watched, also where it happens to be pytest.
+            program is only started and watched, even if it is pytest.
         tests: node ids to run; None: all that the command selects.
-        expected: the outcomes file of the traced run; None where there is none yet.
+        expected: the outcomes file of the traced run; None if there is none yet.
         stop_at_failure: whether one test that fails, and didn't when traced, ends the round.
     """
 

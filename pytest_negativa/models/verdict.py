@@ -17,7 +17,7 @@ TESTS_DIFFER = "the tests don't agree with the traced run"
 """Why a library is not proved if only the tests speak against it."""
 
 FLAKY_RULE = "both outcomes occur on the originals and on the copies"
-"""When a test is flaky: the traced run and reruns count, and a lost CUDA context does not."""
+"""When a test is flaky. The traced run and reruns count, but no run that lost its context."""
 
 
 class LibraryStatus(str, enum.Enum):
@@ -49,19 +49,19 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         soname, build_id: of the original, if it has them.
         size: of the original's file.
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
-            None where there is none.
+            is None if there is no copy.
         status: what is known of its unused code.
         spans: file offsets of what was overwritten as a whole.
         code_bytes: GPU code of the original.
-        unused_bytes: how much of it was overwritten as a whole.
+        unused_bytes: bytes of elements and frames that were overwritten as a whole.
         elements: how many elements and frames it has.
         unused_elements: how many of them were overwritten.
         trimmed: what was overwritten inside kept cubins.
         trimmed_code_bytes: how much code that is, unpacked.
-        left_bytes: GPU code that stays: what is not overwritten, packed as it is in the copy.
-        why: the reason where it isn't proved.
-        notes: what a reader should know of the copy, as what could not be taken out of it.
-        copy_size: bytes of the copy's file; None where there is none.
+        left_bytes: GPU code that stays in the copy, packed as it is there.
+        why: the reason if it isn't proved.
+        notes: remarks on the copy, such as code that could not be removed from it.
+        copy_size: bytes of the copy's file; None if there is no copy.
         processes: how many processes had the copy mapped.
     """
 
@@ -92,7 +92,8 @@ class TestVerdict(Record, frozen=True, kw_only=True):
     Attributes:
         nodeid: of the test.
         before, after: how it ended in the traced run and on the copies; None: it did not run.
-        flaky: see ``FLAKY_RULE``.
+        flaky: both outcomes occur on the originals and on the copies, the traced run and reruns
+            included.
         text: its error on the copies, shortened.
         gpu_error: the error that it left the CUDA context with.
         libraries: real paths of the libraries that it used first in the traced run.
@@ -158,9 +159,9 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         library: real path.
         region: file offset of the region that holds it.
         start, end: file offsets, as in the plan.
-        test: the node id of a test that fails without it; where the search isn't finished, of
-            one that it is made for.
-        code: where only code inside a cubin was given back, its offset in the unpacked cubin.
+        test: the node id of a test that fails without it; if the search isn't finished, of a
+            test that the search is for.
+        code: the offset in the unpacked cubin, if only code inside a cubin was given back.
         function: the mangled name of that code's first function.
         complete: whether it is known to be needed; if not, it is kept only because the search
             isn't finished.

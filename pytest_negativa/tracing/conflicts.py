@@ -47,7 +47,7 @@ def suspects(libraries: Iterable[str], environ: Mapping[str, str]) -> tuple[str,
 def busy_message(
     subscriber: str | None, libraries: Iterable[str], environ: Mapping[str, str]
 ) -> str:
-    """Say who holds CUPTI, as far as can be known."""
+    """Name the tools that may hold CUPTI."""
     # CUPTI 13.0 puts it so for a tool that gave no name, as Kineto (torch.profiler) does.
     named = subscriber and "<not provided>" not in subscriber
     who = [f'"{subscriber}"'] if named else []

@@ -193,12 +193,13 @@ class CuptiDetector:
             self._child_can_use_cuda = not driver_initialised()
 
     def _forked(self) -> None:
-        """In a forked child: the parent's trace isn't ours to write, now or at exit.
+        """In a forked child: don't write the parent's trace, now or at exit.
 
-        If the parent had not yet called ``cuInit``, the child may, and CUDA then loads the
-        native library into it. That needs CUPTI, which is held by the parent's subscriber as
-        long as nobody gives it back here. Otherwise CUDA doesn't work in the child at all, and
-        CUPTI, of whose locks another thread may have been the holder, is left alone.
+        If the parent had not yet called ``cuInit``, the child may call it, and CUDA loads the
+        native library into the child. That library needs CUPTI, which the copy of the parent's
+        subscriber holds until it is released here. If the parent had called ``cuInit``, CUDA
+        doesn't work in the child. CUPTI is then left alone: another thread of the parent may have
+        held its locks.
         """
         if self._stopped:
             return
@@ -209,7 +210,7 @@ class CuptiDetector:
         if subscriber is not None and self._child_can_use_cuda:
             self._cupti.unsubscribe(subscriber)
 
-    # Callbacks. None of them may raise: nobody could catch it.
+    # Callbacks. None of them may raise: no caller could catch it.
 
     def _on_call(self, _user: object, _domain: int, cbid: int, data: Any) -> None:
         try:

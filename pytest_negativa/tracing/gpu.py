@@ -1,7 +1,6 @@
-"""Whether this machine has a GPU to trace on, found out without touching CUDA.
+"""Finds out, without touching CUDA, whether this machine has a GPU to trace on.
 
-Loading the driver here would put it into every process of the session, also where no test
-needs it.
+Loading the driver here would put it into every process of the session, even if no test needs it.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ _When = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class _Image:
-    """An image while its uses are collected; values tell where each was first seen."""
+    """An image while its uses are collected; values are the first sighting of each."""
 
     forms: dict[ImageForm, _When] = field(default_factory=dict)
     calls: dict[str, _When] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """The detector for machines without a GPU: replays a trace that was recorded on one.
 
-Nothing is traced. All records of the recording are written again into a trace of this
-process, whatever tests run: a recording tells only where each thing was used first, so a part
-of it would lack what the rest had used before. Its contexts are compared with the tests that
-run here by node id, and libraries are looked up where this machine has them.
+Nothing is traced. The detector writes all records of the recording into a trace of this process,
+whatever tests run. A recording has only the first use of each kernel, so a part of it would miss
+kernels that earlier tests had used. The recording's contexts are compared with this session's tests
+by node id, and its libraries are searched on this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_NAMED = 5
 
 
 class Recording:
-    """The traces of a folder, as far as they can be read.
+    """The readable traces of a folder.
 
     Raises:
         TraceError: the folder holds no trace, or none that can be read.
