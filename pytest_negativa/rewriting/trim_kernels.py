@@ -84,12 +84,11 @@ def _repack(
     block: CodeBlock, content: bytes, edits: Edits, stored: bytes
 ) -> tuple[list[Change], int]:
     """Pack an edited cubin into its space; also returns the bytes in use there."""
-    edited = bytearray(content)
-    edits.apply(edited)
+    edited = edits.applied_to(content, 0)
     if block.region is None:
-        frame, zeros = repack_frame(bytes(edited), stored)
+        frame, zeros = repack_frame(edited, stored)
         return [Patch(block.start, frame)], len(frame) - zeros
-    packed = repack(bytes(edited), stored, block.compression, block.size)
+    packed = repack(edited, stored, block.compression, block.size)
     return [
         Patch(block.header_offset + _COMPRESSED_SIZE_OFFSET, _COMPRESSED_SIZE.pack(len(packed))),
         Patch(block.start, packed + bytes(block.size - len(packed))),

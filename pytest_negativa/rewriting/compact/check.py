@@ -344,8 +344,7 @@ class _Checker:
             self._fail(f"address {load.vaddr:#x}: more bytes than the original has")
         for position in range(start, end, _STEP):
             length = min(_STEP, end - position)
-            wanted = bytearray(original.read(position, length))
-            changes.apply(wanted, position)
+            wanted = changes.applied_to(original.read(position, length), position)
             if wanted != compacted.read(load.offset + position - start, length):
                 self._fail(f"the bytes at {position - shift:#x} and behind differ")
         # Behind the bytes come zeros: of holes first, then of .bss.
