@@ -69,7 +69,7 @@ def _option_rows(option: Option, commands: Mapping[str, list[str]]) -> Iterator[
     value = f" {option.value_name}".rstrip()
     off = f", `{option.off_flag}`" if option.off_flag else ""
     yield "pytest", f"`{option.flag}{value}`{off}"
-    if option.cli_flag and (names := commands.get(option.cli_flag)):
+    if names := commands.get(option.cli_flag):
         links = (f"[{name}](commands.md#{_command_anchor(name)})" for name in names)
         yield "`negativa`", f"`{option.cli_flag}{value}` of {', '.join(links)}"
     yield "environment", f"`{option.variable}`"

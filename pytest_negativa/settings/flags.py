@@ -44,26 +44,18 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def click_options(*names: str) -> Callable[[_Command], _Command]:
-    """A decorator that gives a click command these options; without names, all that it can have.
+    """A decorator that gives a click command these options.
 
     The command receives them as keywords named ``Option.dest``; see ``pick_flags``.
-
-    Raises:
-        ValueError: an option is none of the command line.
     """
     import click
 
-    chosen = [BY_NAME[name] for name in names] or [o for o in OPTIONS if o.in_cli]
-
     def decorate(command: _Command) -> _Command:
-        for option in reversed(chosen):  # click shows them in reverse order of decoration
-            flag = option.cli_flag
-            if flag is None:
-                raise ValueError(f"{option.name} is no option of the command line")
-            if option.is_switch:
-                flag = f"{flag}/--no-{option.flag_name}"
+        for name in reversed(names):  # click shows them in reverse order of decoration
+            option = BY_NAME[name]
+            off = f"/--no-{option.flag_name}" if option.is_switch else ""
             command = click.option(
-                flag,
+                option.cli_flag + off,
                 option.dest,
                 default=None,
                 multiple=option.type.repeated,
@@ -164,7 +156,7 @@ def from_flag_or_environment(
     Raises:
         OptionError: the value can't be used.
     """
-    where = (of_command and option.cli_flag) or option.flag
+    where = option.cli_flag if of_command else option.flag
     try:
         if option.name in flags:
             return Found(option.type.parse_flag(flags[option.name]), "flag", where)

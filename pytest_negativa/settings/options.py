@@ -33,7 +33,6 @@ class Option:
         help: one sentence for ``--help``, at most 72 characters.
         detail: a further sentence for editors and for the documentation.
         in_file: whether ``negativa.yaml`` can set it.
-        in_cli: whether a command of ``negativa`` can have it.
         metavar: stands for the value in help if the type's word is too vague.
         requires: names of switches; at least one must be on, or the option has no effect.
     """
@@ -45,7 +44,6 @@ class Option:
     help: str
     detail: str = ""
     in_file: bool = True
-    in_cli: bool = True
     metavar: str | None = None
     requires: tuple[str, ...] = ()
 
@@ -60,9 +58,9 @@ class Option:
         return f"--no-{self.flag[2:]}" if self.is_switch else None
 
     @property
-    def cli_flag(self) -> str | None:
-        """Its flag for the ``negativa`` command."""
-        return f"--{self.flag_name}" if self.in_cli else None
+    def cli_flag(self) -> str:
+        """Its flag for those commands of ``negativa`` that have the option."""
+        return f"--{self.flag_name}"
 
     @property
     def variable(self) -> str:
@@ -117,7 +115,6 @@ OPTIONS: tuple[Option, ...] = (
         default=False,
         help="Trace the GPU code that the tests use, and report what none needs.",
         in_file=False,
-        in_cli=False,
     ),
     # Nor can it choose what a session does: the command that starts the session says so.
     Option(
@@ -127,7 +124,6 @@ OPTIONS: tuple[Option, ...] = (
         default=False,
         help="Run the tests on copies without unused GPU code, to prove it unused.",
         in_file=False,
-        in_cli=False,
     ),
     Option(
         name="healing",
@@ -136,7 +132,6 @@ OPTIONS: tuple[Option, ...] = (
         default=False,
         help="Verify; if that fails, find the code that tests need, and keep it.",
         in_file=False,
-        in_cli=False,
     ),
     Option(
         name="measuring",
@@ -145,7 +140,6 @@ OPTIONS: tuple[Option, ...] = (
         default=False,
         help="Run the tests on original and slim libraries in turns, and compare.",
         in_file=False,
-        in_cli=False,
     ),
     Option(
         name="run",
@@ -247,7 +241,6 @@ OPTIONS: tuple[Option, ...] = (
         type=_EXPRESSION,
         default=None,
         help="Run only tests that match this marker expression, as with -m.",
-        in_cli=False,
         requires=_TESTED,
     ),
     Option(
@@ -256,7 +249,6 @@ OPTIONS: tuple[Option, ...] = (
         type=_EXPRESSION,
         default=None,
         help="Run only tests that match this keyword expression, as with -k.",
-        in_cli=False,
         requires=_TESTED,
     ),
     Option(
@@ -265,7 +257,6 @@ OPTIONS: tuple[Option, ...] = (
         type=_GLOBS,
         default=(),
         help="Run only tests whose node id matches.",
-        in_cli=False,
         requires=_TESTED,
     ),
     Option(
@@ -274,7 +265,6 @@ OPTIONS: tuple[Option, ...] = (
         type=_GLOBS,
         default=(),
         help="Deselect tests whose node id matches.",
-        in_cli=False,
         requires=_TESTED,
     ),
     Option(
@@ -300,7 +290,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         help="Replay the trace recorded in this folder if there is no GPU.",
         metavar="DIR",
-        in_cli=False,
         requires=_TRACED,
     ),
     Option(
