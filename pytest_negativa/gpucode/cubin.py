@@ -105,12 +105,9 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     if problem := abi_problem(data):
         raise PayloadError(problem)
     header = EHDR.unpack_from(data)
-    sections = section_headers(data)
-    tables = _Tables(names)
-    tables.read_symbols(data, sections, header.e_shstrndx)
-    for section in sections:
-        if section.sh_type == _SHT_CUDA_CALLGRAPH:
-            tables.read_call_graph(section_bytes(data, section, "call graph"))
+    tables = _Tables(data, names)
+    tables.read_symbols(header.e_shstrndx)
+    tables.read_call_graphs()
     return Cubin(
         arch=cubin_arch(data),
         relocatable=header.e_type == ET_REL,
@@ -133,13 +130,17 @@ def section_headers(data: bytes) -> list[SectionHeader]:
     Raises:
         PayloadError: they leave the cubin.
     """
+    return list(SHDR.iter_unpack(_section_table(data)))
+
+
+def _section_table(data: bytes) -> bytes:
     header = EHDR.unpack_from(data)
     if header.e_shentsize != SHDR.size:
         raise PayloadError(f"cubin: e_shentsize {header.e_shentsize}, expected {SHDR.size}")
     start, end = header.e_shoff, header.e_shoff + header.e_shentsize * header.e_shnum
     if end > len(data):
         raise PayloadError(f"cubin: section headers end at {end:#x}, the cubin at {len(data):#x}")
-    return list(SHDR.iter_unpack(data[start:end]))
+    return data[start:end]
 
 
 def section_bytes(data: bytes, section: SectionHeader, what: str) -> bytes:
@@ -162,7 +163,11 @@ def section_bytes(data: bytes, section: SectionHeader, what: str) -> bytes:
 class _Tables:
     """Collects the rows of one cubin while its tables are read."""
 
-    def __init__(self, names: NameTable) -> None:
+    def __init__(self, data: bytes, names: NameTable) -> None:
+        self._data = data
+        self._section_table = _section_table(data)
+        # libcublas.so has 140,000 section headers. As rows they would take 10% of the time.
+        self._sections = SHDR.columns(self._section_table)
         self._names = names
         self._symbol_names: list[int | None] = []
         self.kernels: list[Function] = []
@@ -178,32 +183,32 @@ class _Tables:
         # A million symbols may share one name of a megabyte, which is read once.
         self._index_at: dict[int, int] = {}
 
-    def read_symbols(self, data: bytes, sections: list[SectionHeader], shstrndx: int) -> None:
-        if shstrndx >= len(sections):
-            raise PayloadError(f"cubin: no section {shstrndx} for section names")
-        section_names = section_bytes(data, sections[shstrndx], "section names")
+    def _content(self, index: int, what: str) -> bytes:
+        if index >= len(self._sections.sh_type):
+            raise PayloadError(f"cubin: no section {index} for {what}")
+        section = SHDR.unpack_from(self._section_table, index * SHDR.size)
+        return section_bytes(self._data, section, what)
+
+    def read_symbols(self, shstrndx: int) -> None:
+        sections, size = self._sections, len(self._data)
+        count = len(sections.sh_type)
+        section_names = self._content(shstrndx, "section names")
         # From sm_100 on there is a second table, .nv.merc.symtab, with the same names.
-        symtab = next(
-            (
-                s
-                for s in sections
-                if s.sh_type == SHT_SYMTAB and section_names.startswith(b".symtab\0", s.sh_name)
-            ),
-            None,
-        )
-        if symtab is None:
+        for symtab, sh_type in enumerate(sections.sh_type):
+            if sh_type == SHT_SYMTAB and section_names.startswith(
+                b".symtab\0", sections.sh_name[symtab]
+            ):
+                break
+        else:
             raise PayloadError("cubin: has no symbol table, so its functions are not known")
-        if symtab.sh_link >= len(sections):
-            raise PayloadError(f"cubin: no section {symtab.sh_link} for symbol names")
-        self._strings = section_bytes(data, sections[symtab.sh_link], "symbol names")
-        table = section_bytes(data, symtab, "symbol table")
+        self._strings = self._content(sections.sh_link[symtab], "symbol names")
+        table = self._content(symtab, "symbol table")
         if len(table) % SYM.size:
             raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
         self._names.reserve_rows(len(table) // SYM.size)
         symbol_names = self._symbol_names
-        for st_name, st_info, st_other, st_shndx, st_value, st_size in SYM.struct.iter_unpack(
-            table
-        ):
+        rows = SYM.struct.iter_unpack(table)
+        for st_name, st_info, st_other, st_shndx, st_value, st_size in rows:
             kind = st_info & 0xF
             if kind not in _NAMED_SYMBOLS:
                 symbol_names.append(None)
@@ -214,15 +219,14 @@ class _Tables:
                 if kind == STT_FUNC:
                     self.externals.append(name)
                 continue
-            if st_shndx >= len(sections):
-                raise PayloadError(f"cubin: symbol in section {st_shndx} of {len(sections)}")
-            section = sections[st_shndx]
+            if st_shndx >= count:
+                raise PayloadError(f"cubin: symbol in section {st_shndx} of {count}")
             if kind == STT_FUNC:
-                offset = section.sh_offset + st_value
-                if section.sh_type == SHT_NOBITS or offset + st_size > len(data):
+                offset = sections.sh_offset[st_shndx] + st_value
+                if sections.sh_type[st_shndx] == SHT_NOBITS or offset + st_size > size:
                     raise PayloadError(
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
-                        f"{len(data):#x}"
+                        f"{size:#x}"
                     )
                 # slim took the function out of the tables, see rewriting.cubin_tables: neither
                 # the driver nor a reader finds it. The call graph may still name it.
@@ -234,12 +238,17 @@ class _Tables:
                     self.kernels.append(function)
                 else:
                     self.device_functions.append(function)
-            elif section_names.startswith(b".nv.global", section.sh_name):
+            elif section_names.startswith(b".nv.global", sections.sh_name[st_shndx]):
                 self.global_data.append(DataSymbol(name, st_size))
-            elif section_names.startswith(b".nv.constant", section.sh_name):
+            elif section_names.startswith(b".nv.constant", sections.sh_name[st_shndx]):
                 self.constant_data.append(DataSymbol(name, st_size))
 
-    def read_call_graph(self, table: bytes) -> None:
+    def read_call_graphs(self) -> None:
+        for index, sh_type in enumerate(self._sections.sh_type):
+            if sh_type == _SHT_CUDA_CALLGRAPH:
+                self._read_call_graph(self._content(index, "call graph"))
+
+    def _read_call_graph(self, table: bytes) -> None:
         if len(table) % _CALL.size:
             raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
         self._names.reserve_rows(len(table) // _CALL.size)

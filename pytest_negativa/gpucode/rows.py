@@ -28,6 +28,7 @@ class RowLayout(Generic[_Row]):
         self.struct = struct.Struct(layout)
         self.size = self.struct.size
         self._make = make
+        self._width = len(self.struct.unpack(bytes(self.size)))
 
     def unpack_from(self, data: Buffer, offset: int = 0) -> _Row:
         """The row at ``offset``.
@@ -44,6 +45,15 @@ class RowLayout(Generic[_Row]):
             struct.error: ``data`` has no whole number of rows.
         """
         return map(self._make, self.struct.iter_unpack(data))
+
+    def columns(self, data: Buffer) -> Any:
+        """All rows by column: ``columns.FIELD[3]`` is a field of row 3. Fast for large tables.
+
+        Raises:
+            struct.error: ``data`` has no whole number of rows.
+        """
+        rows = self.struct.iter_unpack(data)
+        return self._make(zip(*rows, strict=False) if data else [()] * self._width)
 
     def pack(self, row: _Row) -> bytes:
         """The bytes of a row."""

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
 from pytest_negativa.settings.value_types import InvalidValue, anchor, describe, did_you_mean
-from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
+
+if TYPE_CHECKING:
+    from pytest_negativa.storage.yaml_document import Node, Place
 
 # People write configurations; a file far beyond this is another one, named by mistake.
 MAX_BYTES = 1 << 20
@@ -72,6 +74,9 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
 
 
 def _read(path: str) -> dict[str, FileValue]:
+    # yaml takes 15 ms to import, which a command without a file does not need.
+    from pytest_negativa.storage.yaml_document import YamlError, parse_document
+
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
             data = file.read(MAX_BYTES + 1)
