@@ -201,7 +201,8 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
-    help="Process so many libraries at a time.  [default: one per processor]",
+    metavar="N",
+    help="Slim N libraries at a time.  [default: one per processor]",
 )
 def slim(**flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
