@@ -17,6 +17,7 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import LibraryUsage, Role, Usage
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.settings.globs import (
@@ -43,6 +44,8 @@ def analyze(
     usage: Usage,
     settings: Settings,
     hooks: Hooks | None = None,
+    *,
+    healed: tuple[NeededSpan, ...] = (),
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Analysis:
@@ -50,7 +53,7 @@ def analyze(
 
     Libraries that can't be read are left alone and named in the result.
     """
-    return _Analyzer(usage, settings, hooks or Hooks()).run(jobs, on_done)
+    return _Analyzer(usage, settings, hooks or Hooks(), healed).run(jobs, on_done)
 
 
 def with_warning(analysis: Analysis, text: str) -> Analysis:
@@ -65,10 +68,13 @@ def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
 
 
 class _Analyzer:
-    def __init__(self, usage: Usage, settings: Settings, hooks: Hooks) -> None:
+    def __init__(
+        self, usage: Usage, settings: Settings, hooks: Hooks, healed: tuple[NeededSpan, ...]
+    ) -> None:
         self._usage = usage
         self._settings = settings
         self._hooks = hooks
+        self._healed = healed
         self._devices = capabilities(usage)
         self._extra_devices = tuple(
             ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
@@ -158,6 +164,7 @@ class _Analyzer:
             demangle=demangle,
             vetoes=self._hooks.vetoes,
             granularity=self._settings.granularity.value,
+            healed=self._healed,
         )
         located = locate_library(library_map, library_usage, self._usage)
         return plan_library(located, self._devices, policy, self._incomplete(library_usage))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
-from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Settings
 from pytest_negativa.models.trace import Role, Usage
-from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
@@ -49,8 +45,7 @@ def conclude(
     if not sound:
         run.mark_failed(why)
     planned = sound or settings.trace.accept_failed
-    analysis = analyze(usage, settings, hooks, on_done=on_done)
-    analysis = _with_healed(analysis, load_healed(run))
+    analysis = analyze(usage, settings, hooks, healed=load_healed(run), on_done=on_done)
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(why=why))
     files = write_run(run, analysis, with_plans=planned)
@@ -82,19 +77,6 @@ def killed_process(usage: Usage) -> str | None:
         if not process.ended and process.header.role is not Role.CHILD:
             return f"process {process.header.pid} did not end by itself"
     return None
-
-
-def _with_healed(analysis: Analysis, healed: tuple[NeededSpan, ...]) -> Analysis:
-    """Keep what healing of the same run gave back."""
-    if not healed:
-        return analysis
-    return replace(
-        analysis,
-        libraries=tuple(
-            replace(library, plan=give_back_spans(library.plan, healed))
-            for library in analysis.libraries
-        ),
-    )
 
 
 def _for_people(path: Path) -> str:

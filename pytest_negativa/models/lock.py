@@ -54,9 +54,9 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         elements: how many elements and frames it has.
         code_bytes, unused_bytes: size of their payloads, and of those that are unused.
         trimmed_bytes: unused code within those that stay, unpacked.
-        code_sha256: digest of where they all are, see ``code_digest`` in ``locking``: a release
-            that finds other elements in the file than the one that made the lock must not take
-            them for unused.
+        code_sha256: digest of where they all are, see ``code_digest`` in ``planning.lock``. A
+            release that finds other elements in the file than the one that made the lock must not
+            take them for unused.
         kept: by offset.
         not_proved: why this library is here although it was not proved.
     """

@@ -12,14 +12,15 @@ import hashlib
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import Cubin, Element, Frame, LibraryMap
+from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap
 from pytest_negativa.models.lock import (
     LOCK_VERSION,
     KeptCode,
@@ -50,15 +51,6 @@ _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 _DEFAULT_FILL = 1
 
 
-class Planned(Protocol):
-    """A library's map and what was decided about it."""
-
-    @property
-    def library_map(self) -> LibraryMap: ...
-    @property
-    def plan(self) -> LibraryPlan: ...
-
-
 class UnplannedLibrary(NamedTuple):
     """A library that has, or may have, GPU code: its real path, and why nothing is planned."""
 
@@ -81,7 +73,7 @@ class Unplanned(NamedTuple):
 
 def make_lock(
     run_id: str,
-    planned: Sequence[Planned],
+    planned: Sequence[AnalyzedLibrary],
     verdict: Verdict | None,
     place_of: Callable[[str], Place],
     *,
@@ -107,44 +99,56 @@ def make_lock(
             f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it with "
             "pytest --negativa-verify, or lock it --unproved"
         )
+    unplanned = unplanned or Unplanned()
     proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
-    unplanned = unplanned or Unplanned()
     left_out = [_left_out(place_of(path), why, soname) for path, why, soname in unplanned.libraries]
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
-        place = place_of(one.plan.library.path)
-        row = proved.get(one.plan.library.path)
-        plan, doubt = one.plan, _doubt(one.plan, row, verdict)
-        if doubt is None and row is not None:
-            plan = _proved_part(plan, row)
-            if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
-                plan, doubt = one.plan, _ALL_SPARED
-        plan = _with_all_that_stays(plan, one.library_map)
-        why = _why_never(plan) or (None if unproved else doubt)
-        if why is None:
-            libraries.append(_lock_library(plan, one.library_map, place, doubt))
+        path = one.plan.library.path
+        row = _lock_or_leave(one, proved.get(path), verdict, place_of(path), unproved=unproved)
+        if isinstance(row, LockedLibrary):
+            libraries.append(row)
         else:
-            spared[one.plan.library.sha256] = place.path
-            left_out.append(_left_out(place, why, plan.library.soname))
-    for library in [row for row in libraries if row.sha256 in spared]:
-        libraries.remove(library)
-        left_out.append(
-            LeftOut(
-                path=library.path,
-                distribution=library.distribution,
-                version=library.version,
-                soname=library.soname,
-                reason=f"{spared[library.sha256]} has the same bytes, and is left out",
-            )
-        )
+            left_out.append(row)
+            spared[one.plan.library.sha256] = row.path
+    left_out += [
+        _left_out_too(row, spared[row.sha256]) for row in libraries if row.sha256 in spared
+    ]
+    libraries = [row for row in libraries if row.sha256 not in spared]
     return Lock(
         format_version=LOCK_VERSION,
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=unplanned.incomplete),
         libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
     )
+
+
+def _lock_or_leave(
+    one: AnalyzedLibrary,
+    row: ProvedLibrary | None,
+    verdict: Verdict | None,
+    place: Place,
+    *,
+    unproved: bool,
+) -> LockedLibrary | LeftOut:
+    """A library as the lock has it, or why the lock leaves it out.
+
+    Args:
+        row: what the verdict says of the library.
+        unproved: lock it even if its plan is not proved.
+    """
+    plan, doubt = one.plan, _doubt(one.plan, row, verdict)
+    if doubt is None and row is not None:
+        plan = _proved_part(plan, row)
+        if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
+            plan, doubt = one.plan, _ALL_SPARED
+    plan = _with_all_that_stays(plan, one.library_map)
+    why = _why_never(plan) or (None if unproved else doubt)
+    if why is not None:
+        return _left_out(place, why, plan.library.soname)
+    return _lock_library(plan, one.library_map, place, doubt)
 
 
 def code_digest(spans: Sequence[tuple[int, int]]) -> str:
@@ -166,8 +170,8 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
     Raises:
         ReconstructError: the lock doesn't fit what was found in the library.
     """
-    holders = {start: holder for start, _, holder in _holders(library_map)}
-    spans = [(start, end) for start, end, _ in _holders(library_map)]
+    blocks = {block.start: block for block in library_map.iter_code()}
+    spans = sorted((block.start, block.end) for block in blocks.values())
     if len(spans) != locked.elements or code_digest(spans) != locked.code_sha256:
         raise ReconstructError(
             f"{library_map.library.path}: the lock was made for {locked.elements:,} elements of "
@@ -175,19 +179,19 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
             "pytest-negativa made it; make it again"
         )
     kept = {code.offset: code for code in locked.kept}
-    if unknown := sorted(set(kept) - set(holders)):
+    if unknown := sorted(kept.keys() - blocks.keys()):
         raise ReconstructError(
             f"{library_map.library.path}: the lock keeps an element at {unknown[0]:#x}, where "
             "there is none; make it again"
         )
     for code in locked.kept:
-        _check_arch(code, holders[code.offset], library_map)
-    trimmed = (_trimmed(code, holders[code.offset], library_map) for code in locked.kept)
+        _check_arch(code, blocks[code.offset], library_map)
+    trimmed = (_trimmed(code, blocks[code.offset], library_map) for code in locked.kept)
     return LibraryPlan(
         format_version=PLAN_VERSION,
         library=library_map.library,
         devices=locked.devices,
-        decisions=tuple(_decide(span, kept) for span in sorted(spans)),
+        decisions=tuple(_decide(span, kept) for span in spans),
         used_kernels=(),
         unused_kernels=(),
         trimmed=tuple(filter(None, trimmed)),
@@ -207,6 +211,16 @@ def _left_out(place: Place, reason: str, soname: str | None) -> LeftOut:
         version=place.version,
         soname=soname,
         reason=reason,
+    )
+
+
+def _left_out_too(library: LockedLibrary, spared: str) -> LeftOut:
+    return LeftOut(
+        path=library.path,
+        distribution=library.distribution,
+        version=library.version,
+        soname=library.soname,
+        reason=f"{spared} has the same bytes, and is left out",
     )
 
 
@@ -291,16 +305,16 @@ def _with_all_that_stays(plan: LibraryPlan, library_map: LibraryMap) -> LibraryP
     A lock says what is unused by those names alone. Code that was given back, or never taken, is in
     none of the ranges and needs its name, and what it calls stays with it.
     """
-    found = {start: holder for start, _, holder in _holders(library_map)}
+    found = {block.start: block for block in library_map.iter_code()}
     trimmed = (_trim_no_more(cubin, found.get(cubin.start), library_map) for cubin in plan.trimmed)
     return replace(plan, trimmed=tuple(cubin for cubin in trimmed if cubin.unused))
 
 
 def _trim_no_more(
-    cubin: TrimmedCubin, holder: Element | Frame | None, library_map: LibraryMap
+    cubin: TrimmedCubin, block: CodeBlock | None, library_map: LibraryMap
 ) -> TrimmedCubin:
     """``cubin`` with less unused code, or the same; with none where its functions aren't known."""
-    content = None if holder is None else holder.content
+    content = None if block is None else block.content
     if not isinstance(content, Cubin):
         return replace(cubin, unused=())
     is_unused = _covers(cubin.unused)
@@ -321,17 +335,12 @@ def _trim_no_more(
 def _lock_library(
     plan: LibraryPlan, library_map: LibraryMap, place: Place, doubt: str | None
 ) -> LockedLibrary:
-    found = {start: holder for start, _, holder in _holders(library_map)}
+    found = {block.start: block for block in library_map.iter_code()}
     spans = [(d.start, d.end) for d in plan.decisions]
-    if sorted(spans) != sorted((start, end) for start, end, _ in _holders(library_map)):
+    if sorted(spans) != sorted((block.start, block.end) for block in found.values()):
         raise ReconstructError(
             f"{plan.library.path}: map and plan of the run don't fit; plan again (negativa locate)"
         )
-    regions = {
-        element.payload.start: region.span.start
-        for region in library_map.iter_regions()
-        for element in region.elements
-    }
     functions = {trimmed.start: trimmed.kept for trimmed in plan.trimmed}
     library = plan.library
     assert library.sha256 is not None
@@ -354,7 +363,7 @@ def _lock_library(
                 offset=d.start,
                 arch=found[d.start].arch,
                 reason=KeepReason(d.reason),
-                region=regions.get(d.start),
+                region=None if found[d.start].region is None else found[d.start].anchor,
                 why=d.detail,
                 functions=functions.get(d.start),
             )
@@ -381,7 +390,10 @@ def _once(libraries: Sequence[LockedLibrary]) -> list[LockedLibrary]:
 
 
 def _proof(
-    run_id: str, verdict: Verdict | None, reasons: tuple[str, ...], planned: Sequence[Planned]
+    run_id: str,
+    verdict: Verdict | None,
+    reasons: tuple[str, ...],
+    planned: Sequence[AnalyzedLibrary],
 ) -> Proof:
     if verdict is None:
         granularity = "kernel" if any(one.plan.trimmed for one in planned) else "element"
@@ -425,18 +437,11 @@ def _proof(
     )
 
 
-def _holders(library_map: LibraryMap) -> Iterator[tuple[int, int, Element | Frame]]:
-    for element in library_map.iter_elements():
-        yield element.payload.start, element.payload.end, element
-    for frame in library_map.iter_frames():
-        yield frame.span.start, frame.span.end, frame
-
-
-def _check_arch(code: KeptCode, holder: Element | Frame, library_map: LibraryMap) -> None:
-    if code.arch != holder.arch:
+def _check_arch(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> None:
+    if code.arch != block.arch:
         raise ReconstructError(
             f"{library_map.library.path}: the lock keeps {code.arch} code at {code.offset:#x}, "
-            f"where {holder.arch} code is; make it again"
+            f"where {block.arch} code is; make it again"
         )
 
 
@@ -447,16 +452,14 @@ def _decide(span: tuple[int, int], kept: Mapping[int, KeptCode]) -> Decision:
     return Decision(*span, True, code.reason.value, code.why)
 
 
-def _trimmed(
-    code: KeptCode, holder: Element | Frame, library_map: LibraryMap
-) -> TrimmedCubin | None:
+def _trimmed(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> TrimmedCubin | None:
     """The unused code of a cubin, found again from the functions that stay."""
     if code.functions is None:
         return None
     where = f"{library_map.library.path}: the cubin at {code.offset:#x}"
-    content = holder.content
+    content = block.content
     if not isinstance(content, Cubin):
-        why = holder.unreadable or "it holds no machine code"
+        why = block.unreadable or "it holds no machine code"
         raise ReconstructError(f"{where} can't be read: {why}")
     names = library_map.names
     functions = {names[f.name]: f.name for f in (*content.kernels, *content.device_functions)}

@@ -31,7 +31,9 @@ from pytest_negativa.models.plan import (
     UnusedReason,
 )
 from pytest_negativa.models.trace import FirstUse
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.reachable import Reach, reach
+from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.
@@ -57,6 +59,7 @@ class KeepPolicy:
         vetoes: asked for each element that would be unused, or lose a part of its code.
         granularity: ``element``, or ``kernel``: in cubins that the run loaded, too, the code of
             kernels that it never looked up is unused.
+        healed: what healing of the run gave back: the code that a test failed without.
     """
 
     whole_library: str | None = None
@@ -67,6 +70,7 @@ class KeepPolicy:
     demangle: Callable[[str], str] = str
     vetoes: tuple[KeepElement, ...] = ()
     granularity: str = "element"
+    healed: tuple[NeededSpan, ...] = ()
 
 
 def plan_library(
@@ -87,7 +91,7 @@ def plan_library(
     kernels, used = planner.loadable_kernels(), planner.used_kernels()
     decisions = tuple(sorted(planner.decisions(), key=lambda d: d.start))
     trimmed = tuple(planner.trimmed(decisions)) if policy.granularity == "kernel" else ()
-    return LibraryPlan(
+    plan = LibraryPlan(
         format_version=PLAN_VERSION,
         library=located.library_map.library,
         devices=tuple(map(str, devices)),
@@ -101,6 +105,7 @@ def plan_library(
         trimmed=tuple(sorted(trimmed, key=lambda t: t.start)),
         granularity=policy.granularity,
     )
+    return give_back_spans(plan, policy.healed)
 
 
 _Rule = Callable[[CodeBlock], str | None]

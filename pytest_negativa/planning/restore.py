@@ -37,17 +37,13 @@ class Part(NamedTuple):
 def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
     """All that a plan calls unused, part by part."""
     path = plan.library.path
-    regions = {
-        element.payload.start: region.span.start
-        for region in library_map.iter_regions()
-        for element in region.elements
-    }
+    anchors = {block.start: block.anchor for block in library_map.iter_code()}
     for decision in plan.decisions:
         if not decision.kept and decision.size:
-            yield Part(path, regions.get(decision.start, decision.start), decision.start, None)
+            yield Part(path, anchors[decision.start], decision.start, None)
     for cubin in plan.trimmed:
-        region = regions.get(cubin.start, cubin.start)
-        yield from (Part(path, region, cubin.start, code.start) for code in cubin.unused)
+        anchor = anchors[cubin.start]
+        yield from (Part(path, anchor, cubin.start, code.start) for code in cubin.unused)
 
 
 def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPlan:
@@ -90,9 +86,7 @@ def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -
 
 def functions_of(library_map: LibraryMap, start: int, code: CodeRange) -> tuple[str, ...]:
     """Mangled names of the functions of a cubin that lie in ``code``."""
-    contents = {e.payload.start: e.content for e in library_map.iter_elements()}
-    contents.update((f.span.start, f.content) for f in library_map.iter_frames())
-    content = contents.get(start)
+    content = next((b.content for b in library_map.iter_code() if b.start == start), None)
     if not isinstance(content, Cubin):
         return ()
     return tuple(

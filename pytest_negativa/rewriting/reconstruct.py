@@ -19,14 +19,14 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import LibraryIdentity, LibraryMap
+from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     MANIFEST_VERSION,
@@ -54,21 +54,11 @@ MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
 _WRITER_VERSION = 1
 
-
 _Made = tuple[ReconstructedLibrary, CopyRecord]
 
 
-class Planned(Protocol):
-    """A library's map and its plan."""
-
-    @property
-    def library_map(self) -> LibraryMap: ...
-    @property
-    def plan(self) -> LibraryPlan: ...
-
-
 def reconstruct(
-    planned: Sequence[Planned],
+    planned: Sequence[AnalyzedLibrary],
     root: Path,
     *,
     fill: int = 1,
@@ -136,7 +126,7 @@ class _Reconstructor:
 
     def run(
         self,
-        wanted: Sequence[Planned],
+        wanted: Sequence[AnalyzedLibrary],
         jobs: int,
         on_done: Callable[[int, int], None] | None,
     ) -> Reconstruction:
@@ -171,7 +161,7 @@ class _Reconstructor:
         )
 
     def _make_all(
-        self, wanted: Sequence[Planned], jobs: int
+        self, wanted: Sequence[AnalyzedLibrary], jobs: int
     ) -> Generator[tuple[LibraryIdentity, _Made | NegativaError], None, None]:
         """Threads are enough: reading, writing and hashing release the GIL."""
         with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
@@ -188,7 +178,7 @@ class _Reconstructor:
                 for future in pending:
                     future.cancel()
 
-    def _make(self, planned: Planned) -> _Made:
+    def _make(self, planned: AnalyzedLibrary) -> _Made:
         if self._stop.is_set():
             raise StoppedError
         plan = planned.plan
@@ -217,7 +207,9 @@ class _Reconstructor:
         )
         return made, record
 
-    def _write(self, planned: Planned, unused: Edits, target: Path, recipe: str) -> CopyRecord:
+    def _write(
+        self, planned: AnalyzedLibrary, unused: Edits, target: Path, recipe: str
+    ) -> CopyRecord:
         """Write a copy, compacted if that was asked for and compaction does not refuse.
 
         Args:
@@ -255,7 +247,7 @@ class _Reconstructor:
             repacked=cubins,
         )
 
-    def _trim(self, planned: Planned) -> tuple[Edits, tuple[RepackedCubin, ...]]:
+    def _trim(self, planned: AnalyzedLibrary) -> tuple[Edits, tuple[RepackedCubin, ...]]:
         """The edits inside cubins that stay. If there are none, no file is read."""
         plan = planned.plan
         if not plan.trimmed:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import CodeRange
@@ -28,16 +29,16 @@ from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.libraries import BIN, MULTIARCH
 from tests.support.reconstructing import H200, planned_of
-from tests.support.sites import Planned, verdict_of
+from tests.support.sites import verdict_of
 from tests.support.usages import library_usage, usage_of
 
 
-def planned(path: Path = MULTIARCH) -> Planned:
+def planned(path: Path = MULTIARCH) -> AnalyzedLibrary:
     made = planned_of(path)
-    return Planned(made.library_map, made.plan)
+    return AnalyzedLibrary(made.library_map, made.plan)
 
 
-def trimmed(kernel: str = "calls_shared") -> Planned:
+def trimmed(kernel: str = "calls_shared") -> AnalyzedLibrary:
     """A cubin of which one kernel is used."""
     request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
     [mapped] = map_libraries([BIN / "libcallgraph.so"], request)
@@ -48,14 +49,14 @@ def trimmed(kernel: str = "calls_shared") -> Planned:
     located = locate_library(library_map, usage.libraries[0], usage)
     plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
     assert plan.trimmed
-    return Planned(library_map, plan)
+    return AnalyzedLibrary(library_map, plan)
 
 
 def place(path: str) -> Place:
     return Place(f"lib/{Path(path).name}", "some-code", "1.0")
 
 
-def lock(*all_planned: Planned) -> Lock:
+def lock(*all_planned: AnalyzedLibrary) -> Lock:
     return make_lock("run", all_planned, verdict_of(*all_planned), place)
 
 
@@ -130,7 +131,9 @@ class TestMaking:
         decisions = tuple(
             msgspec.structs.replace(d, kept=True, reason="loaded") for d in one.plan.decisions
         )
-        whole = Planned(one.library_map, msgspec.structs.replace(one.plan, decisions=decisions))
+        whole = AnalyzedLibrary(
+            one.library_map, msgspec.structs.replace(one.plan, decisions=decisions)
+        )
         for unproved in (False, True):
             made = make_lock("run", [whole], verdict_of(whole), place, unproved=unproved)
             assert made.libraries == ()
@@ -145,7 +148,7 @@ class TestMaking:
             decisions[at], kept=False, reason="no-used-kernel", detail=None
         )
         bolder = msgspec.structs.replace(one.plan, decisions=tuple(decisions))
-        made = make_lock("run", [Planned(one.library_map, bolder)], verdict, place)
+        made = make_lock("run", [AnalyzedLibrary(one.library_map, bolder)], verdict, place)
         assert made.left_out[0].reason == "planned anew since it was proved"
 
     def test_what_compaction_spared_is_kept(self) -> None:
@@ -210,7 +213,7 @@ class TestMaking:
         [cubin] = one.plan.trimmed
         needed = cubin.unused[0]
         [part] = [p for p in iter_parts(one.library_map, one.plan) if p.code == needed.start]
-        healed = Planned(one.library_map, give_back(one.plan, [part], "needed by a test"))
+        healed = AnalyzedLibrary(one.library_map, give_back(one.plan, [part], "needed by a test"))
         [library] = lock(healed).libraries
         plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
         assert all(needed not in cubin.unused for cubin in plan.trimmed)
@@ -218,7 +221,7 @@ class TestMaking:
     def test_map_of_another_state_is_refused(self) -> None:
         one = planned()
         fewer = msgspec.structs.replace(one.plan, decisions=one.plan.decisions[1:])
-        bad = Planned(one.library_map, fewer)
+        bad = AnalyzedLibrary(one.library_map, fewer)
         with pytest.raises(ReconstructError, match="don't fit"):
             make_lock("run", [bad], verdict_of(bad), place)
 
@@ -237,7 +240,7 @@ class TestMaking:
         assert len(made.libraries) == 1
 
 
-def with_trimmed(one: Planned, filled: tuple[CodeRange, ...] | None) -> Verdict:
+def with_trimmed(one: AnalyzedLibrary, filled: tuple[CodeRange, ...] | None) -> Verdict:
     """A verdict on the one cubin of a plan; None: it says nothing about it."""
     verdict = verdict_of(one)
     trimmed = (

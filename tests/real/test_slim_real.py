@@ -14,6 +14,7 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.by_arch import plan_for_devices
@@ -21,7 +22,7 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_tree
-from tests.support.sites import Planned, digests, verdict_of, wrong_files
+from tests.support.sites import digests, verdict_of, wrong_files
 
 pytestmark = pytest.mark.real_libs
 
@@ -86,7 +87,7 @@ def test_by_lock_and_back(site: Path, tmp_path: Path) -> None:
         assert mapped.library_map is not None
         devices = (H200,) if mapped.path.name.startswith("libcurand") else ()
         plan = plan_for_devices(mapped.library_map, devices, keep_ptx=False)
-        planned.append(Planned(mapped.library_map, plan))
+        planned.append(AnalyzedLibrary(mapped.library_map, plan))
     lock = make_lock("run", planned, verdict_of(*planned), Places().of)
     assert {row.distribution for row in lock.libraries} == {"nvidia-curand", "nvidia-nccl-cu13"}
     options = SlimOptions(keep_originals=tmp_path / "originals", jobs=2)

@@ -8,6 +8,7 @@ from types import FrameType
 
 import pytest
 
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.cubin_code import overwrite_code
@@ -16,7 +17,6 @@ from tests.support import slimmed
 from tests.support.compacting import needs_compiler, plan_of, read
 from tests.support.libraries import BIN
 from tests.support.reading import LITTLE, MB, bytes_read, counts_bytes, large_library
-from tests.support.reconstructing import Planned
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return large_library(tmp_path_factory.mktemp("library"))
 
 
-def half(path: Path) -> Planned:
+def half(path: Path) -> AnalyzedLibrary:
     library_map = read(path)
-    return Planned(library_map, plan_of(library_map, lambda number: number % 2 == 0))
+    return AnalyzedLibrary(library_map, plan_of(library_map, lambda number: number % 2 == 0))
 
 
 @needs_compiler
@@ -61,7 +61,7 @@ def test_cubins_are_trimmed_once(tmp_path: Path, gain: int) -> None:
     """Whether the library is compacted, or compaction refuses it."""
     path = BIN / "libcallgraph.so"
     library_map = slimmed.read(path)
-    one = Planned(library_map, slimmed.plan_for(library_map, "calls_chain"))
+    one = AnalyzedLibrary(library_map, slimmed.plan_for(library_map, "calls_chain"))
     assert len(one.plan.trimmed) == 1
     trims = []
 

@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import astuple, replace
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.plan import CodeRange, TrimmedCubin
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.rewriting import reconstruct as module
@@ -33,7 +34,9 @@ from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.reconstruct import MANIFEST_NAME, copy_path, reconstruct
 from tests.support import compacting
 from tests.support.libraries import BIN, SHARED_OBJECTS
-from tests.support.reconstructing import Planned, apply, planned_of
+from tests.support.reconstructing import apply, planned_of
+
+Planned = list[AnalyzedLibrary]
 
 NAMES = ("libmultiarch.so", "libmode_none.so", "libframes.so")
 OURS = {MANIFEST_NAME, WRITING_NAME, IN_USE_NAME}
@@ -52,7 +55,7 @@ def originals(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def planned(originals: list[Path]) -> list[Planned]:
+def planned(originals: list[Path]) -> Planned:
     return [planned_of(path) for path in originals]
 
 
@@ -65,7 +68,7 @@ def below(root: Path) -> set[str]:
     }
 
 
-def check(planned: list[Planned], made: Reconstruction, fill: int = 1) -> None:
+def check(planned: Planned, made: Reconstruction, fill: int = 1) -> None:
     """Every copy is there, and what it should be."""
     paths = {p.plan.library.path for p in planned if p.plan.unused_bytes}
     assert {c.library.path for c in made.libraries} == paths
@@ -102,14 +105,14 @@ def test_every_fixture(root: Path, jobs: int) -> None:
 
 
 @pytest.mark.parametrize("fill", [0, 255])
-def test_fill(planned: list[Planned], root: Path, fill: int) -> None:
+def test_fill(planned: Planned, root: Path, fill: int) -> None:
     reconstruct(planned, root)
     made = reconstruct(planned, root, fill=fill)
     assert made.fill == fill and not any(c.reused for c in made.libraries)
     check(planned, made, fill)
 
 
-def test_bad_arguments(planned: list[Planned], root: Path) -> None:
+def test_bad_arguments(planned: Planned, root: Path) -> None:
     for fill in (-1, 256):
         with pytest.raises(ValueError, match="expected a byte"):
             reconstruct(planned, root, fill=fill)
@@ -124,7 +127,7 @@ def test_nothing_to_do(root: Path) -> None:
 
 
 def test_relative_root_and_link_to_it(
-    planned: list[Planned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -136,39 +139,35 @@ def test_relative_root_and_link_to_it(
 
 class TestReuse:
     @pytest.fixture
-    def first(self, planned: list[Planned], root: Path) -> Reconstruction:
+    def first(self, planned: Planned, root: Path) -> Reconstruction:
         return reconstruct(planned, root)
 
     @staticmethod
     def states(made: Reconstruction) -> dict[str, object]:
         return {c.copy: state_of(c.copy) for c in made.libraries}
 
-    def again(
-        self, planned: list[Planned], first: Reconstruction, rewritten: set[str]
-    ) -> Reconstruction:
+    def again(self, planned: Planned, first: Reconstruction, rewritten: set[str]) -> Reconstruction:
         """A second time; only the copies of these base names are written anew."""
         second = reconstruct(planned, Path(first.root))
         check(planned, second)
         assert {Path(c.copy).name for c in second.libraries if not c.reused} == rewritten
         return second
 
-    def test_unchanged(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_unchanged(self, planned: Planned, first: Reconstruction) -> None:
         before = self.states(first)
         second = self.again(planned, first, set())
         assert self.states(second) == before
         assert [replace(c, reused=True) for c in first.libraries] == list(second.libraries)
 
     def test_only_states_are_read(
-        self, planned: list[Planned], first: Reconstruction, monkeypatch: pytest.MonkeyPatch
+        self, planned: Planned, first: Reconstruction, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Unchanged files are not opened: an opening would be refused here."""
         monkeypatch.setattr(module, "ByteSource", None)
         monkeypatch.setattr(module, "check_digest", None)
         self.again(planned, first, set())
 
-    def test_copy_of_same_size_and_time(
-        self, planned: list[Planned], first: Reconstruction
-    ) -> None:
+    def test_copy_of_same_size_and_time(self, planned: Planned, first: Reconstruction) -> None:
         copy = Path(first.libraries[0].copy)
         before = copy.stat()
         time.sleep(0.02)
@@ -181,7 +180,7 @@ class TestReuse:
         self.again(planned, first, {copy.name})
 
     def test_copy_that_was_only_touched(
-        self, planned: list[Planned], first: Reconstruction, monkeypatch: pytest.MonkeyPatch
+        self, planned: Planned, first: Reconstruction, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Hashed, found to be right, and from then on trusted again."""
         for copy in first.libraries:
@@ -190,7 +189,7 @@ class TestReuse:
         self.test_only_states_are_read(planned, first, monkeypatch)
 
     @pytest.mark.parametrize("how", ["gone", "cut", "a link", "a folder"])
-    def test_damaged_copy(self, planned: list[Planned], first: Reconstruction, how: str) -> None:
+    def test_damaged_copy(self, planned: Planned, first: Reconstruction, how: str) -> None:
         copy = Path(first.libraries[0].copy)
         if how == "cut":
             os.truncate(copy, 100)
@@ -208,7 +207,7 @@ class TestReuse:
         self.again(planned, first, {copy.name})
 
     def test_after_another_boot(
-        self, planned: list[Planned], first: Reconstruction, monkeypatch: pytest.MonkeyPatch
+        self, planned: Planned, first: Reconstruction, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What had not reached the disk may be gone, whatever the states say."""
         manifest = Path(first.root, MANIFEST_NAME)
@@ -224,12 +223,12 @@ class TestReuse:
         self.again(planned, first, {copy.name})
         self.test_only_states_are_read(planned, first, monkeypatch)
 
-    def test_other_plan(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_other_plan(self, planned: Planned, first: Reconstruction) -> None:
         changed = planned_of(Path(planned[0].plan.library.path), used_regions=(1, 2))
         assert changed.plan.unused_bytes != planned[0].plan.unused_bytes
         self.again([changed, *planned[1:]], first, {NAMES[0]})
 
-    def test_other_writer(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_other_writer(self, planned: Planned, first: Reconstruction) -> None:
         manifest = Path(first.root, MANIFEST_NAME)
         known = json.loads(manifest.read_text())
         for copy in known["copies"].values():
@@ -237,7 +236,7 @@ class TestReuse:
         manifest.write_text(json.dumps(known))
         self.again(planned, first, {Path(c.copy).name for c in first.libraries})
 
-    def test_changed_original(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_changed_original(self, planned: Planned, first: Reconstruction) -> None:
         """Its copy is one of what it was: refused, and gone."""
         original = Path(planned[0].plan.library.path)
         before = original.stat()
@@ -252,7 +251,7 @@ class TestReuse:
         assert len(made.libraries) == len(first.libraries) - 1
         assert below(Path(made.root)) == {c.library.path for c in made.libraries}
 
-    def test_rewritten_original(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_rewritten_original(self, planned: Planned, first: Reconstruction) -> None:
         """Installed again, with the same bytes."""
         original = Path(planned[0].plan.library.path)
         data = original.read_bytes()
@@ -260,7 +259,7 @@ class TestReuse:
         original.write_bytes(data)
         self.again(planned, first, set())
 
-    def test_unreadable_manifest(self, planned: list[Planned], first: Reconstruction) -> None:
+    def test_unreadable_manifest(self, planned: Planned, first: Reconstruction) -> None:
         manifest = Path(first.root, MANIFEST_NAME)
         sound = json.loads(manifest.read_text())
         for text, why in (
@@ -273,7 +272,7 @@ class TestReuse:
 
 
 class TestRemoval:
-    def test_no_longer_planned(self, planned: list[Planned], root: Path) -> None:
+    def test_no_longer_planned(self, planned: Planned, root: Path) -> None:
         reconstruct(planned, root)
         stray = copy_path(root, planned[0].plan.library.path).with_name("notes.txt")
         stray.write_text("mine")
@@ -284,20 +283,20 @@ class TestRemoval:
         assert below(root) == {f"/{check_path}"}
         stray.unlink()
 
-    def test_nothing_unused_any_more(self, planned: list[Planned], root: Path) -> None:
+    def test_nothing_unused_any_more(self, planned: Planned, root: Path) -> None:
         reconstruct(planned, root)
         plan = planned[0].plan
         kept = tuple(msgspec.structs.replace(d, kept=True) for d in plan.decisions)
-        all_kept = Planned(planned[0].library_map, replace(plan, decisions=kept))
+        all_kept = AnalyzedLibrary(planned[0].library_map, replace(plan, decisions=kept))
         reconstruct([all_kept], root)
         # Folders that are empty now are gone as well.
         assert {p.name for p in root.iterdir()} == OURS
 
 
 class TestRefused:
-    def test_one_stops_no_other(self, planned: list[Planned], root: Path) -> None:
+    def test_one_stops_no_other(self, planned: Planned, root: Path) -> None:
         os.truncate(planned[0].plan.library.path, 1000)
-        wrong = Planned(planned[2].library_map, planned[1].plan)
+        wrong = AnalyzedLibrary(planned[2].library_map, planned[1].plan)
         made = reconstruct([planned[0], wrong, planned[2]], root)
         assert [c.library.path for c in made.libraries] == [planned[2].plan.library.path]
         whys = {Path(r.path).name: r.why for r in made.refused}
@@ -305,7 +304,7 @@ class TestRefused:
         assert "not of the same file" in whys[NAMES[1]]
         assert below(root) == {planned[2].plan.library.path}
 
-    def test_link_that_leads_to_the_originals(self, planned: list[Planned], root: Path) -> None:
+    def test_link_that_leads_to_the_originals(self, planned: Planned, root: Path) -> None:
         folder = Path(planned[0].plan.library.path).parent
         place = copy_path(root, str(folder))
         place.parent.mkdir(parents=True)
@@ -316,25 +315,25 @@ class TestRefused:
         assert all(f"leads to {folder}" in r.why for r in made.refused)
         assert {p: p.read_bytes() for p in folder.iterdir()} == before
 
-    def test_path_that_leads_out_of_the_folder(self, planned: list[Planned], root: Path) -> None:
+    def test_path_that_leads_out_of_the_folder(self, planned: Planned, root: Path) -> None:
         """From a plan that somebody wrote."""
         one = planned[0]
         library = replace(one.plan.library, path="/../../" + NAMES[0])
-        evil = Planned(
+        evil = AnalyzedLibrary(
             replace(one.library_map, library=library), replace(one.plan, library=library)
         )
         made = reconstruct([evil], root)
         assert len(made.refused) == 1 and not made.libraries
         assert not (root.parent.parent / NAMES[0]).exists()
 
-    def test_folder_that_cannot_be(self, planned: list[Planned], tmp_path: Path) -> None:
+    def test_folder_that_cannot_be(self, planned: Planned, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for root in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.raises(ReconstructError, match="cannot be made or written"):
                 reconstruct(planned, root)
 
 
-def test_interrupted(planned: list[Planned], root: Path) -> None:
+def test_interrupted(planned: Planned, root: Path) -> None:
     """What was complete is known and used again; nothing else is left."""
 
     def interrupt(done: int, total: int) -> None:
@@ -383,7 +382,7 @@ def start(root: Path, originals: list[Path], kill_at: int = -1) -> subprocess.Po
 
 @pytest.mark.parametrize("kill_at", [0, 1])
 def test_killed_between_copies(
-    planned: list[Planned], originals: list[Path], root: Path, kill_at: int
+    planned: Planned, originals: list[Path], root: Path, kill_at: int
 ) -> None:
     """A copy may be there that nobody noted: it is known, and goes when it isn't wanted."""
     process = start(root, originals, kill_at)
@@ -396,7 +395,7 @@ def test_killed_between_copies(
     check(planned[2:], made)
 
 
-def test_several_processes(planned: list[Planned], originals: list[Path], root: Path) -> None:
+def test_several_processes(planned: Planned, originals: list[Path], root: Path) -> None:
     """One writes; the others wait for it and find all done."""
     processes = [start(root, originals) for _ in range(4)]
     outputs = sorted(process.communicate()[0].strip() for process in processes)
@@ -406,7 +405,7 @@ def test_several_processes(planned: list[Planned], originals: list[Path], root: 
     assert all(c.reused for c in made.libraries)
 
 
-def test_threads_of_one_process(planned: list[Planned], root: Path) -> None:
+def test_threads_of_one_process(planned: Planned, root: Path) -> None:
     made: list[Reconstruction] = []
     threads = [
         threading.Thread(target=lambda: made.append(reconstruct(planned, root))) for _ in range(4)
@@ -428,7 +427,7 @@ def test_what_compaction_spares_is_not_claimed(root: Path, tmp_path: Path) -> No
     )
     library_map = compacting.read(path)
     plan = compacting.plan_of(library_map, lambda i: False)
-    one = Planned(library_map, plan)
+    one = AnalyzedLibrary(library_map, plan)
     spared = [e.payload for e in library_map.sections[0].regions[0].elements]
     others = [(d.start, d.end) for d in plan.decisions if (d.start, d.end) != astuple(spared[0])]
     assert len(spared) == 1 and len(others) == len(plan.decisions) - 1
@@ -459,7 +458,7 @@ def test_copy_in_which_all_was_left_alone(root: Path) -> None:
     kept = tuple(replace(d, kept=True) for d in one.plan.decisions)
     cubin = TrimmedCubin(start=kept[0].start, kept=(), code_size=16, unused=(CodeRange(1, 17),))
     plan = replace(one.plan, decisions=kept, trimmed=(cubin,))
-    [copy] = reconstruct([Planned(one.library_map, plan)], root).libraries
+    [copy] = reconstruct([AnalyzedLibrary(one.library_map, plan)], root).libraries
     assert copy.repacked[0].left_alone is not None
     assert copy.copy_sha256 == copy.library.sha256
     assert not copy.changes_code
@@ -492,7 +491,7 @@ os.waitpid(child, 0)
 
 
 class TestHolding:
-    def test_nobody_writes_while_tests_run(self, planned: list[Planned], root: Path) -> None:
+    def test_nobody_writes_while_tests_run(self, planned: Planned, root: Path) -> None:
         first = reconstruct(planned, root)
         with hold_copies(root), hold_copies(root):
             with pytest.raises(ReconstructError, match="in use by a verification"):
@@ -501,7 +500,7 @@ class TestHolding:
         assert below(root) == {c.library.path for c in first.libraries}
         check(planned[1:], reconstruct(planned[1:], root))
 
-    def test_other_process_and_its_children(self, planned: list[Planned], root: Path) -> None:
+    def test_other_process_and_its_children(self, planned: Planned, root: Path) -> None:
         reconstruct(planned, root)
         command = [sys.executable, "-c", HOLDER, str(root)]
         with subprocess.Popen(
@@ -520,7 +519,7 @@ class TestHolding:
             process.stdin.close()
             assert process.wait() == 0
 
-    def test_waits_for_tests_that_end_soon(self, planned: list[Planned], root: Path) -> None:
+    def test_waits_for_tests_that_end_soon(self, planned: Planned, root: Path) -> None:
         reconstruct(planned, root)
         held = hold_copies(root)
         held.__enter__()
@@ -529,7 +528,7 @@ class TestHolding:
         check(planned, reconstruct(planned, root))
         timer.join()
 
-    def test_waits_for_who_writes(self, planned: list[Planned], root: Path) -> None:
+    def test_waits_for_who_writes(self, planned: Planned, root: Path) -> None:
         order: list[str] = []
 
         def hold() -> None:
@@ -559,7 +558,7 @@ class TestChecking:
     @pytest.mark.parametrize("which", ["copy", "original"])
     @pytest.mark.parametrize("how", ["written", "replaced", "gone"])
     def test_what_happens_to_files(
-        self, planned: list[Planned], root: Path, which: str, how: str
+        self, planned: Planned, root: Path, which: str, how: str
     ) -> None:
         made = reconstruct(planned, root)
         assert check_copies(made) == ()

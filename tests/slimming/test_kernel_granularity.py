@@ -16,6 +16,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason
@@ -31,7 +32,7 @@ from pytest_negativa.storage.records import save_map, write_record
 from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN
 from tests.support.made_site import DEBUG
-from tests.support.sites import Planned, verdict_of
+from tests.support.sites import verdict_of
 from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
@@ -49,7 +50,7 @@ def library(tmp_path: Path) -> Path:
     return build(tmp_path / "built", fatbin=code, ldata=b"", extra=DEBUG)
 
 
-def planned_for(library: Path, kernel: str) -> Planned:
+def planned_for(library: Path, kernel: str) -> AnalyzedLibrary:
     """All elements stay, and of the one for the device no more than a kernel needs."""
     request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
     [mapped] = map_libraries([library], request)
@@ -62,7 +63,7 @@ def planned_for(library: Path, kernel: str) -> Planned:
     assert plan.trimmed
     kept = {"kept": True, "reason": KeepReason.ARCH_POLICY.value}
     decisions = tuple(d if d.kept else msgspec.structs.replace(d, **kept) for d in plan.decisions)
-    return Planned(library_map, msgspec.structs.replace(plan, decisions=decisions))
+    return AnalyzedLibrary(library_map, msgspec.structs.replace(plan, decisions=decisions))
 
 
 @pytest.fixture

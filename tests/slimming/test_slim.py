@@ -21,6 +21,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.plan import CodeRange, TrimmedCubin
@@ -38,7 +39,6 @@ from tests.support.compacting import SHAPES, build, content, image, needs_compil
 from tests.support.libraries import BIN, IS_ROOT
 from tests.support.made_site import HOST, ONE, PLAIN_NAME, TWO, Made
 from tests.support.sites import (
-    Planned,
     digest_field,
     digests,
     lock_of,
@@ -713,7 +713,7 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
     located = locate_library(mapped.library_map, usage.libraries[0], usage)
     policy = KeepPolicy(granularity="kernel")
     plan = plan_library(located, (ComputeCapability(9, 0),), policy)
-    planned = Planned(mapped.library_map, plan)
+    planned = AnalyzedLibrary(mapped.library_map, plan)
     lock = make_lock("run", [planned], verdict_of(planned), Places().of)
     [trimmed] = plan.trimmed
     before = unpacked(library, trimmed.start)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, choose_elements
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.planning.locate import locate_library
@@ -16,14 +16,6 @@ from pytest_negativa.rewriting.edits import Edits
 from tests.support.usages import library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """As pipeline has them."""
-
-    library_map: LibraryMap
-    plan: LibraryPlan
 
 
 def plan_of(library_map: LibraryMap, used_regions: Collection[int] = (0,)) -> LibraryPlan:
@@ -39,11 +31,11 @@ def plan_of(library_map: LibraryMap, used_regions: Collection[int] = (0,)) -> Li
     return plan_library(located, (H200,), KeepPolicy())
 
 
-def planned_of(path: Path, used_regions: Collection[int] = (0,)) -> Planned:
+def planned_of(path: Path, used_regions: Collection[int] = (0,)) -> AnalyzedLibrary:
     request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
     [mapped] = map_libraries([path], request)
     assert mapped.library_map is not None, mapped.error
-    return Planned(mapped.library_map, plan_of(mapped.library_map, used_regions))
+    return AnalyzedLibrary(mapped.library_map, plan_of(mapped.library_map, used_regions))
 
 
 def apply(data: bytes, edits: Edits) -> bytes:

@@ -10,15 +10,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome
-from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import Device
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
@@ -45,18 +43,12 @@ GPU = Device(
 )
 
 
-@dataclass(frozen=True)
-class Planned:
-    library_map: LibraryMap
-    plan: LibraryPlan
-
-
-def planned_of(path: Path, is_kept: Callable[[int], bool] = KEPT.__contains__) -> Planned:
+def planned_of(path: Path, is_kept: Callable[[int], bool] = KEPT.__contains__) -> AnalyzedLibrary:
     library_map = read(path)
-    return Planned(library_map, plan_of(library_map, is_kept))
+    return AnalyzedLibrary(library_map, plan_of(library_map, is_kept))
 
 
-def verdict_of(*planned: Planned, status: LibraryStatus = LibraryStatus.PROVED) -> Verdict:
+def verdict_of(*planned: AnalyzedLibrary, status: LibraryStatus = LibraryStatus.PROVED) -> Verdict:
     """That of a run in which all went well, or nothing did."""
     proved = status is LibraryStatus.PROVED
     return Verdict(
@@ -83,7 +75,7 @@ def verdict_of(*planned: Planned, status: LibraryStatus = LibraryStatus.PROVED) 
     )
 
 
-def _proved(one: Planned, status: LibraryStatus) -> ProvedLibrary:
+def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
     plan, library = one.plan, one.plan.library
     return ProvedLibrary(
         path=library.path,
