@@ -126,7 +126,7 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
 )
 @click_options("run", "config", "directory", "reports.demangle")
 def kernels(used: bool, glob: str, **flags: Any) -> None:
-    """List the kernels that a traced run did not use, or those that it used.
+    """List the unused kernels of a traced run, or the used ones.
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
     """
