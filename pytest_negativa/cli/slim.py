@@ -202,7 +202,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "-j",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Slim N libraries at a time.  [default: one per processor]",
+    help="Process N libraries at a time.  [default: one per processor]",
 )
 def slim(**flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
