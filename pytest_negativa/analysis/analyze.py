@@ -170,7 +170,7 @@ class _Analyzer:
         return plan_library(located, self._devices, policy, self._incomplete(library_usage))
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
-        """Why processes that had loaded the library may have used more than is known."""
+        """Why processes that had loaded the library may have used more than is known, or None."""
         processes = set(library_usage.processes)
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:

@@ -39,11 +39,11 @@ def _incomplete_reasons(usage: Usage) -> Iterator[str]:
     for warning in usage.incomplete:
         yield warning.text
     for warning in usage.warnings:
-        # No lack of a plan: its proof ran them, too. What they loaded is not known all the same.
+        # The plan is complete all the same, for its proof ran the children, too.
         if warning.code == CHILDREN_UNTRACED:
             yield warning.text
     for process in usage.processes:
-        # Tests may kill their children; what these had loaded is in their traces.
+        # Tests may kill their children. The traces of these tell what they had loaded.
         if not process.ended and process.header.role is not Role.CHILD:
             yield f"the trace of process {process.header.pid} has no end"
 

@@ -11,7 +11,7 @@ from pytest_negativa.models.trace import Usage
 
 @dataclass(frozen=True, slots=True)
 class AnalyzedLibrary:
-    """A library with GPU code and what was decided about it."""
+    """A library with GPU code, and the decisions about it."""
 
     library_map: LibraryMap
     plan: LibraryPlan
@@ -23,7 +23,7 @@ class Analysis:
 
     Attributes:
         usage: what was traced.
-        libraries: those with GPU code that the settings select.
+        libraries: the libraries with GPU code that the settings select.
         without_code: how many other libraries were loaded.
         runtime_kernels: kernels of images that are in no file: compiled at run time.
         unreadable: libraries that could not be mapped, and why.

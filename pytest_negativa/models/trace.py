@@ -164,7 +164,7 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
         worker: pytest-xdist's name of a worker.
         python: version of Python, or None for a program that isn't Python.
         root: the folder against which paths of the project can be understood.
-        replay: set where nothing ran on a GPU here.
+        replay: set if nothing ran on a GPU here.
     """
 
     format_version: int
@@ -380,8 +380,8 @@ class ImageUse(Record, frozen=True, kw_only=True):
     def whole(self) -> bool:
         """Whether all its kernels must count as used, not only those that were looked up.
 
-        So it is where a program enumerated them, and where no look-up was seen at all: cuFFT
-        gets the kernels of the modules it loads in a way that CUPTI doesn't show.
+        They count if a program enumerated them, or if no look-up was seen: cuFFT gets the kernels
+        of the modules that it loads in a way that CUPTI doesn't show.
         """
         return bool(self.enumerated_by) or not self.kernels
 
@@ -442,7 +442,7 @@ class Gap(Record, frozen=True, kw_only=True):
 
 
 class UsageWarning(Record, frozen=True, kw_only=True):
-    """A warning of one process; ``process`` None where it is of the run as a whole."""
+    """A warning of one process; ``process`` is None if it concerns the whole run."""
 
     code: str
     text: str

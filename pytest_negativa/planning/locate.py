@@ -1,8 +1,8 @@
 """Usage and maps to located libraries: which regions and frames the run loaded.
 
-An image that was loaded from a file is a region that starts at the same file offset, so no
-guessing by kernel name is needed. An image that was found in memory alone was unpacked by the
-library itself (cublasLt) or compiled at run time: its hash tells which frame it is, if any.
+An image that was loaded from a file is the region that starts at the same file offset, so kernel
+names need no guessing. The library itself unpacked an image that was found in memory alone
+(cublasLt), or the image was compiled at run time: its hash tells which frame it is, if any.
 """
 
 from __future__ import annotations

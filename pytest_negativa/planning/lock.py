@@ -383,8 +383,8 @@ def _once(libraries: Sequence[LockedLibrary]) -> list[LockedLibrary]:
             (c.offset, c.functions) for c in library.kept
         ]:
             raise ReconstructError(
-                f"{first.path} and {library.path} are copies of the same file, of which the run "
-                "used different parts; lock a run that loads one of them"
+                f"{first.path} and {library.path} are copies of one file, and the run "
+                "used different parts of them; lock a run that loads one of them"
             )
     return list(found.values())
 

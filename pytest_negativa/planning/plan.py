@@ -1,6 +1,6 @@
 """Located libraries to plans: what stays, what is unused, and why. Reads no library bytes.
 
-Missing data means keep: what is not known to be unused is never planned as unused.
+Missing data means keep: the plan calls code unused only if it is known to be unused.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ KeepElement = Callable[[LibraryMap, Element | Frame], str | None]
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """What a project keeps though its run didn't use it.
+    """What a project keeps even if its run didn't use it.
 
     Attributes:
         whole_library: why all of the library is kept, e.g. the glob that names it; None if not.
         kernels: globs on mangled or demangled names; notes which of them matched.
         devices: further compute capabilities whose code is kept wherever the run's is.
         ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
-        relocatable: ``keep``, ``drop``, or ``auto``: drop where a linked cubin fits.
+        relocatable: ``keep``, ``drop``, or ``auto``: drop if a linked cubin fits.
         demangle: turns a mangled name into that which people write.
         vetoes: asked for each element that would be unused, or lose a part of its code.
         granularity: ``element``, or ``kernel``: in cubins that the run loaded, too, the code of

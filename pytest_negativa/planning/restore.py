@@ -1,4 +1,4 @@
-"""Parts of a plan that are given back: a test failed without them."""
+"""Gives parts of a plan back that a test failed without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_negativa.models.verdict import NeededSpan
 
 
 class Part(NamedTuple):
-    """What can be given back on its own.
+    """The smallest amount of code that can be given back.
 
     Attributes:
         library: real path.
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
-    """All that a plan calls unused, part by part."""
+    """All code that a plan calls unused, part by part."""
     path = plan.library.path
     anchors = {block.start: block.anchor for block in library_map.iter_code()}
     for decision in plan.decisions:
@@ -47,7 +47,7 @@ def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
 
 
 def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPlan:
-    """The plan with ``parts`` kept; those of other libraries are passed over."""
+    """The plan with ``parts`` kept; parts of other libraries are ignored."""
     own = [part for part in parts if part.library == plan.library.path]
     whole = {part.start for part in own if part.code is None}
     codes = {(part.start, part.code) for part in own if part.code is not None}

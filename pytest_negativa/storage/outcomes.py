@@ -32,7 +32,7 @@ _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
 # What pytest-xdist writes as the phase of a test whose worker crashed.
 _CRASHED_PHASE = "???"
-# Where phases of a test disagree the earlier of these tells how it ended.
+# If phases of a test disagree, the earlier of these outcomes counts.
 _GRAVEST = (
     Outcome.CRASHED,
     Outcome.TIMED_OUT,
@@ -190,7 +190,7 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 
 
 class CommandOutcome:
-    """Writes the outcomes file of a program that doesn't: a single test, the command itself.
+    """Writes the outcomes file of a program that writes none: the command is its one test.
 
     Raises:
         StoreError: the file can't be created.
@@ -215,8 +215,8 @@ class CommandOutcome:
         """Note the end: a negative ``status`` is the signal that killed the program.
 
         Args:
-            traced: the status of the traced run, which is the right one, whatever it is; None:
-                this is the traced run.
+            traced: the status of the traced run, which is the expected one; None if this is the
+                traced run.
         """
         if not silent and status >= 0:
             wrong = traced is not None and status != traced

@@ -25,14 +25,14 @@ _SCHEMA_SUFFIX = ".schema.json"
 
 
 def encode_hook(value: Any) -> Any:
-    """What msgspec asks for types it does not know."""
+    """Encode the types that msgspec does not know."""
     if isinstance(value, SmArch):
         return str(value)
     raise NotImplementedError(f"cannot encode {type(value).__name__}")
 
 
 def decode_hook(wanted: type, value: Any) -> Any:
-    """The inverse of ``encode_hook``."""
+    """Decode what ``encode_hook`` encoded."""
     if wanted is SmArch and isinstance(value, str):
         try:
             return SmArch.parse(value)

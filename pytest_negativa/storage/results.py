@@ -71,7 +71,7 @@ def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
 
 
 def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
-    """A file name for each library: its own, with a mark where two share one."""
+    """A file name for each library: its own, with a digest of its path if two share a name."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for library in libraries:
@@ -86,7 +86,7 @@ def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
 
 
 def _remove_others(folder: Path, names: Collection[str]) -> None:
-    """Remove what an earlier look at the same run had left: it would feed what comes next."""
+    """Remove files of an earlier analysis of the run; later stages would take them up."""
     try:
         for path in folder.glob("*.json"):
             if path.name not in names:
@@ -148,7 +148,7 @@ def _plan_files(run: Run) -> tuple[Path, ...]:
 
 
 def load_healed(run: Run) -> tuple[NeededSpan, ...]:
-    """What healing gave back in a run's plans, all in all.
+    """All that healing gave back in a run's plans.
 
     Raises:
         StoreError: the file can't be read.
@@ -160,8 +160,8 @@ def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[Librar
     """Note what healing gave back, so that planning the run again keeps it.
 
     Args:
-        spans: all of it, that of earlier healing too.
-        unhealed: where a search isn't finished, plans without what it gave back.
+        spans: all that was given back, by earlier healing, too.
+        unhealed: plans without what an unfinished search gave back; empty if none is unfinished.
 
     Raises:
         StoreError: a file can't be written.
@@ -178,7 +178,7 @@ def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[Librar
 
 
 def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:
-    """Plans without what an unfinished search gave back; none where all are finished.
+    """Plans without what an unfinished search gave back; none if every search is finished.
 
     Raises:
         StoreError: the file can't be read.
@@ -187,7 +187,7 @@ def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:
 
 
 def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
-    """The records of a file, or none where there is no file."""
+    """The records of a file; none if there is no file."""
     if not path.exists():
         return ()
     try:

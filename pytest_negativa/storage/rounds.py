@@ -16,10 +16,10 @@ from pytest_negativa.storage.runs import Run
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
-    """The round that this process takes part in as its program; None in any other process.
+    """The round whose program this process is; None in any other process.
 
-    What a test starts inherits the variable, but has another parent. A program that was not
-    started as a pytest session takes no part: who started it writes its outcome.
+    A process that a test starts inherits the variable, but has another parent. A program that is
+    no pytest session takes no part either: the supervisor writes its outcome.
 
     Raises:
         StoreError: the round file can't be read.
@@ -35,7 +35,7 @@ def load_round(path: Path) -> Round:
     """Read a round file.
 
     Raises:
-        StoreError: it can't be read, or is none.
+        StoreError: it can't be read, or is no round file.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Round)

@@ -1,8 +1,8 @@
 """The operating system, as it was when tracing started.
 
-Tests replace ``open``, ``os.stat`` and whole file systems (monkeypatch, pyfakefs), and the
-driver's callbacks come in the middle of them. So what a callback needs is taken here, once,
-and held where such tools don't look for functions to replace: in a class.
+Tests replace ``open``, ``os.stat`` and whole file systems (monkeypatch, pyfakefs), and callbacks
+of the driver run in the middle of such tests. This module takes the functions that a callback needs
+once, at import. A class holds them, for such tools replace functions of modules.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _IoVec(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Reads this process's memory at any address; a bad one is an error, no crash.
+    """Reads this process's memory at any address; a bad address yields no bytes, and no crash.
 
     ``process_vm_readv`` on oneself needs no privilege, but seccomp profiles of old container
     engines forbid it; ``/proc/self/mem`` then does the same.
