@@ -176,6 +176,7 @@ COMMANDS_ON_A_RUN = ("locate", "kernels", "reconstruct")
 PROOFS = ("verify", "heal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
 def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command: str) -> None:
     """No command takes an older run unasked, and each says which there is."""

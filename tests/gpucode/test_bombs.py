@@ -207,6 +207,7 @@ def test_call_graph_bomb(tmp_path: Path) -> None:
     assert found["bytes"] < 250 * MIB
 
 
+@pytest.mark.slow
 def test_largest_call_graph_that_is_read(tmp_path: Path) -> None:
     rows = PAIR.pack(0, CALLS) + PAIR.pack(2, 2) * 8_000_000
     image = build_cubin(CubinSpec(kernels={"kernel": bytes(8)}, call_graph=rows)).data
@@ -223,6 +224,7 @@ def iter_names(count: int, size: int) -> Iterator[bytes]:
         yield b".entry %s%d()\n" % (b"n" * size, number)
 
 
+@pytest.mark.slow
 def test_names_bomb(tmp_path: Path) -> None:
     text = b".version 9.0\n.target sm_90\n" + b"".join(iter_names(12, 25_000_000))
     spec = ElementSpec(content=text, kind=PTX, flags=ZSTD, payload=pack(text, ZSTD))

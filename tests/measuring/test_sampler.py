@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import resource
 import sys
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from pytest_negativa.processes.tree import adopt_orphans, descendants
 from tests.support.pythons import ALLOCATED, INTERPRETER, python
 
 
-def run(tmp_path: Path, code: str) -> SampledRun:
+def run(tmp_path: Path, code: str, interval: float = 0.005) -> SampledRun:
     return run_sampled(
         [sys.executable, "-c", code],
         os.environ,
         output=tmp_path / "log",
         first_result=tmp_path / "mark",
         gpus=Gpus(),
-        interval=0.005,
+        interval=interval,
     )
 
 
@@ -43,28 +43,14 @@ subprocess.run([sys.executable, "-c", code])
     assert sampled.outlived == 0
 
 
-ALONE = """
-import os, sys
-from pathlib import Path
-from pytest_negativa.measuring.nvml import Gpus
-from pytest_negativa.measuring.sampler import run_sampled
-
-folder = Path(sys.argv[1])
-sampled = run_sampled([sys.executable, "-c", sys.argv[2]], os.environ, output=folder / "log",
-                      first_result=folder / "mark", gpus=Gpus(), interval=10)
-print(sampled.root_max_rss_bytes, sampled.memory.rss)
-"""
-
-
 def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> None:
-    # Only if it is more than the process that measures ever had: this one may have had more.
-    size = 4 * ALLOCATED
-    code = f"x = bytearray(b'1') * {size}; del x"
-    command = [sys.executable, "-c", ALONE, str(tmp_path), code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    counted, seen = map(int, done.stdout.split())
-    assert size < counted < size + INTERPRETER
-    assert seen < size
+    # Only if it is more than this test's own process ever had.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    size = own + 2 * ALLOCATED
+    sampled = run(tmp_path, f"x = bytearray(b'1') * {size}; del x", interval=1000)
+    assert sampled.root_max_rss_bytes is not None
+    assert size < sampled.root_max_rss_bytes < size + INTERPRETER
+    assert sampled.memory.rss < size
 
 
 def test_output_and_status(tmp_path: Path) -> None:
