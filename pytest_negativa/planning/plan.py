@@ -130,9 +130,8 @@ class _Planner:
         self._fitting = self._map.loaded_starts(devices)
         self._fitting_policy = self._map.loaded_starts(policy.devices)
         self._used_anywhere = located.used_kernels
-        self._any_frame_used = any(
-            located.use_of(block) for block in self._map.iter_code() if block.region is None
-        )
+        self._blocks = tuple(self._map.iter_code())
+        self._any_frame_used = any(f.span.start in located.uses for f in self._map.iter_frames())
         # By offset of the region; only regions that the run loaded are in them.
         self._unexplained: dict[int, str] = {}
         self._relocatable: dict[int, str] = {}
@@ -141,21 +140,23 @@ class _Planner:
             if (use := located.uses.get(region.span.start)) is not None:
                 self._look_at(region, use)
         self._left_whole: Counter[str] = Counter()
-        # In the order of ``KeepReason``: the first rule that keeps a block gives the reason.
-        self._rules: tuple[tuple[KeepReason, _Rule], ...] = (
-            (KeepReason.UNMATCHED, self._unmatched),
-            (KeepReason.UNREADABLE, lambda block: block.unreadable),
-            (KeepReason.LOADED, self._loaded),
-            (KeepReason.MEMORY_IMAGE, self._memory_image),
-            (KeepReason.RELOCATABLE, self._needed_relocatable),
-            (KeepReason.ARCH_POLICY, self._wanted_arch),
-            (KeepReason.PTX_POLICY, self._wanted_ptx),
-            (KeepReason.KERNEL_POLICY, self._wanted_kernel),
-            (KeepReason.HOOK, self._veto),
+        # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
+        # without data keeps no block and is left out: a library may have 200,000 of them.
+        rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
+            (KeepReason.UNMATCHED, self._unexplained, self._unmatched),
+            (KeepReason.UNREADABLE, True, lambda block: block.unreadable),
+            (KeepReason.LOADED, located.uses, self._loaded),
+            (KeepReason.MEMORY_IMAGE, self._any_frame_used or located.suspects, self._memory_image),
+            (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
+            (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
+            (KeepReason.PTX_POLICY, self._kept_ptx, self._wanted_ptx),
+            (KeepReason.KERNEL_POLICY, policy.kernels.globs, self._wanted_kernel),
+            (KeepReason.HOOK, policy.vetoes, self._veto),
         )
+        self._rules = tuple((reason, rule) for reason, data, rule in rules if data)
 
     def decisions(self) -> Iterator[Decision]:
-        for block in self._map.iter_code():
+        for block in self._blocks:
             yield Decision(block.start, block.end, *self._decide(block))
 
     def _decide(self, block: CodeBlock) -> tuple[bool, str, str | None]:
@@ -197,7 +198,7 @@ class _Planner:
 
     def _wanted_kernel(self, block: CodeBlock) -> str | None:
         """The first kernel of ``block`` that a glob of the policy names."""
-        if not self._policy.kernels.globs or not self._is_wanted(block):
+        if not self._is_wanted(block):
             return None
         for name in self._kernels(block.content):
             if glob := self._kernel_glob(name):
@@ -220,7 +221,7 @@ class _Planner:
     def trimmed(self, decisions: Sequence[Decision]) -> Iterator[TrimmedCubin]:
         """The unused code inside cubins that are kept because the run loaded them."""
         kept = {d.start for d in decisions if d.kept and d.reason in _TRIMMED}
-        for block in self._map.iter_code():
+        for block in self._blocks:
             use = self._located.use_of(block)
             if block.start in kept and use is not None and block.anchor not in self._relocatable:
                 yield from self._trim(block, use)
@@ -268,7 +269,7 @@ class _Planner:
         """Names of all kernels that a traced device could load."""
         return frozenset(
             name
-            for block in self._map.iter_code()
+            for block in self._blocks
             if block.start in self._fitting
             for name in self._kernels(block.content)
         )
@@ -277,7 +278,7 @@ class _Planner:
         """The kernels that the run used: looked up, or in an image used as a whole."""
         whole = earliest(
             dict.fromkeys(self._kernels(block.content), use.first)
-            for block in self._map.iter_code()
+            for block in self._blocks
             if (use := self._located.use_of(block)) is not None
             and use.whole
             and (block.region is None or block.start in self._fitting)
