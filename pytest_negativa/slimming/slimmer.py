@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +52,7 @@ from pytest_negativa.slimming.replace import (
 )
 from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.slimming.worklist import Task, WorkList
+from pytest_negativa.storage.atomic import remove_abandoned
 
 _NOT_KEPT = (
     "no original is kept, because it was slimmed without --keep-originals before; to have one, "
@@ -348,8 +348,8 @@ def _why_slimmed(task: Task, prepared: Prepared) -> str | None:
 def _remove_staged(staged: Path) -> None:
     """Remove a staged file, or the part of it that was written."""
     with contextlib.suppress(OSError):
-        for path in (staged, *staged.parent.glob(f"{glob.escape(staged.name)}.*.tmp")):
-            path.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
+    remove_abandoned(staged)
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:

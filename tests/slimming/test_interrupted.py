@@ -173,13 +173,15 @@ def test_ctrl_c_waits_for_no_library(site: Made) -> None:
     code = f"""
 import os, signal, sys, threading
 from pytest_negativa.slimming import slimmer as engine
+from pytest_negativa.storage.atomic import new_file
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
 def slim_library(recipe, path, staged, **options):
     if path.name == "libtwo.so":
-        staged.with_name(staged.name + ".x.tmp").touch()
-        begun.set()
-        threading.Event().wait()
+        with new_file(staged) as new:
+            new.path()  # As for the check of what was written.
+            begun.set()
+            threading.Event().wait()
     return real(recipe, path, staged, **options)
 def publish_one(self, *more):
     publish(self, *more)
