@@ -248,6 +248,7 @@ def test_rows_are_counted_over_all_of_a_library() -> None:
             parse_cubin(data, names)
 
 
+@pytest.mark.slow
 def test_call_graph_that_many_sections_share() -> None:
     # 2,000 sections with the same 4 MB of rows.
     table = PAIR.pack(0, CALLS) + PAIR.pack(2, 3) * 500_000
@@ -343,6 +344,7 @@ def test_ptx_that_backtracks_takes_linear_time(unit: bytes) -> None:
     declared(text)
 
 
+@pytest.mark.slow
 def test_ptx_of_too_many_names() -> None:
     text = b"".join(b".entry %b%d()\n" % (b"a" * 30_000_000, i) for i in range(9))
     with pytest.raises(PayloadError, match="names take more than the limit"):

@@ -200,6 +200,7 @@ def test_elf_header_of_a_real_library_with_any_byte_changed(tmp_path: Path) -> N
                 assert e.path == str(library)
 
 
+@pytest.mark.slow
 def test_section_header_of_a_real_library_with_any_field_changed(tmp_path: Path) -> None:
     data = (BIN / "libempty_region.so").read_bytes()
     table = int.from_bytes(data[0x28:0x30], "little")
@@ -245,6 +246,7 @@ def test_section_header_of_a_real_library_with_any_field_changed(tmp_path: Path)
         ),
     ],
 )
+@pytest.mark.slow
 def test_tables_that_take_for_ever_are_given_up(
     tmp_path: Path, sections: list[HostSection]
 ) -> None:

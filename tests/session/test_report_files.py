@@ -61,8 +61,9 @@ def counts(path: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "workers",
-    [pytest.param((), id="plain"), pytest.param(("-n2",), id="workers", marks=pytest.mark.slow)],
+    [pytest.param((), id="plain"), pytest.param(("-n2",), id="workers")],
 )
+@pytest.mark.slow
 def test_the_traced_run_keeps_its_reports(
     project: VerifiedProject, workers: tuple[str, ...]
 ) -> None:

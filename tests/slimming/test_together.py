@@ -81,6 +81,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
     return tmp_path / "a", inner, beside
 
 
+@pytest.mark.slow
 def test_folders_in_each_other_wait(folders: tuple[Path, Path, Path]) -> None:
     outer, inner, beside = folders
     with held_by_another(outer):

@@ -192,6 +192,7 @@ def test_what_others_need_is_found_beside_a_test_that_nothing_helps(tmp_path: Pa
     assert project.differing() == {"test_place": ("passed", "failed")}
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_be_collected_on_the_copies_are_healed(tmp_path: Path) -> None:
     suite = f"need(LIB, {HIDDEN[0]})\n\ndef test_use():\n    use(LIB)\n"
     project = VerifiedProject(tmp_path / "project", suite).trace()

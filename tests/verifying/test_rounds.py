@@ -119,6 +119,7 @@ def test_only_the_program_itself_is_of_the_round(tmp_path: Path, is_pytest: bool
         current_round({ROUND_VARIABLE: str(tmp_path / "seen")})
 
 
+@pytest.mark.slow
 def test_an_interrupted_program_is_over(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
