@@ -32,8 +32,8 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.give_back import give_back_spans
 from pytest_negativa.planning.reachable import Reach, reach
-from pytest_negativa.planning.restore import give_back_spans
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.

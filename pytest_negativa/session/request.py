@@ -84,7 +84,7 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
 def _command_again(
     config: pytest.Config, command: Sequence[str], runs: RunsFolder
 ) -> tuple[str, ...]:
-    """The command for rounds that run some tests again. Reports: see ``report_files``."""
+    """The command for rounds that run some tests again. Reports: see ``round_reports``."""
     added = [*_AGAIN]
     if config.pluginmanager.has_plugin("cacheprovider"):
         added += ["-o", f"cache_dir={runs.pytest_cache}"]

@@ -23,7 +23,6 @@ from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder
-from pytest_negativa.session.report_files import RoundReports, writes_reports
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -33,6 +32,7 @@ from pytest_negativa.session.request import (
     request_of,
 )
 from pytest_negativa.session.round_hooks import RoundHooks
+from pytest_negativa.session.round_reports import RoundReports, writes_reports
 from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings

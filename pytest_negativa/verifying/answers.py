@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.planning.restore import Part
+from pytest_negativa.planning.give_back import Part
 from pytest_negativa.storage.atomic import write_atomically
 
 

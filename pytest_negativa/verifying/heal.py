@@ -17,7 +17,7 @@ from pytest_negativa.models.plan import CodeRange, UnusedReason
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
-from pytest_negativa.planning.restore import (
+from pytest_negativa.planning.give_back import (
     Part,
     functions_of,
     give_back,

@@ -21,10 +21,10 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
+from pytest_negativa.planning.give_back import functions_of, give_back, iter_parts
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
-from pytest_negativa.planning.restore import functions_of, give_back, iter_parts
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.libraries import BIN, MULTIARCH
