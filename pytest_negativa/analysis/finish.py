@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.settings import ReportFormat, Settings
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Role, Usage
-from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.reporting.formats import render_to_files
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, write_run
@@ -57,14 +55,8 @@ def conclude(
         files=(*files, run.report_file.name),
     )
     write_record(run.report_file, report, indent=1)
-    for wanted in settings.reports.formats:
-        if wanted.path is None:
-            continue
-        if wanted.format is ReportFormat.MARKDOWN:
-            data = render_markdown(report).encode()
-        else:
-            data = msgspec.json.format(msgspec.json.encode(report), indent=1)
-        write_atomically(Path(wanted.path), data)
+    for path, data in render_to_files(report, settings.reports):
+        write_atomically(path, data)
     return report
 
 

@@ -202,8 +202,8 @@ def _conclude(
     """
     from pytest_negativa.analysis.finish import conclude, killed_process
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.models.settings import ReportFormat
-    from pytest_negativa.reporting.terminal import render_nothing, render_report
+    from pytest_negativa.reporting.formats import render_to_screen
+    from pytest_negativa.reporting.terminal import render_nothing
     from pytest_negativa.tracing.merge import merge_traces
 
     with ByteProgress("reading libraries") as progress:
@@ -217,9 +217,8 @@ def _conclude(
             why=failure or "",
             on_done=progress.update,
         )
-    if any(wanted.format is ReportFormat.TERMINAL for wanted in settings.reports.formats):
-        text = render_nothing(report)
-        click.echo(text or "\n\n".join(render_report(report, settings.reports)))
+    if paragraphs := tuple(render_to_screen(report, settings.reports)):
+        click.echo(render_nothing(report) or "\n\n".join(paragraphs))
     for limit in report.crossed:
         click.echo(f"negativa: {limit}", err=True)
     unplanned = failure is not None and not settings.trace.accept_failed

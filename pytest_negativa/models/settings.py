@@ -40,7 +40,7 @@ class RelocatablePolicy(str, enum.Enum):
 
 
 class ReportFormat(str, enum.Enum):
-    """How a report is written."""
+    """How a report is written; ``reporting.formats`` has the renderer."""
 
     TERMINAL = "terminal"
     JSON = "json"

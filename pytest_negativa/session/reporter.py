@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, describe_fault
-from pytest_negativa.models.settings import ReportFormat, Settings
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.storage.runs import Run
 
@@ -158,16 +158,17 @@ class Reporter:
         )
 
     def _show(self, report: RunReport) -> None:
-        from pytest_negativa.reporting.terminal import render_nothing, render_report
+        from pytest_negativa.reporting.formats import render_to_screen
+        from pytest_negativa.reporting.terminal import render_nothing
 
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
-        if any(r.format is ReportFormat.TERMINAL for r in self._settings.reports.formats):
+        if paragraphs := tuple(render_to_screen(report, self._settings.reports)):
             if (line := render_nothing(report)) is not None:
                 self._write(line)
             else:
                 self._section()
-                for paragraph in render_report(report, self._settings.reports):
+                for paragraph in paragraphs:
                     self._write(paragraph + "\n")
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from pytest_negativa.models.report import (
     RunReport,
     TrimmedRow,
 )
-from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.models.trace import Context, Phase
+from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
@@ -242,3 +244,16 @@ def test_a_run_without_gpu_use_is_one_line() -> None:
     assert render_nothing(report(row(), gpu_used=False)) == line
     assert render_nothing(report(row(), gpu_used=False, not_covered=("a gap",))) is None
     assert render_nothing(report(row())) is None
+
+
+def test_each_format_has_a_renderer() -> None:
+    def options(wanted: ReportFormat, path: str | None) -> Reports:
+        return Reports(formats=(Report(format=wanted, path=path),), top=20, demangle=True)
+
+    one = report(row())
+    on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
+    assert on_screen == {ReportFormat.TERMINAL}
+    for wanted in set(ReportFormat) - on_screen:
+        [(path, data)] = render_to_files(one, options(wanted, "out"))
+        assert path == Path("out")
+        assert b"libours.so" in data

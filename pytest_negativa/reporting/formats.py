@@ -1,0 +1,44 @@
+"""The formats of a run's report: a new one is a ``ReportFormat`` and its renderer here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.settings import ReportFormat, Reports
+from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.reporting.terminal import render_report
+
+
+def _json(report: RunReport) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(report), indent=1)
+
+
+def _markdown(report: RunReport) -> bytes:
+    return render_markdown(report).encode()
+
+
+_TO_SCREEN: Mapping[ReportFormat, Callable[[RunReport, Reports], Iterator[str]]] = {
+    ReportFormat.TERMINAL: render_report,
+}
+_TO_FILE: Mapping[ReportFormat, Callable[[RunReport], bytes]] = {
+    ReportFormat.JSON: _json,
+    ReportFormat.MARKDOWN: _markdown,
+}
+
+
+def render_to_screen(report: RunReport, options: Reports) -> Iterator[str]:
+    """The paragraphs of all wanted reports that go to the screen."""
+    for wanted in options.formats:
+        if wanted.format in _TO_SCREEN:
+            yield from _TO_SCREEN[wanted.format](report, options)
+
+
+def render_to_files(report: RunReport, options: Reports) -> Iterator[tuple[Path, bytes]]:
+    """Path and content of all wanted reports that are files."""
+    for wanted in options.formats:
+        if wanted.path is not None:
+            yield Path(wanted.path), _TO_FILE[wanted.format](report)
