@@ -16,7 +16,7 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow
 
 _PUBLISHED = Path(__file__).resolve().parent / "published.json"
-_NOT_HERE = "not available here"
+_NO_FIGURE = "not in published.json"
 _TOP = 5
 _GPU_MEMORY = ("gpu_process_bytes", "gpu_device_bytes")
 
@@ -44,9 +44,9 @@ def _introduction(published: Mapping[str, Any], benchmark: Benchmark) -> str:
     return (
         f"Paper: {source['authors']}: {source['title']}, {source['venue']} "
         f"({', '.join(source['read'])}); {scope['frameworks']} frameworks, {scope['workloads']} "
-        f"workloads, over {scope['libraries']} libraries. {source['note']} So the tables below are "
-        "numbered after the paper's, and their columns follow its subjects; they could not be held "
-        f"against it. Where figures of a table are missing, it says: {_NOT_HERE}.\n\n"
+        f"workloads, over {scope['libraries']} libraries. {source['note']} The tables below take "
+        "their numbers and subjects from the paper's. If `published.json` lacks a value, the "
+        f"cell says: {_NO_FIGURE}.\n\n"
         "Sizes: 1 MB = 10^6 bytes. Runs of each variant that count, for each way of loading: "
         f"{benchmark.pairs}, after one that doesn't; medians. `~`: the ranges of the two variants "
         "overlap, so these runs show no difference."
@@ -56,22 +56,22 @@ def _introduction(published: Mapping[str, Any], benchmark: Benchmark) -> str:
 def _differences(paper_frameworks: str, benchmark: Benchmark, figures: Sequence[Figures]) -> str:
     devices = sorted({device for f in figures for device in f.report.devices})
     verdicts = [v for f in figures for v in f.verdicts.values()]
-    rows = [("GPU", ", ".join(devices) or "none", _NOT_HERE)]
+    rows = [("GPU", ", ".join(devices) or "none", _NO_FIGURE)]
     if verdicts:
         v = verdicts[0].versions
         rows += [
-            ("CUDA driver", v.cuda_driver or "unknown", _NOT_HERE),
-            ("system", f"{v.platform}, {v.libc}, Python {v.python}", _NOT_HERE),
+            ("CUDA driver", v.cuda_driver or "unknown", _NO_FIGURE),
+            ("system", f"{v.platform}, {v.libc}, Python {v.python}", _NO_FIGURE),
         ]
     versions = ", ".join(f"{n} {v}" for n, v in benchmark.versions.items())
     rows += [
-        ("packages", versions or "none", _NOT_HERE),
+        ("packages", versions or "none", _NO_FIGURE),
         ("frameworks", "PyTorch, Transformers, JAX", paper_frameworks),
-        ("data and weights", "synthetic, random", _NOT_HERE),
-        ("loading mode", "lazy and eager, each on its own", _NOT_HERE),
+        ("data and weights", "synthetic, random", _NO_FIGURE),
+        ("loading mode", "lazy and eager, each on its own", _NO_FIGURE),
         ("what is removed", "GPU code in every container", "GPU code and CPU code"),
-        ("libraries that count", "those with GPU code", _NOT_HERE),
-        ("size of the workload", "quick" if benchmark.quick else "full", _NOT_HERE),
+        ("libraries that count", "those with GPU code", _NO_FIGURE),
+        ("size of the workload", "quick" if benchmark.quick else "full", _NO_FIGURE),
     ]
     return "## What differs\n\n" + _table(["", "here", "paper"], rows)
 
@@ -298,7 +298,7 @@ def _published(table: Any, *keys: str) -> str:
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        return _NOT_HERE
+        return _NO_FIGURE
     return ", ".join(f"{name} {value}" for name, value in table.items())
 
 
