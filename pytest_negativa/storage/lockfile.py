@@ -20,8 +20,6 @@ from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import decode_hook, encode_hook
 from pytest_negativa.storage.yaml_document import Node, YamlError, parse_document
 
-DEFAULT_NAME = "negativa.lock"
-
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
 
