@@ -1,4 +1,4 @@
-"""Plans to the rows of a report."""
+"""Plans to the rows of a report, with the first test of each used kernel (``first_uses``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The driver calls that can bring an image, a kernel or a variable in.
 
+A table; ``tracing.cupti`` handles the calls and ``tracing.recorder`` writes the records.
+
 Callback ids: ``CUpti_driver_api_trace_cbid`` in CUPTI's cupti_driver_cbid.h; they never change
 once given. Parameters: ``<function>_params_st`` in generated_cuda_meta.h of CUDA 13.0. On
 64-bit hosts each member of these structures takes a slot of 8 bytes (a ``unsigned int`` is

@@ -1,4 +1,7 @@
-"""Traces a program if asked to, verifies the plans of its traced run, and shows the verdict."""
+"""Traces a program if asked to, verifies the plans of its traced run, and shows the verdict.
+
+``verifying.rounds.run_all`` decides which tests run again after a crash.
+"""
 
 from __future__ import annotations
 
