@@ -25,7 +25,7 @@ from pytest_negativa.slimming.manifest import (
     may_be_kept,
     save_manifest,
 )
-from pytest_negativa.slimming.replace import copy_file, link
+from pytest_negativa.slimming.replace import copy_file, link, replace_all, staged_name
 from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.tree import Tree
 
@@ -161,11 +161,12 @@ def _kept_original(key: str, entry: SlimmedFile) -> Path:
 
 
 def _put_back(aside: Path, names: list[Path]) -> None:
+    # Under this name the next run finds a part of a copy that a killed run left.
+    staged = staged_name(names[0])
     try:
         # Not a link: a program that writes to the library must not change the kept original.
-        copy_file(aside, names[0])
-        for name in names[1:]:
-            link(names[0], name)
+        copy_file(aside, staged)
+        replace_all(staged, names)
     except OSError as e:
         raise ReconstructError(f"{names[0]}: cannot be put back: {e.strerror}") from e
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +146,30 @@ def test_killed_half_way(slimmed: tuple[Made, dict[str, str]]) -> None:
     (site.info / "RECORD").write_bytes(record)
     rows = undo_all(site)
     assert {row.status for row in rows.values()} == {SlimStatus.UNDONE}
+    assert digests(site.folder) == before
+
+
+def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]]) -> None:
+    """A part of a copy has a name on file systems without O_TMPFILE: the next run removes it."""
+    site, before = slimmed
+    code = f"""
+import os, signal
+from functools import partial
+from pathlib import Path
+from pytest_negativa.slimming import replace, slim, undo
+replace.new_file = partial(replace.new_file, flag=os.O_DIRECTORY)
+replace.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+[tree] = slim.scan((Path({str(site.folder)!r}),))
+undo.undo_tree(tree)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list(site.folder.rglob(".*"))) == 1
+    slim_trees(
+        SlimRequest(paths=(site.folder,), lock=site.lock, options=SlimOptions(load_check=False))
+    )
+    assert list(site.folder.rglob(".*")) == []
+    undo_all(site)
     assert digests(site.folder) == before
 
 
