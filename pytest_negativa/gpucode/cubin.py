@@ -34,7 +34,6 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
-SYMBOL = SYM.struct
 _CALL = struct.Struct("<II")
 
 # e_ident[EI_ABIVERSION]: 7 up to ptxas 12, then 8. Under another version e_flags and the tables

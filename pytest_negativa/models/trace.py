@@ -11,7 +11,6 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator
 
 from pytest_negativa.models.base import Offset, Record
@@ -69,14 +68,6 @@ class Context(Record, frozen=True, kw_only=True, omit_defaults=True):
         if self.nodeid is None:
             return self.phase.value if self.detail is None else self.detail
         return f"{self.nodeid} ({self.phase.value})"
-
-    @classmethod
-    def from_environment(cls, current_test: str | None) -> Context:
-        """The context that pytest leaves in ``PYTEST_CURRENT_TEST``, "nodeid (phase)"."""
-        found = re.fullmatch(r"(.*) \((setup|call|teardown)\)", current_test or "", re.DOTALL)
-        if found is None:
-            return cls(phase=Phase.PROCESS)
-        return cls(phase=Phase(found[2]), nodeid=found[1])
 
 
 class ImageForm(str, enum.Enum):

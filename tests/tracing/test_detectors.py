@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import pytest_negativa.tracing
 from pytest_negativa.models.trace import (
     Context,
     DataKind,
@@ -27,13 +28,13 @@ from pytest_negativa.models.trace import (
     Role,
     Usage,
 )
-from pytest_negativa.tracing import injection_source
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.libraries import BIN, ROOT, SUPPORT
 
 FATBIN = BIN / "identifier.fatbin"
+INJECTION = Path(pytest_negativa.tracing.__file__).with_name("injection.c")
 SCENARIO = SUPPORT / "scenario.py"
 
 
@@ -45,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("native") / "_injection.so"
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
-        [compiler, *flags, "-o", str(path), str(injection_source()), "-ldl", "-lpthread"],
+        [compiler, *flags, "-o", str(path), str(INJECTION), "-ldl", "-lpthread"],
         check=True,
     )
     return path
@@ -125,7 +126,7 @@ def test_without_cupti_the_child_s_trace_says_so(native_usage: Usage) -> None:
 def test_tables_in_c_and_python_agree() -> None:
     rows = re.findall(
         r'^    \{(\d+), "(\w+)", (\w+), (\d), (\d), (?:NULL|"([\w-]+)")\},$',
-        injection_source().read_text(),
+        INJECTION.read_text(),
         re.MULTILINE,
     )
     in_c = [(int(a), b, c, int(d), int(e), f or None) for a, b, c, d, e, f in rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.trace import Context, Header, KernelRecord, Phase, WarningRecord
+from pytest_negativa.models.trace import Header, KernelRecord, WarningRecord
 from pytest_negativa.tracing.files import TraceWriter, read_trace
 from tests.support.traces import header, records, write
 
@@ -133,21 +133,6 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     trace = read_trace(path)
     assert [r.name for r in trace.records if isinstance(r, KernelRecord)] == ["k1", "k2"]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, Context(phase=Phase.PROCESS)),
-        ("", Context(phase=Phase.PROCESS)),
-        ("no phase", Context(phase=Phase.PROCESS)),
-        ("a.py::b (call)", Context(phase=Phase.CALL, nodeid="a.py::b")),
-        ("a.py::b[x (y)\n] (setup)", Context(phase=Phase.SETUP, nodeid="a.py::b[x (y)\n]")),
-        ("a.py::b (collection)", Context(phase=Phase.PROCESS)),
-    ],
-)
-def test_context_of_a_child(value: str | None, expected: Context) -> None:
-    assert Context.from_environment(value) == expected
 
 
 def test_header_is_the_first_line(tmp_path: Path) -> None:
