@@ -15,7 +15,6 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
-from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.storage.atomic import write_atomically
 
@@ -156,6 +155,9 @@ def image_report_schema() -> dict[str, Any]:
 
 def lock_schema() -> dict[str, Any]:
     """JSON Schema of ``negativa.lock``, once its YAML is read."""
+    # Its records take 10 ms to import; negativa inspect does without them.
+    from pytest_negativa.models.lock import Lock
+
     return _schema(Lock, "negativa.lock")
 
 
