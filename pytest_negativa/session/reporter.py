@@ -67,12 +67,12 @@ class Reporter:
         try:
             crossed = self._report(session)
         except NegativaError as e:
-            self._write(f"negativa: no report: {e}", red=True)
+            self._write_no_report(str(e))
             crossed = True
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
             text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
-            self._write(f"negativa: no report: {text}", red=True)
+            self._write_no_report(text)
             crossed = True
         if crossed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -179,6 +179,11 @@ class Reporter:
     def _section(self) -> None:
         if terminal := self._terminal():
             terminal.section("GPU code (pytest-negativa)", sep="=")
+
+    def _write_no_report(self, why: str) -> None:
+        from pytest_negativa.reporting.text import printable_lines
+
+        self._write(f"negativa: no report: {printable_lines(why)}", red=True)
 
     def _write(self, text: str, **markup: bool) -> None:
         if terminal := self._terminal():

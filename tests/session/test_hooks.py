@@ -228,3 +228,14 @@ def test_a_hook_that_fails_takes_no_result_with_it(project: Project, hook: str) 
     assert "1 passed" in done.stdout
     assert "negativa: no report: KeyError: 'what' (a fault in" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr and "INTERNALERROR" not in done.stdout
+
+
+def test_the_error_of_a_hook_does_not_reach_the_terminal_raw(project: Project) -> None:
+    project.write("test_a.py", SUITE)
+    body = "raise OSError('no\\x1b[2Jsuch')"
+    with_plugin(project, f"def pytest_negativa_report():\n    {body}\n")
+
+    done = project.pytest("-q", "--negativa", status=1)
+
+    assert "negativa: no report: OSError: no\\x1b[2Jsuch (a fault in" in done.stdout
+    assert "\x1b[2J" not in done.stdout + done.stderr
