@@ -12,6 +12,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
@@ -135,6 +136,26 @@ def test_kernel_globs_keep_and_note_what_they_matched(multiarch: LibraryMap) -> 
     kept = [d for d in found.decisions if d.kept]
     assert [d.reason for d in kept] == [KeepReason.KERNEL_POLICY.value]
     assert globs.matched == {f"{name[:-2]}*"}
+
+
+def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[0]
+    element = region.elements[0]
+    span = NeededSpan(
+        library=multiarch.library.path,
+        region=region.span.start,
+        start=element.payload.start,
+        end=element.payload.end,
+        test="tests/test_a.py::test_b",
+    )
+    usage = usage_of(library_usage(multiarch, {}))
+
+    before, healed = plan(multiarch, usage), plan(multiarch, usage, KeepPolicy(healed=(span,)))
+
+    assert not any(d.kept for d in before.decisions)
+    [kept] = [d for d in healed.decisions if d.kept]
+    assert (kept.start, kept.end) == (span.start, span.end)
+    assert kept.reason == KeepReason.HEALED.value and span.test in (kept.detail or "")
 
 
 def test_veto_keeps_what_nothing_else_does(multiarch: LibraryMap) -> None:
