@@ -1,4 +1,4 @@
-"""Skips what needs a GPU where there is none."""
+"""Skips the tests that need a GPU if there is none."""
 
 from __future__ import annotations
 

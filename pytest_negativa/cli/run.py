@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pytest_negativa.storage.runs import Run
 
 _NO_TRACE = (
-    "nothing was traced: no process of the command started CUDA with success (is there a GPU, "
-    "and its driver?)"
+    "nothing was traced: no process of the command started CUDA successfully (does this machine "
+    "have a GPU and its driver?)"
 )
 
 _TRACE_OPTIONS = ("config", "directory")

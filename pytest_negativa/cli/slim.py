@@ -248,7 +248,7 @@ def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -
     with _interruptible(_NOTHING if dry_run else _GOES_ON):
         trees = scan((*paths, *sites))
         rows = [row for tree in trees for row in undo_tree(tree, dry_run=dry_run)]
-    _finish(rows, nothing="nothing here was slimmed")
+    _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
 
 
 @slim.command("check")
@@ -267,7 +267,7 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
 
     with _interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    _finish_check(rows)
+    _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
 
 
 def _request(flags: _Flags) -> SlimRequest:
@@ -326,7 +326,7 @@ def _slim(request: SlimRequest) -> None:
         ByteProgress("slimming") as progress,
     ):
         report = slim_trees(request, progress.update)
-    _finish(report.rows, report)
+    _finish(report.rows, f"nothing to slim in {_places(*request.paths)}", report)
 
 
 @contextlib.contextmanager
@@ -369,9 +369,14 @@ def _warn_unproved(lock: Lock) -> None:
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
 
 
-def _finish(
-    rows: Sequence[SlimRow], report: SlimReport | None = None, *, nothing: str = "nothing to slim"
-) -> None:
+def _places(*paths: Path) -> str:
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.slimming.slim import default_paths
+
+    return ", ".join(printable(str(path)) for path in paths or default_paths())
+
+
+def _finish(rows: Sequence[SlimRow], nothing: str, report: SlimReport | None = None) -> None:
     """Print, and leave with the status that follows."""
     from pytest_negativa.models.slimming import PROBLEMS
     from pytest_negativa.reporting.slimming import render_problems, render_rows
@@ -386,11 +391,11 @@ def _finish(
         click.get_current_context().exit(1)
 
 
-def _finish_check(rows: Sequence[SlimRow]) -> None:
+def _finish_check(rows: Sequence[SlimRow], nothing: str) -> None:
     from pytest_negativa.models.slimming import PROBLEMS
     from pytest_negativa.reporting.slimming import render_check, render_problems
 
-    if text := render_check(rows):
+    if text := render_check(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
         print_error(line)

@@ -18,7 +18,7 @@ _IN_TABLE = {
 _MANY = 4
 
 
-def render_rows(rows: Sequence[SlimRow], nothing: str = "nothing to slim") -> str:
+def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
     """Render a table of the libraries that changed, and lines for the others with the reason.
 
     Args:
@@ -49,8 +49,13 @@ def render_rows(rows: Sequence[SlimRow], nothing: str = "nothing to slim") -> st
     return "\n\n".join(parts) if rows else nothing
 
 
-def render_check(rows: Sequence[SlimRow]) -> str:
-    """Render a table of the sound libraries, and lines for those that are other files now."""
+def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
+    """Render a table of the sound libraries, and lines for those that are other files now.
+
+    Args:
+        rows: of all slimmed libraries.
+        nothing: the text if there are no rows.
+    """
     sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
     parts = []
     if sound:
@@ -62,7 +67,7 @@ def render_check(rows: Sequence[SlimRow]) -> str:
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) if rows else "nothing here was slimmed"
+    return "\n\n".join(parts) if rows else nothing
 
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:

@@ -346,7 +346,7 @@ class ListOf(ValueType):
     def __init__(self, item: ValueType, *, commas: bool = False) -> None:
         self.item = item
         self.commas = commas
-        self.expected = f"a list, each of it {item.expected}"
+        self.expected = f"a list whose entries are each {item.expected}"
         self.metavar = item.metavar
 
     def parse(self, value: Any) -> tuple[Any, ...]:

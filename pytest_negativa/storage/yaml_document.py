@@ -23,6 +23,13 @@ _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
+# libyaml does not name the character, and a tab is invisible.
+_ADVICE = {
+    "found character that cannot start any token": (
+        "; indent with spaces, and quote a value that begins with @, % or `"
+    )
+}
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -89,7 +96,8 @@ def parse_document(data: bytes) -> Node | None:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
-        raise YamlError(str(e.problem or e.context), place) from e
+        problem = str(e.problem or e.context)
+        raise YamlError(problem + _ADVICE.get(problem, ""), place) from e
     except yaml.reader.ReaderError as e:
         line = data.count(b"\n", 0, e.position) + 1
         raise YamlError(str(e.reason), Place(line, 1)) from e

@@ -187,7 +187,8 @@ class TestSlim:
         assert "no original" not in negativa("slim", *lock, site.folder).stdout
 
     def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
-        assert negativa("slim", "undo", site.folder).stdout == "nothing here was slimmed\n"
+        text = f"nothing was slimmed in {site.folder}\n"
+        assert negativa("slim", "undo", site.folder).stdout == text
 
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
@@ -279,7 +280,7 @@ class TestSlim:
         lock = ("--lock", site.lock_file)
         assert "2 libraries" in negativa("slim", f"./{name}", *lock, "--dry-run").stdout
         assert "2 libraries" in negativa("slim", *lock, "--dry-run", name).stdout
-        assert negativa("slim", name, name).stdout == "nothing here was slimmed\n"
+        assert negativa("slim", name, name).stdout == f"nothing was slimmed in {name}\n"
         assert "2 libraries" in negativa("slim", *lock, name).stdout
         assert "sound" in negativa("slim", "check", name).stdout
 

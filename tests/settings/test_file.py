@@ -238,8 +238,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("keep: {ptx: no}",
      ["negativa.yaml:1:13: keep.ptx: found 'no', expected off, newest or all"]),
     ("keep: {kernels: gemm}",
-     ["negativa.yaml:1:17: keep.kernels: found 'gemm', expected a list, each of it a glob with "
-      "* and ?"]),
+     ["negativa.yaml:1:17: keep.kernels: found 'gemm', expected a list whose entries are each a "
+      "glob with * and ?"]),
     ("keep:\n  kernels:\n    - a\n    - 3",
      ["negativa.yaml:4:7: keep.kernels: found the number 3, expected a glob with * and ?"]),
     ("keep: {kernels: [{a: b}]}",
@@ -323,7 +323,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "negativa.yaml:4:1: unknown key 'trase'; did you mean trace?"]),
     # YAML itself
     ("keep: [a", ["negativa.yaml:2:1: did not find expected ',' or ']'"]),
-    ("keep:\n\tptx: all", ["negativa.yaml:2:1: found character that cannot start any token"]),
+    ("keep:\n\tptx: all",
+     ["negativa.yaml:2:1: found character that cannot start any token; indent with spaces, and "
+      "quote a value that begins with @, % or `"]),
     ("keep: *a", ["negativa.yaml:1:7: found an alias, expected a value"]),
     ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: found a second document, expected one"]),
     ("keep: {kernels: &a [*a]}", ["negativa.yaml:1:21: found an alias, expected a value"]),

@@ -121,7 +121,7 @@ def test_rows_tell_of_it(site: Made, run: Callable[..., SlimReport]) -> None:
             TWO: "never loaded: all its GPU code",
             HOST: None,
         }
-    text = render_rows(report.rows)
+    text = render_rows(report.rows, "")
     assert text.count("slimmed before, never loaded: all its GPU code") == 1
 
 
