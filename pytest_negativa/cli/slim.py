@@ -123,16 +123,17 @@ class _SlimGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
+        options = args[: args.index("--")] if "--" in args else args
         for name, command in self.commands.items():
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
             # The flags of before 0.1.0, for one release.
-            if (flag := f"--{name}") in args:
+            if (flag := f"--{name}") in options:
                 click.echo(
                     f"negativa: note: {flag} is now: negativa {info_name} {name}; the flag will go",
                     err=True,
                 )
-                rest = [arg for arg in args if arg != flag]
+                rest = [arg for arg in options if arg != flag] + args[len(options) :]
                 return command.make_context(f"{info_name} {name}", rest, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

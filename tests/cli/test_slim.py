@@ -158,6 +158,7 @@ class TestSlim:
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
             (("--lock", "gone.lock"), "does not exist"),
             (("--archs", "sm_90", "gone"), "no such file or folder"),
+            (("--archs", "sm_90", "--", "--undo"), "--undo: no such file or folder"),
             (("--archs", "sm_90", "SITE/gpu"), "give one of them"),
             (("--archs", "sm_90", "--target", "SITE/copy"), "can't be in"),
             (("--archs", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
