@@ -16,42 +16,17 @@ import pytest
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
-from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.round import RoundKind
 from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import (
     MAX_ROUNDS,
-    Program,
     RoundResult,
     run_all,
     run_round,
 )
 from tests.support.libraries import ROOT
-
-
-def round_spec(folder: Path, name: str = "001", *, is_pytest: bool = False) -> Round:
-    return Round(
-        kind=RoundKind.VERIFY,
-        supervisor=os.getpid(),
-        folder=str(folder / name),
-        is_pytest=is_pytest,
-    )
-
-
-def program_of(folder: Path, *command: str) -> Program:
-    return Program(
-        command=command,
-        again=command,
-        cwd=folder,
-        root=folder,
-        environ=dict(os.environ),
-        is_pytest=False,
-    )
-
-
-def run(folder: Path, *command: str, limit: float | None = None) -> RoundResult:
-    program = program_of(folder, *command)
-    return run_round(program, round_spec(folder), program.environ, limit)
+from tests.support.rounds import program_of, round_spec, run_command
 
 
 @pytest.mark.parametrize(
@@ -63,7 +38,7 @@ def run(folder: Path, *command: str, limit: float | None = None) -> RoundResult:
     ],
 )
 def test_how_a_command_ends(tmp_path: Path, script: str, status: int, outcome: Outcome) -> None:
-    result = run(tmp_path, "sh", "-c", script)
+    result = run_command(tmp_path, "sh", "-c", script)
     [test] = result.session.tests
     assert (result.status, test.outcome) == (status, outcome)
     assert test.nodeid == f"sh -c '{script}'"
@@ -71,14 +46,14 @@ def test_how_a_command_ends(tmp_path: Path, script: str, status: int, outcome: O
 
 
 def test_a_silent_command_is_ended_with_its_children(tmp_path: Path) -> None:
-    result = run(tmp_path, "sh", "-c", "sleep 95.25 & wait", limit=0.5)
+    result = run_command(tmp_path, "sh", "-c", "sleep 95.25 & wait", limit=0.5)
     assert result.silent and result.session.tests[0].outcome is Outcome.TIMED_OUT
     assert not is_running("95.25")
 
 
 def test_a_crash_leaves_no_children(tmp_path: Path) -> None:
     """They would hold the GPU's memory while the remaining tests run."""
-    result = run(tmp_path, "sh", "-c", "sleep 95.75 & kill -9 $$")
+    result = run_command(tmp_path, "sh", "-c", "sleep 95.75 & kill -9 $$")
     assert result.status == -signal.SIGKILL
     assert not is_running("95.75")
 
@@ -91,13 +66,13 @@ def is_running(seconds: str) -> bool:
 def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    run(tmp_path, "true")
+    run_command(tmp_path, "true")
     assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(NegativaError, match="/no/such: cannot be started: No such file"):
-        run(tmp_path, "/no/such")
+        run_command(tmp_path, "/no/such")
 
 
 @pytest.mark.parametrize("is_pytest", [True, False])
@@ -125,9 +100,9 @@ def test_an_interrupted_program_is_over(tmp_path: Path) -> None:
         "import os, sys\n"
         "from pathlib import Path\n"
         "from pytest_negativa.processes.watch import Interrupted\n"
-        "from tests.verifying.test_rounds import run\n"
+        "from tests.support.rounds import run_command\n"
         "try:\n"
-        "    run(Path(sys.argv[1]), 'sh', '-c', 'trap \"\" TERM; echo > ready; sleep 94')\n"
+        "    run_command(Path(sys.argv[1]), 'sh', '-c', 'trap \"\" TERM; echo > ready; sleep 94')\n"
         "except Interrupted as e:\n"
         "    print(e)\n"
     )
