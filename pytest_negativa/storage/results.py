@@ -220,7 +220,7 @@ def load_verdict(run: Run) -> Verdict | None:
 
 
 def _load_plan(path: Path) -> LibraryPlan:
-    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", "make the plan again")
+    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", "plan again (negativa locate)")
 
 
 def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
