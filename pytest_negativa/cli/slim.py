@@ -217,7 +217,8 @@ def slim(**flags: Any) -> None:
     the distributions that these require; so do --drop-never-loaded and --strip-others. slim
     changes no other files, except RECORD, and lists what it did in negativa-slim.json.
 
-    A library that --drop-never-loaded emptied fails with a CUDA error if a program loads it.
+    A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
+    emptied fails with a CUDA error if a program loads it.
 
     \b
     negativa slim --lock negativa.lock --require --strip-others

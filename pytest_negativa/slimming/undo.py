@@ -153,7 +153,9 @@ def _undo_gone(
 
 def _kept_original(key: str, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError("its original was not kept; install its distribution again")
+        raise ReconstructError(
+            "its original was not kept; install its distribution again, or copy the original back"
+        )
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
         raise ReconstructError(f"{aside} is gone, or no longer its original")

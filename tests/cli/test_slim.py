@@ -194,7 +194,10 @@ class TestSlim:
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         result = negativa("slim", "undo", site.folder, code=1)
-        why = "failed: its original was not kept; install its distribution again"
+        why = (
+            "failed: its original was not kept; install its distribution again, "
+            "or copy the original back"
+        )
         assert result.stderr.splitlines() == [
             f"negativa: error: {name}: {why}" for name in (ONE, TWO)
         ]
