@@ -5,7 +5,8 @@ A library may read regions in other sections, and bare frames, by rules of its o
 machine code that runs on one of the devices stays, and the PTX and LTO-IR nearest to it.
 Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays.
 
-All other code that can be read is labelled "wrong arch" (``_decide``).
+All other code that can be read is labelled "wrong arch" (``_decide``). For a traced run the label
+comes from ``planning.plan``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Located libraries to plans: what stays, what is unused, and why. Reads no library bytes.
 
 Missing data means keep: the plan calls code unused only if it is known to be unused. The labels
-"wrong arch" and "no used kernel" come from ``_Planner._decide``.
+"wrong arch" and "no used kernel" come from ``_Planner._decide``. Without a trace
+``planning.by_arch`` decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The formats of a run's report: a new one is a ``ReportFormat`` and its renderer here."""
+"""The formats of a run's report, each with its renderer.
+
+A new format is a renderer here, a ``ReportFormat``, its name in the option ``reports.formats``
+(``settings.options``) and, if it is a file, the file's default name (``settings.resolve``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Turns a session's traces into plans and a report, in the process that reports."""
+"""Turns a session's traces into plans and a report, and sets the session's exit status.
+
+Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
+"""
 
 from __future__ import annotations
 
