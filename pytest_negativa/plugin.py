@@ -38,10 +38,12 @@ _RUNS_NO_TEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flags of the option table."""
     add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks of ``hookspecs``."""
     from pytest_negativa import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
@@ -94,6 +96,7 @@ def _typed(config: pytest.Config) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 

@@ -36,10 +36,12 @@ class InspectionRequest:
 
     @property
     def details(self) -> bool:
+        """Whether rows of single kernels or elements are asked for."""
         return self.kernels or self.elements
 
     @property
     def map_request(self) -> MapRequest:
+        """How each library is to be read."""
         devices = None if self.device is None else (str(self.device),)
         return MapRequest(
             scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),

@@ -44,6 +44,8 @@ DF_1_PIE = 0x08000000
 
 
 class ElfHeader(NamedTuple):
+    """``Elf64_Ehdr``: offsets and sizes in bytes."""
+
     e_ident: bytes
     e_type: int
     e_machine: int
@@ -61,6 +63,8 @@ class ElfHeader(NamedTuple):
 
 
 class ProgramHeader(NamedTuple):
+    """``Elf64_Phdr``: one segment; offsets, addresses and sizes in bytes."""
+
     p_type: int
     p_flags: int
     p_offset: int
@@ -77,6 +81,8 @@ class ProgramHeader(NamedTuple):
 
 
 class SectionHeader(NamedTuple):
+    """``Elf64_Shdr``: one section; offsets, addresses and sizes in bytes."""
+
     sh_name: int
     sh_type: int
     sh_flags: int
@@ -105,6 +111,8 @@ class SectionHeader(NamedTuple):
 
 
 class Symbol(NamedTuple):
+    """``Elf64_Sym``: one row of a symbol table."""
+
     st_name: int
     st_info: int
     st_other: int
@@ -119,6 +127,8 @@ class Symbol(NamedTuple):
 
 
 class Rel(NamedTuple):
+    """``Elf64_Rel``: a relocation with its addend in the place that it changes."""
+
     r_offset: int
     r_info: int
 
@@ -134,6 +144,8 @@ class Rel(NamedTuple):
 
 
 class Rela(NamedTuple):
+    """``Elf64_Rela``: a relocation with its addend in the row."""
+
     r_offset: int
     r_info: int
     r_addend: int
@@ -150,6 +162,8 @@ class Rela(NamedTuple):
 
 
 class DynamicEntry(NamedTuple):
+    """``Elf64_Dyn``: one row of the dynamic section; ``d_val`` may be an address, too."""
+
     d_tag: int
     d_val: int
 

@@ -40,6 +40,8 @@ MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")
 
 
 class RegionHeader(NamedTuple):
+    """The header of a region; sizes in bytes. For the layout see the module."""
+
     magic: int
     version: int
     header_size: int
@@ -47,6 +49,8 @@ class RegionHeader(NamedTuple):
 
 
 class ElementHeader(NamedTuple):
+    """The header of an element; sizes in bytes. For the layout see the module."""
+
     kind: int
     version: int
     header_size: int

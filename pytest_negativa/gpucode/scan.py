@@ -31,12 +31,14 @@ class Problems:
         self._found: list[Problem] = []
 
     def add(self, offset: int, text: str) -> None:
+        """Note a problem at a file offset, unless the limit is reached."""
         if len(self._found) < _MAX_PROBLEMS:
             self._found.append(Problem(offset=offset, text=text))
         elif len(self._found) == _MAX_PROBLEMS:
             self._found.append(Problem(offset=offset, text="further problems are not listed"))
 
     def found(self) -> tuple[Problem, ...]:
+        """All problems up to the limit, in the order of their finding."""
         return tuple(self._found)
 
 

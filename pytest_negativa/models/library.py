@@ -230,6 +230,7 @@ class CodeBlock(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Bytes in the file."""
         return self.end - self.start
 
     @property
@@ -342,6 +343,7 @@ class Scope(Record, frozen=True, kw_only=True):
 
     @property
     def capabilities(self) -> tuple[ComputeCapability, ...] | None:
+        """``devices`` as compute capabilities; None for all code."""
         if self.devices is None:
             return None
         return tuple(map(ComputeCapability.parse, self.devices))
@@ -397,14 +399,17 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         )
 
     def iter_regions(self) -> Iterator[Region]:
+        """All regions, section by section."""
         for section in self.sections:
             yield from section.regions
 
     def iter_elements(self) -> Iterator[Element]:
+        """All elements, region by region."""
         for region in self.iter_regions():
             yield from region.elements
 
     def iter_frames(self) -> Iterator[Frame]:
+        """All bare frames, section by section."""
         for section in self.sections:
             yield from section.frames
 

@@ -96,6 +96,7 @@ class Summary(Record, frozen=True, kw_only=True):
 
     @property
     def iqr(self) -> float:
+        """The interquartile range, in the unit of the figure."""
         return self.third_quartile - self.first_quartile
 
 
@@ -190,4 +191,5 @@ class Measurement(Record, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> tuple[str, ...]:
+        """Why comparisons failed."""
         return tuple(r.failure for r in self.results if r.failure is not None)

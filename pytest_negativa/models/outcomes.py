@@ -150,4 +150,5 @@ class SessionResult(Record, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
+        """Whether the session came to its end and has an exit status."""
         return self.exit_status is not None

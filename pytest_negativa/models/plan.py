@@ -104,6 +104,7 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
 
     @property
     def unused_size(self) -> int:
+        """Bytes of unused code in the unpacked cubin."""
         return sum(code.size for code in self.unused)
 
 
@@ -132,10 +133,12 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of all elements and frames in the file."""
         return sum(d.size for d in self.decisions)
 
     @property
     def unused_bytes(self) -> int:
+        """Bytes of the unused elements and frames in the file."""
         return sum(d.size for d in self.decisions if not d.kept)
 
     def spans(self) -> LibrarySpans:

@@ -41,6 +41,7 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of code that were filled in the unpacked cubin."""
         return sum(code.size for code in self.filled)
 
 

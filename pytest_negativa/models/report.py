@@ -59,13 +59,16 @@ class LibraryRow(Record, frozen=True, kw_only=True):
 
     @property
     def unused_elements(self) -> int:
+        """How many elements and frames are unused."""
         return sum(r.elements for r in self.unused)
 
     @property
     def kept_elements(self) -> int:
+        """How many elements and frames stay."""
         return self.elements - self.unused_elements
 
     def unused_bytes_by(self, reason: str) -> int:
+        """Bytes in the file that are unused for one reason."""
         return sum(r.bytes for r in self.unused if r.reason == reason)
 
 
@@ -101,6 +104,7 @@ class RunReport(Record, frozen=True, kw_only=True):
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of GPU code in the files of all libraries."""
         return sum(row.code_bytes for row in self.libraries)
 
     @property

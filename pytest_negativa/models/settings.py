@@ -72,6 +72,7 @@ class Keep(Record, frozen=True, kw_only=True):
 
     @property
     def sm_archs(self) -> tuple[SmArch, ...]:
+        """``archs``, parsed."""
         return tuple(map(SmArch.parse, self.archs))
 
 
@@ -130,6 +131,7 @@ class Verify(Record, frozen=True, kw_only=True):
 
     @property
     def fill_byte(self) -> int:
+        """``fill`` as a number."""
         return int(self.fill, 16)
 
 

@@ -92,14 +92,17 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of GPU code in the file."""
         return sum(s.code_bytes for s in self.sections)
 
     @property
     def unpacked_bytes(self) -> int:
+        """Bytes of GPU code, unpacked."""
         return sum(row.unpacked_bytes for row in self.code)
 
     @property
     def loaded_bytes(self) -> int | None:
+        """Bytes in the file that ``device`` would load; None without a device."""
         if self.device is None:
             return None
         return sum(row.loaded_bytes or 0 for row in self.code)

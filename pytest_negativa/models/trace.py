@@ -485,6 +485,7 @@ class Usage(Record, frozen=True, kw_only=True):
                 yield None, self.context_of(first)
 
     def iter_images(self) -> Iterator[ImageUse]:
+        """All images: of libraries, in memory, and compiled at run time."""
         for library in self.libraries:
             for image in library.images:
                 yield image.use

@@ -111,6 +111,7 @@ class TestVerdict(Record, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
+        """Whether originals and copies gave different outcomes."""
         return self.before is not self.after
 
 
@@ -251,4 +252,5 @@ class Verdict(Record, frozen=True, kw_only=True):
 
     @property
     def unused_bytes(self) -> int:
+        """Bytes that the plans of all libraries call unused."""
         return sum(row.unused_bytes for row in self.libraries)

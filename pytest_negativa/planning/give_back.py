@@ -71,6 +71,7 @@ def give_back_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPl
 
 
 def part_of(span: NeededSpan) -> Part:
+    """The part of a library that a span of ``healed.json`` names."""
     return Part(span.library, span.region, span.start, span.code)
 
 

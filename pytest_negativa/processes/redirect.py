@@ -81,6 +81,11 @@ class FileId:
 
     @classmethod
     def of(cls, path: str) -> FileId:
+        """The identity of an existing file.
+
+        Raises:
+            OSError: the file can't be read.
+        """
         status = Path(path).stat()
         return cls(os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
 
@@ -142,6 +147,7 @@ class RedirectedProcess:
 
     @property
     def copies(self) -> frozenset[str]:
+        """Paths of originals whose copy was mapped by any process."""
         return frozenset().union(*(load.copies for load in self.loads))
 
     @property

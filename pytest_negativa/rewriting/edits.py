@@ -113,10 +113,12 @@ class Edits:
 
     @property
     def fills(self) -> tuple[Fill, ...]:
+        """The changes that fill spans."""
         return tuple(change for change in self.changes if isinstance(change, Fill))
 
     @property
     def patches(self) -> tuple[Patch, ...]:
+        """The changes that write new bytes."""
         return tuple(change for change in self.changes if isinstance(change, Patch))
 
     @property

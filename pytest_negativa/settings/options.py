@@ -74,6 +74,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
+        """Whether its flag takes no value."""
         return isinstance(self.type, value_types.Switch)
 
     @property
@@ -88,6 +89,7 @@ class Option:
 
     @property
     def help_with_default(self) -> str:
+        """Its help, with the default if there is one."""
         return f"{self.help} (default: {self.default_text})" if self.default_text else self.help
 
 

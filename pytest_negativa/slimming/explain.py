@@ -61,10 +61,12 @@ class Slimmed:
 
     @property
     def may_lack_code(self) -> bool:
+        """Whether GPU code was removed, or nothing tells."""
         return self.entry is None or self.entry.gpu_code_removed > 0
 
     @property
     def never_loaded(self) -> bool:
+        """Whether it lost all GPU code, because the proved run never loaded it."""
         return self.entry is not None and self.entry.never_loaded
 
 

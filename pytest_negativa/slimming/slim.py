@@ -70,6 +70,7 @@ class SlimReport:
 
     @property
     def failed(self) -> bool:
+        """Whether slimming stopped early, or any row is a problem."""
         return self.stopped or any(row.status in PROBLEMS for row in self.rows)
 
 

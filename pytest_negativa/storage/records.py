@@ -51,6 +51,7 @@ _VERSION_DECODER = msgspec.json.Decoder(_Versioned)
 
 
 def encode_map(library_map: LibraryMap) -> bytes:
+    """The JSON of a map; ``decode_map`` reads it."""
     return _MAP_ENCODER.encode(library_map)
 
 

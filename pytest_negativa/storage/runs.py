@@ -172,13 +172,16 @@ class Run:
                 folder.rmdir()
 
     def plan_files(self) -> tuple[Path, ...]:
+        """The plans, by name; none before ``negativa locate``."""
         return tuple(sorted(self.plan_dir.glob("*.json")))
 
     def new_verification(self) -> VerificationFolder:
+        """A folder, not made yet, for the rounds of a verification."""
         return VerificationFolder(self.folder / "verify" / new_run_id())
 
     @property
     def is_failed(self) -> bool:
+        """Whether the run is marked as failed; ``failure`` says why."""
         return self._failed_file.exists()
 
     @property
@@ -248,6 +251,7 @@ class VerificationFolder:
         return self.folder / "verdict.json"
 
     def round(self, name: str) -> Run:
+        """The folder of one round."""
         return Run(self.folder / name)
 
 
@@ -273,6 +277,7 @@ class RunsFolder:
         return self.folder / "cache"
 
     def new_run(self) -> Run:
+        """A run with a new id, whose folder is not made yet."""
         return Run(self.folder / new_run_id())
 
     def new_measurement(self) -> Path:

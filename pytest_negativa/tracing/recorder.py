@@ -53,6 +53,7 @@ class Recorder:
         self._gap: int | None = None
 
     def set_context(self, context: Context) -> None:
+        """Note which test and phase the following records belong to."""
         self._context = context
 
     def _context_id(self) -> int:
@@ -67,6 +68,7 @@ class Recorder:
         return self._contexts.setdefault(context, new)
 
     def library(self, path: str) -> int:
+        """The id of a mapped library; its first mention writes its record."""
         known = self._libraries.get(path)
         if known is not None:
             return known
@@ -82,6 +84,7 @@ class Recorder:
         return self._libraries.setdefault(path, new)
 
     def libraries(self, paths: Iterable[str]) -> None:
+        """Note mapped libraries."""
         for path in sorted(paths):
             self.library(path)
 
@@ -138,6 +141,7 @@ class Recorder:
         return known
 
     def kernel(self, call: str, handle: int, name: bytes) -> None:
+        """A kernel was looked up by its mangled name."""
         image = self._image_of_handle.get(handle)
         if image is None:
             image = self._image(call, handle)
@@ -148,6 +152,7 @@ class Recorder:
         self._seen.add(key)
 
     def data(self, call: str, handle: int, name: bytes, kind: DataKind) -> None:
+        """A variable, texture or surface was looked up by its name."""
         image = self._image(call, handle)
         key = (image, name, kind)
         if key not in self._seen:
@@ -157,9 +162,11 @@ class Recorder:
             self._seen.add(key)
 
     def enumerated(self, call: str, handle: int) -> None:
+        """The program enumerated the kernels of an image."""
         self.whole_image_used(call, self._image(call, handle))
 
     def whole_image_used(self, call: str, image: int) -> None:
+        """Any kernel of an image may be used."""
         key = (image, call, "enumeration")
         if key not in self._seen:
             self._writer.write(
@@ -168,10 +175,12 @@ class Recorder:
             self._seen.add(key)
 
     def launches(self, counts: Iterable[tuple[str, int]]) -> None:
+        """Note how often each kernel was launched, by name."""
         for name, count in counts:
             self._writer.write(LaunchRecord(name=name, count=count, context=self._context_id()))
 
     def gap_begins(self, why: str) -> None:
+        """Tracing pauses; what the program uses now is not recorded."""
         if self._gap is None:
             self._gap = next(self._ids)
             self._writer.write(
@@ -181,17 +190,20 @@ class Recorder:
             )
 
     def gap_ends(self) -> None:
+        """Tracing goes on."""
         if self._gap is not None:
             self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
             self._gap = None
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        """Note a warning, once; ``incomplete`` if the trace lacks something."""
         key = (code, text)
         if key not in self._warned:
             self._warned.add(key)
             self._writer.write(WarningRecord(code=code, text=text, incomplete=incomplete))
 
     def end(self) -> None:
+        """Write the last record and close the file."""
         self._writer.write(EndRecord(time_ns=System.time_ns()))
         self._writer.close()
 
