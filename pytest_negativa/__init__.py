@@ -1,8 +1,7 @@
 """Debloat-aware GPU testing: which GPU code does a test suite need, and which not.
 
-Importing this package must stay cheap (a pytest session without the plugin's
-flags pays for it), so nothing is imported here; see ``docs/architecture.md``
-for where things live.
+A pytest session without the plugin's flags imports this package, too. So it must stay
+cheap and imports nothing. ``docs/architecture.md`` tells where things live.
 """
 
 __all__ = ["__version__", "why"]

@@ -1,7 +1,7 @@
 """Which GPU code runs on which device: compute capabilities, SM archs and the driver's choice.
 
 A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is built for an SM arch
-(``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose: code for sm_90a does
+(``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose. Code for sm_90a does
 not run on a device of capability 9.1, and the bare number 90 loses the suffix that decides this.
 
 ``planning.plan`` and ``planning.by_arch`` give code that no device loads the label "wrong arch".

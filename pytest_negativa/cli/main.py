@@ -42,7 +42,7 @@ class _Group(click.Group):
 def main() -> None:
     """Find and remove GPU code that a program does not need.
 
-    Exit status: 0 if all is done; 1 if a file could not be read or written, or the answer is no;
+    Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.
     2 for wrong usage, such as an invalid setting. A command that runs a program ends with its
     status.
     """

@@ -214,7 +214,7 @@ def slim(**flags: Any) -> None:
 
     A lock (see negativa lock) or --archs says what stays. slim finds the libraries of a lock by
     digest. With both, --archs applies to the other libraries of the lock's distributions and of
-    the distributions that these require; so do --drop-never-loaded and --strip-others. slim
+    the distributions that these require. So do --drop-never-loaded and --strip-others. slim
     changes no other files, except RECORD, and lists what it did in negativa-slim.json.
 
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded

@@ -1,7 +1,7 @@
 """Checked reads of byte ranges of a file.
 
 ``pread`` and not ``mmap``: mapped pages would count as memory of this process (540 MB of RSS for a
-library of 540 MB), and truncating the file meanwhile would raise SIGBUS instead of an error.
+library of 540 MB). Truncating the file meanwhile would raise SIGBUS instead of an error.
 """
 
 from __future__ import annotations

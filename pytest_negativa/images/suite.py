@@ -43,7 +43,7 @@ class Suite:
         run_id: of the traced run.
         slimmable_by: the source of ``unused_bytes``.
         devices: compute capabilities that it ran on.
-        nameless: base names of libraries that it loaded and of which nothing else is known.
+        nameless: base names of libraries that it loaded, if nothing else is known of them.
         notes: what a reader of the report should know.
     """
 

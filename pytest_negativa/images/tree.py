@@ -2,7 +2,7 @@
 
 Nothing here leaves the tree. The walk follows no link to a file: the file is either in the tree,
 and found there, or no part of it. If a package's list names a file by way of a link, the link is
-resolved as in a changed root (chroot(2)): an absolute link starts at the tree's root, and ``..``
+resolved as in a changed root (chroot(2)). An absolute link starts at the tree's root, and ``..``
 stops there.
 """
 

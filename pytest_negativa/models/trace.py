@@ -2,8 +2,8 @@
 
 A trace file is JSON lines, one record a line, written as things happen. So a process that is
 killed loses nothing it had already recorded. Its first line is a ``Header``. Records
-refer to each other by small ids that hold within one file; a reference may come before the
-record it refers to, since several threads write.
+refer to each other by small ids that hold within one file. Several threads write, so a
+reference may come before the record it refers to.
 
 Times are nanoseconds since the epoch. Names of kernels and variables are mangled names.
 """
@@ -371,8 +371,8 @@ class ImageUse(Record, frozen=True, kw_only=True):
     def whole(self) -> bool:
         """Whether all its kernels must count as used, not only those that were looked up.
 
-        They count if a program enumerated them, or if no look-up was seen: cuFFT gets the kernels
-        of the modules that it loads in a way that CUPTI doesn't show.
+        They count if a program enumerated them, or if no look-up was seen. cuFFT loads modules
+        and gets their kernels in a way that CUPTI doesn't show.
         """
         return bool(self.enumerated_by) or not self.kernels
 

@@ -1,8 +1,8 @@
 """Usage and maps to located libraries: which regions and frames the run loaded.
 
 An image that was loaded from a file is the region that starts at the same file offset, so kernel
-names need no guessing. The library itself unpacked an image that was found in memory alone
-(cublasLt), or the image was compiled at run time: its hash tells which frame it is, if any.
+names need no guessing. An image that was found in memory alone was unpacked by the library itself
+(cublasLt), or compiled at run time. Its hash tells which frame it is, if any.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dic
     """Elements that may be the origin of an image found in memory alone.
 
     A library can unpack an element and hand the driver the result, as cublasLt does with its
-    frames. Hashing every element for that would cost as much as unpacking it again; size and
-    kernels tell as much: an image of the same size that has all kernels looked up.
+    frames. Hashing every element for that would cost as much as unpacking it again. So an element
+    is a suspect if it has the size of the image and all kernels that were looked up.
 
     Args:
         memory: images that are no frames, by digest.

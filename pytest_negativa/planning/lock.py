@@ -1,8 +1,8 @@
 """Verdict and plans to a lock, and a lock's library to the plan that it stands for. No I/O.
 
 A lock says what stays, so that it is short and a diff of two shows what changed. All other GPU
-code of the library is unused: a digest over where its elements lie makes sure that the release that
-applies the lock finds the same elements as the release that made it.
+code of the library is unused. A digest over the elements' places makes sure that two releases find
+the same elements: the one that made the lock and the one that applies it.
 """
 
 from __future__ import annotations

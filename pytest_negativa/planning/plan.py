@@ -54,7 +54,7 @@ class KeepPolicy:
     Attributes:
         whole_library: why all of the library is kept, e.g. the glob that names it; None if not.
         kernels: globs on mangled or demangled names; notes which of them matched.
-        devices: further compute capabilities whose code is kept wherever the run's is.
+        devices: further compute capabilities; code for them is kept if the run's is.
         ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
         relocatable: ``keep``, ``drop``, or ``auto``: drop if a linked cubin fits.
         demangle: turns a mangled name into that which people write.
@@ -339,8 +339,8 @@ class _Planner:
         """Whether the driver has no need to link the relocatable regions that a region names.
 
         The driver links relocatable code anew only if the linked region, which names it, has no
-        cubin for the device. Seen with NCCL 2.28 on an H200: of 16 images that it loaded none lay
-        in ``__nv_relfatbin``, though one of them named all 127 regions there.
+        cubin for the device. NCCL 2.28 on an H200 loaded 16 images. None of them lay in
+        ``__nv_relfatbin``, though one of them named all 127 regions there.
         """
         if self._policy.relocatable != "auto":
             return self._policy.relocatable == "drop"

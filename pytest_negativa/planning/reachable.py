@@ -1,16 +1,15 @@
 """Which code of a cubin a set of kernels can reach. Pure: maps in, no library bytes.
 
 The pieces of code that can be told apart are the ``.text`` sections. nvcc gives each kernel one,
-and each device function too where code is linked on the device; otherwise it copies the device
-functions into the section of every kernel that needs them, where they are symbols inside the
+and if code is linked on the device, each device function too. Otherwise nvcc copies the device
+functions into the section of every kernel that needs them. There they are symbols inside the
 kernel's range.
 
 Between sections, code is reached through the call graph of the cubin (``.nv.callgraph``):
-by calls, and by addresses. Every function whose address is taken anywhere, in code, in a
-table, in a vtable or for a launch from the device, is listed there, whether or not anything
-seems to use the address (tests/fixtures/src/pointers.cu has each case). Where such an
-address ends up can't be told: in global memory, in another module, in the host's hands. So
-all of these functions stay, with what they reach.
+by calls, and by addresses. The graph lists every function whose address is taken in code, in a
+table, in a vtable or for a launch from the device. It does so even if nothing seems to use the
+address (tests/fixtures/src/pointers.cu has each case). Such an address may end up in global
+memory, in another module or on the host. So all of these functions stay, with what they reach.
 """
 
 from __future__ import annotations

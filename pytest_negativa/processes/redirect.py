@@ -365,7 +365,7 @@ def _join(part: str, own: str | None) -> str:
 def read_logs(folder: Path) -> tuple[RedirectedProcess, ...]:
     """Read the logs of all processes, in the order of their start.
 
-    A log that can't be read yields a process with a problem, not an error: a process that was
+    A log that can't be read yields a process with a problem, not an error. A process that was
     killed or had no space left says nothing about the others.
     """
     processes = [_read_log(path) for path in folder.iterdir() if _LOG_NAME.fullmatch(path.name)]

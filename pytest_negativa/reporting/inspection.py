@@ -39,7 +39,7 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         f"{format_bytes(summary.size)}",
         f"{code} ({format_share(summary.code_bytes, summary.size)})"
         if removed is None
-        else f"{code}, of which the file holds {format_bytes(removed.stored_bytes)}",
+        else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
         format_items(summary.regions, "region", "regions"),
         format_items(summary.elements, "element", "elements"),
     ]

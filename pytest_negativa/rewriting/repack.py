@@ -1,7 +1,7 @@
 """Packs a payload again, in the way it was packed, into the space that it had.
 
-Its reader may rely on more than the content: the content size that a zstd frame states, the window
-it needs, and the checksum at its end. All of that stays, and the window never grows.
+The reader of a zstd frame may rely on its content size, its window and the checksum at its end.
+All of that stays, and the window never grows.
 """
 
 from __future__ import annotations

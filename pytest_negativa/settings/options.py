@@ -1,7 +1,7 @@
 """The one table of options: what ``negativa.yaml``, flags and environment variables can set.
 
-A row gives an option its place in ``negativa.yaml``, its flag for pytest, its flag for the
-``negativa`` command, its environment variable, its type, its default and its help. Defaults stand
+A row gives an option its place in ``negativa.yaml``, its flags for pytest and ``negativa``, its
+environment variable, its type, its default and its help. Defaults stand
 here and nowhere else. To add an option, add a row here and a field of the same name to the
 records of ``models.settings``.
 

@@ -34,7 +34,7 @@ def config_schema() -> dict[str, Any]:
 def _mapping(description: str, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": description,
-        # A section of which all lines are comments is nothing to YAML.
+        # YAML reads a section that has comments alone as null.
         "type": ["object", "null"],
         "additionalProperties": False,
         "properties": properties,

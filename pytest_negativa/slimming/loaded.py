@@ -63,8 +63,8 @@ class Loaded:
     def is_never(self, installed: Installed, path: Path, names: Iterable[str]) -> bool:
         """Whether the run never loaded a library of an installed distribution.
 
-        A library with the base name or the soname of one that the run did load may be loaded in its
-        place, wherever it lies. Libraries that the project keeps count as loaded.
+        A library in any folder may be loaded in place of one that the run loaded, if they share the
+        base name or the soname. Libraries that the project keeps count as loaded.
 
         Args:
             installed: the distribution.

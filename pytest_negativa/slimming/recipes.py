@@ -49,8 +49,8 @@ class Prepared:
         library_map, plan: of the original, both or none.
         edits: what changes within the cubins that stay.
         state: of the file before it was read, if the plan knows no digest.
-        trimmed: bytes of code that ``edits`` take out of cubins that stay: as many as these get
-            smaller, or the code itself if they are not compressed.
+        trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
+            smaller they get, others by the code that is taken out.
         notes: what a reader of the report should know.
     """
 

@@ -1,7 +1,8 @@
 """Slims the libraries of a folder; a process that is killed leaves every library whole.
 
-For each library, the slimmer writes and checks the new file under a hidden name, keeps the original
-if asked to, writes the manifest, and then renames the new file. It updates RECORD files at the end.
+For each library, the slimmer writes and checks the new file under a hidden name. It keeps the
+original if asked to, writes the manifest, and then renames the new file. It updates RECORD files at
+the end.
 The next run finishes what a killed run left undone.
 """
 

@@ -1,8 +1,8 @@
 """The detector of the test process: callbacks of cupti-python. The one door to ``cupti``.
 
-Works with cupti-python 13.0 up to the newest. Only single callback ids of the driver API are
-enabled: enabling a whole domain makes a training loop ten times slower, and in the RESOURCE
-domain the driver holds a lock under which a Python callback, which needs the GIL, hangs.
+It works with cupti-python 13.0 up to the newest, and enables only single callback ids of the
+driver API. A whole domain makes a training loop ten times slower. In the RESOURCE domain the
+driver holds a lock; a Python callback needs the GIL and hangs under it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A table; ``tracing.cupti`` handles the calls and ``tracing.recorder`` writes the
 
 Callback ids: ``CUpti_driver_api_trace_cbid`` in CUPTI's cupti_driver_cbid.h; they never change
 once given. Parameters: ``<function>_params_st`` in generated_cuda_meta.h of CUDA 13.0. On
-64-bit hosts each member of these structures takes a slot of 8 bytes (a ``unsigned int`` is
-padded, for a pointer follows), so a call is described by the numbers of its slots.
+64-bit hosts each member of these structures takes a slot of 8 bytes: an ``unsigned int`` is
+padded, for a pointer follows. So the numbers of its slots describe a call.
 
 Not here, because they tell nothing new: ``cuKernelGetFunction`` (the kernel was looked up
 before; a suite of 1,422 tests called it 63,939 times), ``cuKernelGetLibrary`` and launches.

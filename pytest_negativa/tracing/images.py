@@ -1,14 +1,14 @@
 """An address that was handed to the driver, to what lies there.
 
 The driver takes six things at one pointer: a fatbin wrapper, a fatbin, a cubin, PTX text, and
-for its linker also LTO-IR and host objects. What it is, its first bytes tell.
+for its linker LTO-IR and host objects. The first bytes tell which one it is.
 
 Fatbin wrapper (``__fatBinC_Wrapper_t`` in CUDA's fatbinary_section.h)::
 
     u32 magic 0x466243B1   u32 version   u64 pointer to the fatbin   u64 file name or fatbins
 
-In version 2 (relocatable code, linked at build time) the last pointer leads to a list, ended
-by a null pointer, of the images that were linked and from which the driver can link again.
+In version 2 (relocatable code, linked at build time) the last pointer leads to a list of the
+images that were linked. A null pointer ends it. The driver can link again from these images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts tracing in a process, and sets the environment so that its children are traced, too.
 
-A run's traces lie in a folder of their own, so two sessions in one folder don't mix
-and old files can't enter a new report. Each process writes one file of its own.
+Each run has a folder of its own for its traces, so two sessions don't mix and old files
+can't enter a new report. Each process writes one file of its own.
 """
 
 from __future__ import annotations

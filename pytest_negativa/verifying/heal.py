@@ -324,8 +324,8 @@ def _likely_first(
 ) -> list[Part]:
     """All removed parts, the likely ones first.
 
-    Likely parts are those that the driver would choose, in regions that the run had loaded, of
-    libraries that the failing tests were the first to use.
+    Likely parts lie in libraries that the failing tests were the first to use, and in regions
+    that the run had loaded. The driver would choose them.
     """
     usage = verification.traced.usage
     loaded = {(use.library.path, image.offset) for use in usage.libraries for image in use.images}

@@ -370,7 +370,7 @@ class TestSlimmed:
     def test_library(self, slimmed: Path) -> None:
         output = inspect(slimmed).stdout
         line = output.split("\n")[0]
-        assert ", of which the file holds " in line
+        assert " in the file), " in line
         assert line.startswith(f"{slimmed}: ") and "2 regions, 3 elements, " in line
         assert output.split("\n\n")[-1].startswith(
             "Slimmed by negativa slim from 39.5 kB; listed is what is left. "

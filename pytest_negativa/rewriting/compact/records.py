@@ -32,7 +32,7 @@ class CompactOptions:
         keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver
             that reads the headers of all registered regions. Costs about 1% of the file.
         max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
-            stack of the thread that calls dlopen: 1,000 of them fit 128 KiB, not 64 KiB. At most
+            stack of the thread that calls dlopen. 1,000 of them fit 128 KiB, not 64 KiB. At most
             8,000.
         min_gain: bytes; a library that would shrink by less is left as it is.
         load_check: load the result in a child process before it gets its name. Switch it off if the
