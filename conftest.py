@@ -1,1 +1,6 @@
-pytest_plugins = ["pytester", "tests.support.projects", "tests.support.made_site"]
+pytest_plugins = [
+    "pytester",
+    "tests.support.faults",
+    "tests.support.projects",
+    "tests.support.made_site",
+]

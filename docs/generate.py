@@ -6,11 +6,14 @@ reference holds lines ``<!-- generated: NAME -->``; each becomes the text of the
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -291,6 +294,38 @@ def _documented(function: Callable[..., object]) -> Iterator[str]:
     )
 
 
+# Tests
+
+
+def generate_planted_faults() -> Iterator[str]:
+    """Every planted fault, by the folder of its test: what goes wrong, what the product says."""
+    for folder, faults in itertools.groupby(iter_planted_faults(), lambda fault: fault.folder):
+        yield f"## {folder}\n"
+        yield _table(
+            ("what goes wrong", "the product says"),
+            ((_cell(fault.what), _cell(fault.says)) for fault in faults),
+        )
+
+
+class PlantedFault(NamedTuple):
+    """A fault that a test plants; see tests/support/faults.py."""
+
+    folder: str
+    what: str
+    says: str
+
+
+def iter_planted_faults() -> Iterator[PlantedFault]:
+    """Read the markers ``planted_fault`` of all tests, by folder and file."""
+    root = Path(__file__).parents[1] / "tests"
+    for path in sorted(root.rglob("test_*.py")):
+        folder = path.relative_to(root).parts[0]
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".planted_fault"):
+                (says,) = node.keywords
+                yield PlantedFault(folder, *map(ast.literal_eval, (*node.args, says.value)))
+
+
 # Text
 
 
@@ -338,4 +373,5 @@ GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
     "fixture": generate_fixture,
     "api": generate_api,
     "versions": generate_versions,
+    "planted-faults": generate_planted_faults,
 }

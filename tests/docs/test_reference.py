@@ -85,3 +85,11 @@ def test_fields_of_a_docstring(generate: ModuleType) -> None:
         "One line.\n\nMore.\n\nArgs:\n    a: one\n        and more.\n    b, c: two\n"
         "\nReturns:\n    three.\n"
     ) == ("One line.\n\nMore.", {"a": "one and more.", "b": "two", "c": "two", "returns": "three."})
+
+
+def test_planted_faults_are_told_apart(generate: ModuleType) -> None:
+    faults = list(generate.iter_planted_faults())
+    assert len({fault.what for fault in faults}) == len(faults)
+    text = generate.expand((DOCS / "explanation" / "planted-faults.md").read_text())
+    assert all(fault.says for fault in faults)
+    assert "generated:" not in text
