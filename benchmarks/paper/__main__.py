@@ -95,9 +95,9 @@ def _run(arguments: argparse.Namespace, output: Path) -> Benchmark:
     budget = arguments.budget or (_QUICK_BUDGET_S if quick else float("inf"))
     wanted = [w for w in WORKLOADS if not arguments.only or w.name in arguments.only]
     missing = {w.name: w.missing() for w in wanted}
-    skipped = {name: why for name, why in missing.items() if why is not None}
-    for name, why in skipped.items():
-        print(f"{name}: skipped, {why}", file=sys.stderr)
+    skipped = {name: reason for name, reason in missing.items() if reason is not None}
+    for name, reason in skipped.items():
+        print(f"{name}: skipped, {reason}", file=sys.stderr)
     runners = [
         Runner(w, output, quick=quick, device=arguments.device)
         for w in wanted
@@ -126,8 +126,8 @@ def _run(arguments: argparse.Namespace, output: Path) -> Benchmark:
             left = budget - (time.monotonic() - start)
             needed = _estimate(runner, output, loading, pairs)
             if needed > left:
-                why = f"would take about {needed:.0f} s, and {max(left, 0):.0f} s are left"
-                runner.leave_out(f"measure-{loading.value}", why)
+                reason = f"would take about {needed:.0f} s, and {max(left, 0):.0f} s are left"
+                runner.leave_out(f"measure-{loading.value}", reason)
             else:
                 runner.measure(loading, pairs)
             save()

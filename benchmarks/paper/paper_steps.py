@@ -104,8 +104,8 @@ class Runner:
         if found:
             self._gather(found[-1], f"measurement-{loading.value}.json", name)
 
-    def leave_out(self, name: str, why: str) -> None:
-        self.steps.append(Step(workload=self.workload.name, name=name, problem=why))
+    def leave_out(self, name: str, reason: str) -> None:
+        self.steps.append(Step(workload=self.workload.name, name=name, problem=reason))
 
     @property
     def _folder(self) -> tuple[str, str]:
@@ -160,8 +160,8 @@ class Runner:
         last = self.steps[-1]
         # A step that failed has said why.
         if last.problem is None:
-            why = f"no {path.name} was written (see {step}.log)"
-            self.steps[-1] = replace(last, problem=why)
+            reason = f"no {path.name} was written (see {step}.log)"
+            self.steps[-1] = replace(last, problem=reason)
         return False
 
 

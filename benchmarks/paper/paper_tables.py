@@ -274,7 +274,7 @@ def _steps(benchmark: Benchmark) -> str:
         )
         for s in benchmark.steps
     ]
-    lines = "".join(f"- {name}: skipped, {why}\n" for name, why in benchmark.skipped.items())
+    lines = "".join(f"- {name}: skipped, {reason}\n" for name, reason in benchmark.skipped.items())
     return (
         f"{lines}\n{_table(['workload', 'step', 's', 'status', 'problem'], rows)}\n\n"
         f"{benchmark.seconds:.0f} s in all. Not covered: CPU code, TensorFlow, vLLM, several GPUs."

@@ -16,7 +16,7 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, write_run
 from pytest_negativa.storage.runs import Run
 
-_NOT_PLANNED = "nothing is planned from this run: {why} (trace.accept_failed plans all the same)"
+_NOT_PLANNED = "nothing is planned from this run: {reason} (trace.accept_failed plans all the same)"
 
 
 def conclude(
@@ -25,7 +25,7 @@ def conclude(
     run: Run,
     *,
     sound: bool,
-    why: str = "it failed, was interrupted or ran no test",
+    reason: str = "it failed, was interrupted or ran no test",
     hooks: Hooks | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> RunReport:
@@ -35,17 +35,17 @@ def conclude(
         run: the run.
         sound: the run ended well. If not, plans and spans are written only where the
             settings accept that.
-        why: what is wrong with it, if it isn't sound.
+        reason: what is wrong with it, if it isn't sound.
 
     Raises:
         NegativaError: something could not be written.
     """
     if not sound:
-        run.mark_failed(why)
+        run.mark_failed(reason)
     planned = sound or settings.trace.accept_failed
     analysis = analyze(usage, settings, hooks, healed=load_healed(run), on_done=on_done)
     if not planned:
-        analysis = with_warning(analysis, _NOT_PLANNED.format(why=why))
+        analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     files = write_run(run, analysis, with_plans=planned)
     report = build_report(
         analysis,

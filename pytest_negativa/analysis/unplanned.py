@@ -27,9 +27,9 @@ def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
     found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
     return Unplanned(
         tuple(
-            UnplannedLibrary(path, why, soname_of(Path(path)))
-            for path, why in found
-            if why is not None
+            UnplannedLibrary(path, reason, soname_of(Path(path)))
+            for path, reason in found
+            if reason is not None
         ),
         tuple(dict.fromkeys(_incomplete_reasons(usage))),
     )

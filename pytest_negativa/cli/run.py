@@ -214,7 +214,7 @@ def _conclude(
             settings,
             run,
             sound=failure is None,
-            why=failure or "",
+            reason=failure or "",
             on_done=progress.update,
         )
     if paragraphs := tuple(render_to_screen(report, settings.reports)):

@@ -63,7 +63,7 @@ def reconstruct(**flags: Any) -> None:
             f"{printable(library.copy)}: {state}, {format_bytes(library.unused_bytes)} overwritten"
         )
     for refused in made.refused:
-        print_error(refused.why)
+        print_error(refused.reason)
     if made.refused:
         click.get_current_context().exit(EXIT_FAILED)
 

@@ -97,8 +97,8 @@ def measure(request: MeasureRequest, say: Say) -> Measurement:
     """
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise MeasureError(f"{request.command[0]}: not found, or not an executable file")
-    if (why := why_unsupported()) is not None:
-        raise MeasureError(f"copies can't take the place of libraries here: {why}")
+    if (reason := why_unsupported()) is not None:
+        raise MeasureError(f"copies can't take the place of libraries here: {reason}")
     created = time.time_ns()
     return _Experiment(request, make_table(request.copies, find_copies(request.copies)), say).run(
         created

@@ -51,7 +51,7 @@ class Gpus:
     def used_by(self, pids: Collection[int]) -> int | None:
         """Bytes that these processes use; None if NVML shows none of them.
 
-        In a container with its own process ids, NVML shows those of the host, or nothing.
+        In a container with its own process ids, NVML shows those outside of it, or nothing.
         """
         found: int | None = None
         for device in self._devices:

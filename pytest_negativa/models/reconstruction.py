@@ -6,8 +6,8 @@ from pytest_negativa.models.base import Offset, Record, Span
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import CodeRange
 
-RECONSTRUCTION_VERSION = 1
-"""Of the reconstruction file. History: 1 is the first."""
+RECONSTRUCTION_VERSION = 2
+"""Of the reconstruction file. History: 2 renames ``why`` to ``reason``; 1 is the first."""
 
 MANIFEST_VERSION = 2
 """Of the manifest in the folder of copies. History: 2 tells what was spared, and which code."""
@@ -104,7 +104,7 @@ class RefusedLibrary(Record, frozen=True, kw_only=True):
     """A library without a copy, though its plan has unused code."""
 
     path: str
-    why: str
+    reason: str
 
 
 class Reconstruction(Record, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         path: below the folder; the lock's path if the library was not found.
         before, after: size of the file in bytes.
-        why: the reason, for people.
+        detail: the reason, for people.
         others: how many further names lead to the file.
     """
 
@@ -114,11 +114,11 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     status: SlimStatus
     before: Offset
     after: Offset
-    why: str | None = None
+    detail: str | None = None
     others: Offset = 0
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def unchanged(cls, path: str, status: SlimStatus, size: int, why: str | None) -> SlimRow:
+    def unchanged(cls, path: str, status: SlimStatus, size: int, detail: str | None) -> SlimRow:
         """A row for a file that stays as it is; ``size`` in bytes."""
-        return cls(path=path, status=status, before=size, after=size, why=why)
+        return cls(path=path, status=status, before=size, after=size, detail=detail)

@@ -13,13 +13,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
+import msgspec
+
 from pytest_negativa.models.base import Offset, Record
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 2
-"""Of the usage file. History: 2 adds ``time_ns`` to first uses; 1 is the first."""
+USAGE_VERSION = 3
+"""Of the usage file.
+
+History: 3 renames ``why`` to ``reason``; 2 adds ``time_ns`` to first uses; 1 is the first.
+"""
 
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
@@ -254,7 +259,7 @@ class GapRecord(TraceRecord, frozen=True, kw_only=True, tag="gap"):
     """The detector is off from here on, until the ``GapEndRecord`` of the same id."""
 
     id: int
-    why: str
+    reason: str = msgspec.field(name="why")  # The key of recordings that projects keep.
     context: int
     time_ns: int
 
@@ -427,7 +432,7 @@ class Gap(Record, frozen=True, kw_only=True):
 
     process: int
     context: Context
-    why: str
+    reason: str
     start_ns: int
     end_ns: int | None
 

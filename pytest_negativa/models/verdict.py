@@ -9,8 +9,8 @@ from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 1
-"""Of ``verdict.json``. History: 1 is the first."""
+VERDICT_VERSION = 2
+"""Of ``verdict.json``. History: 2 renames ``why`` to ``detail`` and ``reason``; 1 is the first."""
 
 
 TESTS_DIFFER = "the tests don't agree with the traced run"
@@ -59,7 +59,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         trimmed: what was overwritten inside kept cubins.
         trimmed_code_bytes: how much code that is, unpacked.
         left_bytes: GPU code that stays in the copy, packed as it is there.
-        why: the reason if it isn't proved.
+        detail: the reason if it isn't proved.
         notes: remarks on the copy, such as code that could not be removed from it.
         copy_size: bytes of the copy's file; None if there is no copy.
         processes: how many processes had the copy mapped.
@@ -72,7 +72,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     sha256: str | None
     copy_sha256: str | None
     status: LibraryStatus
-    why: str | None
+    detail: str | None
     code_bytes: Offset
     unused_bytes: Offset
     elements: Offset
@@ -178,7 +178,7 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     complete: bool = True
 
     @property
-    def why(self) -> str:
+    def detail(self) -> str:
         """Why it is kept, for people."""
         if self.complete:
             return f"needed by {self.test}, found by bisection"
@@ -194,14 +194,14 @@ class Healing(Record, frozen=True, kw_only=True):
         seconds: how long that took.
         complete: the search is finished; if not, ``needed`` may hold more than is needed, or
             not all of it.
-        why: what kept it from being complete, or from giving anything back.
+        reason: what kept it from being complete, or from giving anything back.
     """
 
     needed: tuple[NeededSpan, ...]
     runs: int
     seconds: float
     complete: bool
-    why: str | None = None
+    reason: str | None = None
 
 
 class Verdict(Record, frozen=True, kw_only=True):

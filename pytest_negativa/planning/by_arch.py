@@ -58,9 +58,9 @@ def _plan(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], decide: _Decide
 ) -> LibraryPlan:
     decisions = [
-        Decision(block.start, block.end, kept, reason.value, why)
+        Decision(block.start, block.end, kept, reason.value, detail)
         for block in library_map.iter_code()
-        for kept, reason, why in [decide(block)]
+        for kept, reason, detail in [decide(block)]
     ]
     return LibraryPlan(
         format_version=PLAN_VERSION,

@@ -46,14 +46,14 @@ def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
         yield from (Part(path, anchor, cubin.start, code.start) for code in cubin.unused)
 
 
-def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPlan:
+def give_back(plan: LibraryPlan, parts: Collection[Part], detail: str) -> LibraryPlan:
     """The plan with ``parts`` kept; parts of other libraries are ignored."""
     own = [part for part in parts if part.library == plan.library.path]
     whole = {part.start for part in own if part.code is None}
     codes = {(part.start, part.code) for part in own if part.code is not None}
     return replace(
         plan,
-        decisions=tuple(_kept(d, why) if d.start in whole else d for d in plan.decisions),
+        decisions=tuple(_kept(d, detail) if d.start in whole else d for d in plan.decisions),
         trimmed=tuple(
             trimmed for cubin in plan.trimmed if (trimmed := _trim_less(cubin, codes)).unused
         ),
@@ -62,11 +62,11 @@ def give_back(plan: LibraryPlan, parts: Collection[Part], why: str) -> LibraryPl
 
 def give_back_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
     """The plan with what healing gave back kept, for the reasons that the spans name."""
-    by_why: dict[str, list[Part]] = {}
+    by_detail: dict[str, list[Part]] = {}
     for span in spans:
-        by_why.setdefault(span.why, []).append(part_of(span))
-    for why, parts in by_why.items():
-        plan = give_back(plan, parts, why)
+        by_detail.setdefault(span.detail, []).append(part_of(span))
+    for detail, parts in by_detail.items():
+        plan = give_back(plan, parts, detail)
     return plan
 
 
@@ -75,8 +75,8 @@ def part_of(span: NeededSpan) -> Part:
     return Part(span.library, span.region, span.start, span.code)
 
 
-def _kept(decision: Decision, why: str) -> Decision:
-    return replace(decision, kept=True, reason=KeepReason.HEALED.value, detail=why)
+def _kept(decision: Decision, detail: str) -> Decision:
+    return replace(decision, kept=True, reason=KeepReason.HEALED.value, detail=detail)
 
 
 def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -> TrimmedCubin:

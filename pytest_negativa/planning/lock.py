@@ -55,7 +55,7 @@ class UnplannedLibrary(NamedTuple):
     """A library that has, or may have, GPU code: its real path, and why nothing is planned."""
 
     path: str
-    why: str
+    reason: str
     soname: str | None = None
 
 
@@ -102,7 +102,9 @@ def make_lock(
     unplanned = unplanned or Unplanned()
     proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
-    left_out = [_left_out(place_of(path), why, soname) for path, why, soname in unplanned.libraries]
+    left_out = [
+        _left_out(place_of(one.path), one.reason, one.soname) for one in unplanned.libraries
+    ]
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
@@ -145,9 +147,9 @@ def _lock_or_leave(
         if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
             plan, doubt = one.plan, _ALL_SPARED
     plan = _with_all_that_stays(plan, one.library_map)
-    why = _why_never(plan) or (None if unproved else doubt)
-    if why is not None:
-        return _left_out(place, why, plan.library.soname)
+    reason = _why_never(plan) or (None if unproved else doubt)
+    if reason is not None:
+        return _left_out(place, reason, plan.library.soname)
     return _lock_library(plan, one.library_map, place, doubt)
 
 
@@ -245,7 +247,7 @@ def _doubt(plan: LibraryPlan, row: ProvedLibrary | None, verdict: Verdict | None
     if row is None or verdict is None:
         return "not verified"
     if row.status is not LibraryStatus.PROVED:
-        return f"{row.status.value}: {row.why}" if row.why else row.status.value
+        return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
     if not verdict.proved:
         return LibraryStatus.NOT_PROVED.value
     if row.sha256 != plan.library.sha256:
@@ -459,8 +461,8 @@ def _trimmed(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> Trimm
     where = f"{library_map.library.path}: the cubin at {code.offset:#x}"
     content = block.content
     if not isinstance(content, Cubin):
-        why = block.unreadable or "it holds no machine code"
-        raise ReconstructError(f"{where} can't be read: {why}")
+        reason = block.unreadable or "it holds no machine code"
+        raise ReconstructError(f"{where} can't be read: {reason}")
     names = library_map.names
     functions = {names[f.name]: f.name for f in (*content.kernels, *content.device_functions)}
     if missing := [name for name in code.functions if name not in functions]:

@@ -209,8 +209,8 @@ class _Planner:
 
     def _veto(self, block: CodeBlock) -> str | None:
         for veto in self._policy.vetoes:
-            if why := veto(self._map, block.record):
-                return why
+            if reason := veto(self._map, block.record):
+                return reason
         return None
 
     def _is_wanted(self, block: CodeBlock) -> bool:
@@ -289,16 +289,16 @@ class _Planner:
 
     def notes(self) -> Iterator[str]:
         if self._whole is not None:
-            reason, why = self._whole
-            yield f"all of it is kept ({reason.value}): {why}"
+            reason, detail = self._whole
+            yield f"all of it is kept ({reason.value}): {detail}"
         if self._map.problems:
             yield (
                 f"{len(self._map.problems):,} places are not understood and kept, the first at "
                 f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
             )
-        for why, count in self._left_whole.items():
+        for doubt, count in self._left_whole.items():
             elements = "1 loaded element stays" if count == 1 else f"{count:,} loaded elements stay"
-            yield f"{elements} whole, unused kernels too: {why}"
+            yield f"{elements} whole, unused kernels too: {doubt}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
         if incomplete is not None:

@@ -60,7 +60,7 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
     parts = []
     if sound:
         cells = [
-            (printable(r.path), format_bytes(r.after), r.status.value, printable(r.why or ""))
+            (printable(r.path), format_bytes(r.after), r.status.value, printable(r.detail or ""))
             for r in sound
         ]
         parts.append(format_table("lrll", ("library", "size", "", ""), cells))
@@ -84,7 +84,7 @@ def _cells(row: SlimRow) -> tuple[str, ...]:
         format_bytes(row.before),
         format_bytes(row.after),
         _share(row.after, row.before),
-        row.status.value + (f", {printable(row.why)}" if row.why else ""),
+        row.status.value + (f", {printable(row.detail)}" if row.detail else ""),
     )
 
 
@@ -110,13 +110,13 @@ def _united(lines: Sequence[tuple[str, str]], title: str) -> Iterator[str]:
 
 
 def _line(row: SlimRow) -> str:
-    return printable(f"{row.path}: {row.status.value}: {row.why or ''}")
+    return printable(f"{row.path}: {row.status.value}: {row.detail or ''}")
 
 
 def _kind(row: SlimRow) -> str:
     """The reason without its figures."""
-    why = row.why or ""
-    return "each would save less than the minimum" if why.startswith(_SMALL) else why
+    detail = row.detail or ""
+    return "each would save less than the minimum" if detail.startswith(_SMALL) else detail
 
 
 _SMALL = ("saves only", "there is nothing to remove")

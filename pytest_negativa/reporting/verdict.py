@@ -35,8 +35,8 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         yield _libraries(shown)
     for row in shown:
         # That tests differ is said below, once.
-        if row.why is not None and row.why != TESTS_DIFFER:
-            yield f"{printable(Path(row.path).name)}: {printable(row.why)}"
+        if row.detail is not None and row.detail != TESTS_DIFFER:
+            yield f"{printable(Path(row.path).name)}: {printable(row.detail)}"
         yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
     if verdict.differences:
         yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
@@ -98,15 +98,15 @@ def _healing(healing: Healing, options: Reports) -> str:
         f"Healing: {format_items(healing.runs, 'run', 'runs')} of the failing tests in "
         f"{healing.seconds:.0f} s."
     ]
-    if healing.why is not None:
-        lines.append(f"  {printable(healing.why)}")
+    if healing.reason is not None:
+        lines.append(f"  {printable(healing.reason)}")
     known = [span for span in healing.needed if span.complete]
     if known:
         lines.append("Kept from now on, because a test fails without it:")
     for span in known:
         what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
         lines.append(
-            f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.why)}"
+            f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.detail)}"
         )
     if unfinished := len(healing.needed) - len(known):
         lines.append(

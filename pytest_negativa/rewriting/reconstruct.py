@@ -142,7 +142,7 @@ class _Reconstructor:
         with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
             for library, outcome in outcomes:
                 if isinstance(outcome, NegativaError):
-                    refused.append(RefusedLibrary(path=library.path, why=str(outcome)))
+                    refused.append(RefusedLibrary(path=library.path, reason=str(outcome)))
                 else:
                     made, record = outcome
                     if record != self._known[library.path]:

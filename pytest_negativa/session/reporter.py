@@ -90,7 +90,7 @@ class Reporter:
         traces = self._run.trace_files()
         if (not_traced := self._traced.not_traced) is not None and not traces:
             faulty = not_traced.is_faulty
-            text = f"negativa: nothing was traced: {not_traced.why}"
+            text = f"negativa: nothing was traced: {not_traced.reason}"
             if self._settings.thresholds.are_set:
                 # A runner that lost its GPU must not pass as one that keeps the thresholds.
                 faulty = True
@@ -105,7 +105,7 @@ class Reporter:
             self._settings,
             self._run,
             sound=(failure := self._failure(session)) is None,
-            why=failure or "",
+            reason=failure or "",
             hooks=self._hooks(usage),
         )
         self._show(report)
@@ -183,10 +183,10 @@ class Reporter:
         if terminal := self._terminal():
             terminal.section("GPU code (pytest-negativa)", sep="=")
 
-    def _write_no_report(self, why: str) -> None:
+    def _write_no_report(self, reason: str) -> None:
         from pytest_negativa.reporting.text import printable_lines
 
-        self._write(f"negativa: no report: {printable_lines(why)}", red=True)
+        self._write(f"negativa: no report: {printable_lines(reason)}", red=True)
 
     def _write(self, text: str, **markup: bool) -> None:
         if terminal := self._terminal():

@@ -21,7 +21,7 @@ class NotTraced(NamedTuple):
         is_faulty: whether the reason is an error, such as a folder that can't be written.
     """
 
-    why: str
+    reason: str
     is_faulty: bool = False
 
 
@@ -54,12 +54,12 @@ class TracedProcess:
             self._tracing.set_context(context)
 
     @contextmanager
-    def paused(self, why: str) -> Iterator[None]:
+    def paused(self, reason: str) -> Iterator[None]:
         """Release CUPTI; the trace has a gap meanwhile."""
         if self._tracing is None:
             yield
             return
-        self._tracing.pause(why)
+        self._tracing.pause(reason)
         try:
             yield
         finally:
@@ -130,7 +130,7 @@ class TracedProcess:
         self.stop()
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["negativa"] = self.not_traced.why if self.not_traced else ""
+            output["negativa"] = self.not_traced.reason if self.not_traced else ""
 
     def pytest_unconfigure(self) -> None:
         # After an error of usage there was no session to finish.

@@ -49,10 +49,10 @@ def check_tree(tree: Tree) -> list[SlimRow]:
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group, records = tree.group_of(name), all_records.get(name, {})
     if group is None:
-        status, why = _judge_gone(tree, name, entry, records)
-        return SlimRow.unchanged(name, status, 0, why)
-    status, why = _judge(tree.root / name, entry, records)
-    return SlimRow.unchanged(name, status, group.size, why)
+        status, detail = _judge_gone(tree, name, entry, records)
+        return SlimRow.unchanged(name, status, 0, detail)
+    status, detail = _judge(tree.root / name, entry, records)
+    return SlimRow.unchanged(name, status, group.size, detail)
 
 
 def _judge_gone(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
@@ -104,6 +104,6 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
     if digest is not None and record_digest(digest) in lines:
         return SlimStatus.SOUND, "not in the manifest; RECORD has its digest"
     if lines:
-        why = "not in the manifest, and its digest is not the one in RECORD; reinstall"
-        return SlimStatus.CHANGED, why
+        detail = "not in the manifest, and its digest is not the one in RECORD; reinstall"
+        return SlimStatus.CHANGED, detail
     return SlimStatus.CHANGED, "not in the manifest, so what was written is not known; reinstall"

@@ -42,7 +42,7 @@ NO_GPU_CODE = "it has no GPU code"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Removal:
     """A library and what is to be removed from it. Without map and plan it is only stripped.
 
     Attributes:
@@ -83,7 +83,7 @@ class NotSlimmed:
 class Result:
     """A library that was slimmed."""
 
-    prepared: Prepared
+    removal: Removal
     compacted: Compacted
 
 
@@ -91,7 +91,7 @@ class Result:
 class Foreseen:
     """A library that would be slimmed, and its size in bytes afterwards."""
 
-    prepared: Prepared
+    removal: Removal
     size_after: int
 
 
@@ -106,7 +106,7 @@ class Recipe(Protocol):
         """What tells what stays, for people."""
         ...
 
-    def prepare(self, path: Path) -> Prepared | NotSlimmed:
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         """Read a library and find what to remove from it.
 
         Raises:
@@ -130,7 +130,7 @@ class ByLock:
         fill = self.fill if needs_content(self.locked) else None
         return _digest("lock", self.locked.sha256, kept, fill, self.strip)
 
-    def prepare(self, path: Path) -> Prepared | NotSlimmed:
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         locked = self.locked
         unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
         scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
@@ -141,12 +141,12 @@ class ByLock:
             library_map = _with_digest(read_library(path, scope), locked.sha256)
             plan = plan_from_lock(locked, library_map)
             if not plan.trimmed:
-                return Prepared(library_map, plan)
+                return Removal(library_map, plan)
             edits, cubins = trim_kernels(source, library_map, plan, self.fill)
         left = [cubin for cubin in cubins if cubin.left_alone is not None]
         notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
         removed = sum(map(_removed_from, cubins))
-        return Prepared(library_map, plan, edits, trimmed=removed, notes=notes)
+        return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ class ByArchs:
         # Whether others are stripped doesn't change what becomes of GPU code.
         return _digest("archs", archs, self.keep_ptx, self.strip)
 
-    def prepare(self, path: Path) -> Prepared | NotSlimmed:
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         def plan_for(library_map: LibraryMap) -> LibraryPlan:
             return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
 
-        return _prepare_by_headers(path, plan_for, strip_others=self.strip_others)
+        return _plan_by_headers(path, plan_for, strip_others=self.strip_others)
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ class NeverLoaded:
     def digest(self) -> str:
         return _digest("never loaded", self.strip)
 
-    def prepare(self, path: Path) -> Prepared | NotSlimmed:
-        return _prepare_by_headers(path, plan_for_none, strip_others=self.strip_others)
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
+        return _plan_by_headers(path, plan_for_none, strip_others=self.strip_others)
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Strip:
     def digest(self) -> str:
         return _digest("strip")
 
-    def prepare(self, path: Path) -> Prepared | NotSlimmed:
-        return Prepared()
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
+        return Removal()
 
 
 def slim_library(
@@ -227,21 +227,21 @@ def slim_library(
     Raises:
         NegativaError: it can't be done.
     """
-    prepared = recipe.prepare(path)
-    if isinstance(prepared, NotSlimmed):
-        return prepared
+    removal = recipe.plan_removal(path)
+    if isinstance(removal, NotSlimmed):
+        return removal
     compacted = compact_library(
         path,
         target,
-        prepared.library_map,
-        prepared.plan,
-        prepared.edits,
+        removal.library_map,
+        removal.plan,
+        removal.edits,
         CompactOptions(strip=strip, load_check=load_check),
-        state=prepared.state,
+        state=removal.state,
     )
     if isinstance(compacted, NotCompacted):
         return NotSlimmed(compacted.reason)
-    return Result(prepared, compacted)
+    return Result(removal, compacted)
 
 
 def foresee_library(recipe: Recipe, path: Path, *, strip: bool) -> Foreseen | NotSlimmed:
@@ -250,15 +250,15 @@ def foresee_library(recipe: Recipe, path: Path, *, strip: bool) -> Foreseen | No
     Raises:
         NegativaError: the library can't be read.
     """
-    prepared = recipe.prepare(path)
-    if isinstance(prepared, NotSlimmed):
-        return prepared
+    removal = recipe.plan_removal(path)
+    if isinstance(removal, NotSlimmed):
+        return removal
     forecast = foresee_compaction(
-        path, prepared.library_map, prepared.plan, prepared.edits, CompactOptions(strip=strip)
+        path, removal.library_map, removal.plan, removal.edits, CompactOptions(strip=strip)
     )
     if isinstance(forecast, NotCompacted):
         return NotSlimmed(forecast.reason)
-    return Foreseen(prepared, forecast.size_after)
+    return Foreseen(removal, forecast.size_after)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
@@ -267,10 +267,10 @@ def _removed_from(cubin: RepackedCubin) -> int:
     return saved or sum(code.size for code in cubin.filled)
 
 
-def _prepare_by_headers(
+def _plan_by_headers(
     path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], *, strip_others: bool
-) -> Prepared | NotSlimmed:
-    """Prepare a library by a plan that needs no cubin unpacked."""
+) -> Removal | NotSlimmed:
+    """What a plan that needs no cubin unpacked removes from a library."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
     try:
@@ -278,8 +278,8 @@ def _prepare_by_headers(
     except FormatError as e:
         return NotSlimmed(e.problem)
     if not library_map.sections:
-        return Prepared() if strip_others else NotSlimmed(NO_GPU_CODE)
-    return Prepared(library_map, plan_for(library_map), state=state)
+        return Removal() if strip_others else NotSlimmed(NO_GPU_CODE)
+    return Removal(library_map, plan_for(library_map), state=state)
 
 
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:

@@ -39,7 +39,7 @@ from pytest_negativa.slimming.recipes import (
     Foreseen,
     NeverLoaded,
     NotSlimmed,
-    Prepared,
+    Removal,
     Result,
     foresee_library,
     slim_library,
@@ -224,8 +224,8 @@ class Slimmer:
         return foresee_library(task.recipe, task.source, strip=self.options.strip)
 
     def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
-        why = _why_slimmed(task, foreseen.prepared)
-        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, why)
+        detail = _why_slimmed(task, foreseen.removal)
+        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, detail)
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
@@ -246,9 +246,9 @@ class Slimmer:
             )
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        prepared, result = made.prepared, made.compacted
+        removal, result = made.removal, made.compacted
         names = [self.root / name for name in task.names]
-        notes = [*prepared.notes, *result.notes, *copy_metadata(task.source, staged)]
+        notes = [*removal.notes, *result.notes, *copy_metadata(task.source, staged)]
         if task.outside:
             notes.append(
                 "the original still takes its space: it has "
@@ -273,7 +273,7 @@ class Slimmer:
             mtime_ns=status.st_mtime_ns,
             recipe=task.recipe.digest,
             source=task.recipe.source,
-            gpu_code_removed=prepared.code_removed(result.spared),
+            gpu_code_removed=removal.code_removed(result.spared),
             never_loaded=isinstance(task.recipe, NeverLoaded),
             rows=rows,
             original=original,
@@ -288,15 +288,15 @@ class Slimmer:
                 save_manifest(self.root, self.manifest)
             raise
         self.work.current.update(task.names)
-        why = _why_slimmed(task, prepared)
-        self._add_row(task, SlimStatus.SLIMMED, result.size_after, why, tuple(notes))
+        detail = _why_slimmed(task, removal)
+        self._add_row(task, SlimStatus.SLIMMED, result.size_after, detail, tuple(notes))
 
     def _add_row(
         self,
         task: Task,
         status: SlimStatus,
         after: int,
-        why: str | None,
+        detail: str | None,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.rows.append(
@@ -305,16 +305,16 @@ class Slimmer:
                 status=status,
                 before=task.size,
                 after=after,
-                why=why,
+                detail=detail,
                 others=len(task.names) - 1,
                 notes=notes,
             )
         )
 
-    def _add_failed(self, task: Task, why: str) -> None:
+    def _add_failed(self, task: Task, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.before is None else task.before.size
-        row = SlimRow.unchanged(task.name, SlimStatus.FAILED, size, why)
+        row = SlimRow.unchanged(task.name, SlimStatus.FAILED, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
 
     def _rows_before(self, task: Task) -> tuple[RecordRow, ...]:
@@ -341,8 +341,8 @@ class Slimmer:
         write_records((self.root, *self.held), self._sites, lambda record: changes)
 
 
-def _why_slimmed(task: Task, prepared: Prepared) -> str | None:
-    is_never = isinstance(task.recipe, NeverLoaded) and prepared.plan is not None
+def _why_slimmed(task: Task, removal: Removal) -> str | None:
+    is_never = isinstance(task.recipe, NeverLoaded) and removal.plan is not None
     return ALL_NEVER_LOADED if is_never else None
 
 

@@ -120,9 +120,9 @@ class Tree:
                 status=SlimStatus.FAILED,
                 before=0,
                 after=0,
-                why=f"the folder cannot be listed: {why}; the libraries in it are not known",
+                detail=f"the folder cannot be listed: {reason}; the libraries in it are not known",
             )
-            for folder, why in sorted(self.unlisted.items())
+            for folder, reason in sorted(self.unlisted.items())
         ]
 
     def is_library(self, group: FileGroup) -> bool:

@@ -96,7 +96,7 @@ def _undo_one(
         for name in entry.names
         if tree.group_of(name) is not None and not is_original(tree, name, entry)
     }
-    results = [name for name, why in others.items() if why is None]
+    results = [name for name, reason in others.items() if reason is None]
     if not results:
         if any(is_original(tree, name, entry) for name in entry.names):
             status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
@@ -132,11 +132,11 @@ def _undo_gone(
     if tree.is_hidden(entry.names):
         raise ReconstructError("its folder cannot be listed")
     if any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names):
-        why = "it is no longer there, and its distribution is no longer installed"
-        return _row(key, entry, SlimStatus.LEFT, 0, why)
+        detail = "it is no longer there, and its distribution is no longer installed"
+        return _row(key, entry, SlimStatus.LEFT, 0, detail)
     if any(is_reinstalled(name, entry, records.get(name, {})) for name in entry.names):
-        why = "it is no longer there, and RECORD has the digest of another file"
-        return _row(key, entry, SlimStatus.LEFT, 0, why)
+        detail = "it is no longer there, and RECORD has the digest of another file"
+        return _row(key, entry, SlimStatus.LEFT, 0, detail)
     names = [tree.root / name for name in entry.names]
     ours = all(
         not os.path.lexists(name) and name.parent.is_dir() and name.parent.resolve() == name.parent
@@ -181,5 +181,7 @@ def _lines(root: Path, entry: SlimmedFile) -> Iterator[tuple[str, str, RecordLin
             yield record, os.path.join(root, row.name), RecordLine(row.digest, row.size)
 
 
-def _row(key: str, entry: SlimmedFile, status: SlimStatus, after: int, why: str | None) -> SlimRow:
-    return SlimRow(path=key, status=status, before=entry.size, after=after, why=why)
+def _row(
+    key: str, entry: SlimmedFile, status: SlimStatus, after: int, detail: str | None
+) -> SlimRow:
+    return SlimRow(path=key, status=status, before=entry.size, after=after, detail=detail)

@@ -149,7 +149,7 @@ def _classify_slimmed(library: KnownResult, recipe: Recipe) -> Task | SlimRow:
             status=SlimStatus.ALREADY,
             before=entry.original_size,
             after=entry.size,
-            why=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
+            detail=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
             others=len(entry.names) - 1,
         )
     if entry.original is not None and digest_of(Path(entry.original)) == entry.original_sha256:
@@ -195,8 +195,8 @@ class _Folder:
                 self.damaged.add(entry.original_sha256)
                 for name, group in damaged:
                     self.take(group.names)
-                    why = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
-                    self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, why))
+                    detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
+                    self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, detail))
             # The library may be away for a while, and the entry is the way to the original.
             elif (
                 not tree.is_hidden(entry.names)
@@ -261,8 +261,8 @@ class _Folder:
                 and not (others is not None and kept)
             ):
                 self.take(entry.names)
-                why = _LEFT_OUT_UNDO if kept else _LEFT_OUT
-                self.add_row(SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, why))
+                detail = _LEFT_OUT_UNDO if kept else _LEFT_OUT
+                self.add_row(SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail))
 
 
 def _damaged(tree: Tree, entry: SlimmedFile) -> Iterator[tuple[str, FileGroup]]:
@@ -369,20 +369,20 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
             # Of the manifest's results it is known that their originals were other files, too.
             if folder.work.current.isdisjoint(group.names) and is_slimmed(path):
                 # What the lock needs of it may be gone.
-                why = _why_unknown(folder.tree.root, path)
-                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, why)
-            why = f"not the file that was proved, which is that of {wanted}; left as it is"
-            return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, why)
-    why = f"it is not here; expected that of {wanted}"
-    return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, why)
+                detail = _why_unknown(folder.tree.root, path)
+                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, detail)
+            detail = f"not the file that was proved, which is that of {wanted}; left as it is"
+            return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
+    detail = f"it is not here; expected that of {wanted}"
+    return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, detail)
 
 
 def _why_unknown(root: Path, path: Path) -> str:
     """Why a slimmed library that is not in the manifest of ``root`` is a problem."""
-    why = "was slimmed before, and no manifest here tells how: install it again"
+    detail = "was slimmed before, and no manifest here tells how: install it again"
     folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
     folder = next(folders, None)
-    return why if folder is None else f"{why}, or slim the folder of its manifest: {folder}"
+    return detail if folder is None else f"{detail}, or slim the folder of its manifest: {folder}"
 
 
 def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:

@@ -188,20 +188,20 @@ class Run:
     def failure(self) -> str | None:
         """Why the run failed, in one line; None if it didn't."""
         try:
-            why = self._failed_file.read_text("utf-8", errors="replace")
+            reason = self._failed_file.read_text("utf-8", errors="replace")
         except FileNotFoundError:
             return None
         except OSError as e:
-            why = f"{self._failed_file.name} cannot be read: {e.strerror}"
-        return " ".join(why.split()) or "it is marked as failed"
+            reason = f"{self._failed_file.name} cannot be read: {e.strerror}"
+        return " ".join(reason.split()) or "it is marked as failed"
 
-    def mark_failed(self, why: str) -> None:
+    def mark_failed(self, reason: str) -> None:
         """Note that the run failed or was interrupted.
 
         Raises:
             StoreError: the note can't be written.
         """
-        write_atomically(self._failed_file, f"{why}\n".encode(errors="backslashreplace"))
+        write_atomically(self._failed_file, f"{reason}\n".encode(errors="backslashreplace"))
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.

@@ -110,9 +110,9 @@ class CuptiDetector:
         if self._launches is not None:
             self._count_launches()
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         if self._subscriber is not None:
-            self._recorder.gap_begins(why)
+            self._recorder.gap_begins(reason)
             self._unsubscribe()
 
     def resume(self) -> None:

@@ -41,7 +41,7 @@ class Detector(Protocol):
     def drain(self) -> None:
         """Write buffered records: mapped libraries and launch counts."""
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         """Release CUPTI. The trace has a gap until ``resume``."""
 
     def resume(self) -> None:

@@ -1249,7 +1249,7 @@ EXPORT void negativa_drain(void) {
     pthread_mutex_unlock(&lock);
 }
 
-EXPORT void negativa_pause(const char *why) {
+EXPORT void negativa_pause(const char *reason) {
     pthread_mutex_lock(&lock);
     bool was_active = subscriber != NULL;
     if (was_active && open_gap == 0) {
@@ -1258,7 +1258,7 @@ EXPORT void negativa_pause(const char *why) {
         Text line = {0};
         text_format(&line, "{\"record\":\"gap\",\"id\":%ld,\"context\":%ld,\"time_ns\":%lld",
                     open_gap, context, (long long)now_ns());
-        text_field(&line, "why", why);
+        text_field(&line, "why", reason);
         text_string(&line, "}");
         write_line(&line);
     }

@@ -199,9 +199,10 @@ def _read_build_id(path: str) -> str | None:
         if size != _PROGRAM_HEADER.size or table >= 1 << 62:
             return None
         data = System.pread(fd, size * count, table)
-        for fields in _PROGRAM_HEADER.iter_unpack(data[: len(data) // size * size]):
-            if fields[0] == _PT_NOTE and fields[2] < 1 << 62:
-                notes = System.pread(fd, min(fields[5], _MAX_NOTES), fields[2])
+        rows = _PROGRAM_HEADER.iter_unpack(data[: len(data) // size * size])
+        for kind, _flags, offset, _vaddr, _paddr, file_size, *_ in rows:
+            if kind == _PT_NOTE and offset < 1 << 62:
+                notes = System.pread(fd, min(file_size, _MAX_NOTES), offset)
                 build_id = _find_build_id(notes)
                 if build_id is not None:
                     return build_id

@@ -165,7 +165,7 @@ class _Merger:
         self._gaps.append(gap)
         what = "was off" if gap.end_ns is not None else "went off and stayed so"
         where = gap.context.nodeid or gap.context.phase.value
-        self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.why}", gap.process)
+        self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.reason}", gap.process)
 
     def warn(self, warning: WarningRecord, process: int) -> None:
         if warning.incomplete:
@@ -336,7 +336,7 @@ class _TraceReader:
                     Gap(
                         process=self._process,
                         context=contexts.get(record.context, Context(phase=Phase.PROCESS)),
-                        why=record.why,
+                        reason=record.reason,
                         start_ns=record.time_ns,
                         end_ns=ends.get(record.id),
                     )

@@ -179,13 +179,16 @@ class Recorder:
         for name, count in counts:
             self._writer.write(LaunchRecord(name=name, count=count, context=self._context_id()))
 
-    def gap_begins(self, why: str) -> None:
+    def gap_begins(self, reason: str) -> None:
         """Tracing pauses; what the program uses now is not recorded."""
         if self._gap is None:
             self._gap = next(self._ids)
             self._writer.write(
                 GapRecord(
-                    id=self._gap, why=why, context=self._context_id(), time_ns=System.time_ns()
+                    id=self._gap,
+                    reason=reason,
+                    context=self._context_id(),
+                    time_ns=System.time_ns(),
                 )
             )
 

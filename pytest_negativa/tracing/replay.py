@@ -144,7 +144,7 @@ class ReplayDetector:
     def drain(self) -> None:
         pass
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         pass
 
     def resume(self) -> None:

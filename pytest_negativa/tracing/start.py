@@ -99,9 +99,9 @@ class Tracing:
         """Write buffered records; call it between tests."""
         self._detector.drain()
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         """Release CUPTI for a test that needs a profiler; the trace has a gap until ``resume``."""
-        self._detector.pause(why)
+        self._detector.pause(reason)
 
     def resume(self) -> None:
         self._detector.resume()

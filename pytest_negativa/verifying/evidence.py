@@ -161,8 +161,8 @@ def _why_not_logged(usage: Usage, logged: Collection[int]) -> str | None:
     """Why a traced process could not be redirected, if one could not."""
     for process in usage.processes:
         header = process.header
-        if header.pid not in logged and (why := why_not_redirected(header.executable)):
-            return f"process {header.pid} ({header.executable}) was not redirected: {why}"
+        if header.pid not in logged and (reason := why_not_redirected(header.executable)):
+            return f"process {header.pid} ({header.executable}) was not redirected: {reason}"
     return None
 
 

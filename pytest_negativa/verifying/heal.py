@@ -72,7 +72,7 @@ class SearchResult:
     """
 
     spans: tuple[NeededSpan, ...] = ()
-    whys: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     complete: bool = True
 
 
@@ -111,22 +111,22 @@ def verify_and_heal(verification: Verification) -> Verdict:
     budget = _Budget(verification.settings.verify)
     plans = _without_unfinished(verification)
     needed: list[NeededSpan] = []
-    whys: list[str] = []
+    reasons: list[str] = []
     complete = True
     attempt = verification.attempt(plans.planned)
     verdict = judge(attempt)
     if verdict.proved and plans.unfinished:
-        whys.append("the tests don't need what an unfinished search had kept")
+        reasons.append("the tests don't need what an unfinished search had kept")
         _save_healed_plans(run, plans, ())
     searches = 0
     while complete and not verdict.proved:
         if searches == _MAX_SEARCHES:
-            whys.append(f"tests still fail after {_MAX_SEARCHES} searches; heal again to go on")
+            reasons.append(f"tests still fail after {_MAX_SEARCHES} searches; heal again to go on")
             complete = False
             break
         searches += 1
         result = search(verification, plans, attempt, verdict, budget)
-        whys += result.whys
+        reasons += result.reasons
         if result.spans:
             needed += result.spans
             plans = _save_healed_plans(run, plans, result.spans)
@@ -139,14 +139,14 @@ def verify_and_heal(verification: Verification) -> Verdict:
             break
         attempt = verification.attempt(plans.planned)
         verdict = judge(attempt)
-    if not needed and not whys:
+    if not needed and not reasons:
         return verdict
     healing = Healing(
         needed=tuple(needed),
         runs=budget.runs,
         seconds=budget.seconds,
         complete=complete,
-        why="; ".join(whys) or None,
+        reason="; ".join(reasons) or None,
     )
     return replace(verdict, healing=healing)
 
@@ -162,12 +162,12 @@ def search(
     failing = [t.nodeid for t in verdict.differences if t.before is not None]
     if not failing:
         return SearchResult(
-            whys=("no test of the traced run fails on the copies: nothing to search",)
+            reasons=("no test of the traced run fails on the copies: nothing to search",)
         )
     copied = {c.library.path for c in attempt.reconstruction.libraries}
     parts = [p for p in _likely_first(verification, plans, failing) if p.library in copied]
     if not parts:
-        return SearchResult(whys=("tests fail, but no part was removed that they could need",))
+        return SearchResult(reasons=("tests fail, but no part was removed that they could need",))
     likely = [part for part in parts if part in plans.unfinished]
     first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
     verification.say(
@@ -178,7 +178,7 @@ def search(
     caused = trials.passing_on_originals(failing)
     if not caused:
         return SearchResult(
-            whys=("the tests fail on the originals, too: no removed code is the cause",)
+            reasons=("the tests fail on the originals, too: no removed code is the cause",)
         )
     for candidates in filter(None, (likely, parts)):
         tests = trials.passing_with(candidates, caused)
@@ -186,9 +186,11 @@ def search(
             break
     elsewhere = _ELSEWHERE[verification.settings.verify.copies]
     if not tests:
-        return SearchResult(whys=(elsewhere,))
+        return SearchResult(reasons=(elsewhere,))
     left = len(caused) - len(tests)
-    whys = (f"{left} of {len(caused)} failing tests get nothing back: {elsewhere}",) if left else ()
+    reasons = (
+        (f"{left} of {len(caused)} failing tests get nothing back: {elsewhere}",) if left else ()
+    )
     question = _question(verification, plans.planned, candidates, tests)
     answers = Answers(verification.traced.run.answers_file, question)
 
@@ -208,14 +210,14 @@ def search(
     found = find_needed(candidates, probe, _GROUPS, tests[0])
     if found.complete:
         spans = [_span(plans.planned, n.part, n.test, complete=True) for n in found.needed]
-        return SearchResult(tuple(spans), whys)
+        return SearchResult(tuple(spans), reasons)
     limit = (
         "a limit was reached (verify.heal_runs, verify.heal_minutes): "
         f"{len(found.enough):,} parts are kept, which may be more than is needed; heal again to "
         "go on"
     )
     spans = [_span(plans.planned, part, tests[0], complete=False) for part in found.enough]
-    return SearchResult(tuple(spans), (*whys, limit), complete=False)
+    return SearchResult(tuple(spans), (*reasons, limit), complete=False)
 
 
 @dataclass(frozen=True, slots=True)

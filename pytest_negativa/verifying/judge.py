@@ -170,15 +170,15 @@ def judge_libraries(
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first."""
     copies = {c.library.path: c for c in reconstruction.libraries}
-    refused = {r.path: r.why for r in reconstruction.refused}
+    refused = {r.path: r.reason for r in reconstruction.refused}
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
         loaded = path in loaded_when_traced
-        status, why = _status(
+        status, detail = _status(
             plan, copy, refused.get(path), loads, loaded=loaded, tests_agree=tests_agree
         )
-        yield _row(plan, copy, len(loads.copies.get(path, ())), status, why)
+        yield _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
 
 
 def _status(
@@ -206,8 +206,8 @@ def _status(
     if path in loads.originals:
         return LibraryStatus.NOT_PROVED, loads.originals[path]
     if not loads.copies.get(path):
-        why = "no process loaded its copy" if loaded else "the tests don't load it"
-        return LibraryStatus.NOT_SUBSTITUTED, why
+        detail = "no process loaded its copy" if loaded else "the tests don't load it"
+        return LibraryStatus.NOT_SUBSTITUTED, detail
     if loads.incomplete is not None:
         return LibraryStatus.NOT_PROVED, loads.incomplete
     if copy is None or not copy.changes_code:
@@ -222,7 +222,7 @@ def _row(
     copy: ReconstructedLibrary | None,
     processes: int,
     status: LibraryStatus,
-    why: str | None,
+    detail: str | None,
 ) -> ProvedLibrary:
     repacked = copy.repacked if copy is not None else ()
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
@@ -236,7 +236,7 @@ def _row(
         sha256=plan.library.sha256,
         copy_sha256=None if copy is None else copy.copy_sha256,
         status=status,
-        why=why,
+        detail=detail,
         code_bytes=plan.code_bytes,
         unused_bytes=unused,
         elements=len(plan.decisions),
@@ -256,7 +256,7 @@ def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
         return ()
     left = [c.left_alone for c in copy.repacked if c.left_alone is not None]
     notes = copy.compaction.notes if copy.compaction is not None else ()
-    return (*notes, *(f"a cubin stays whole: {why}" for why in dict.fromkeys(left)))
+    return (*notes, *(f"a cubin stays whole: {reason}" for reason in dict.fromkeys(left)))
 
 
 def _size(copy: ReconstructedLibrary | None) -> int | None:
@@ -281,7 +281,7 @@ def reasons_of_libraries(
     wanted += [
         row
         for row in libraries
-        if row.status is LibraryStatus.NOT_PROVED and row.why != TESTS_DIFFER
+        if row.status is LibraryStatus.NOT_PROVED and row.detail != TESTS_DIFFER
     ]
     if wanted:
         yield f"{_count(wanted, 'library', 'libraries')} could not be proved: each row says why"

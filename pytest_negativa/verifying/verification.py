@@ -171,8 +171,8 @@ class Verification:
         paths = [plan.library.path for plan in self.traced.plans]
         if (everywhere := why_unsupported()) is not None:
             return dict.fromkeys(paths, everywhere)
-        whys = {path: why_not_replaceable(self.copies, path) for path in paths}
-        return {path: why for path, why in whys.items() if why is not None}
+        reasons = {path: why_not_replaceable(self.copies, path) for path in paths}
+        return {path: reason for path, reason in reasons.items() if reason is not None}
 
     def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.program.environ)

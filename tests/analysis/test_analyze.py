@@ -156,14 +156,16 @@ def test_a_kernel_glob_is_compared_with_what_people_write(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("why", ["incomplete", "policy", "loaded"])
-def test_a_glob_on_code_that_is_kept_anyway(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("reason", ["incomplete", "policy", "loaded"])
+def test_a_glob_on_code_that_is_kept_anyway(tmp_path: Path, reason: str) -> None:
     """A glob matches, even if it is not what keeps the code."""
-    glob = "*" if why != "loaded" else next(iter(use(MULTIARCH, (1,)).images)).use.kernels[0].name
-    libraries = "[libmulti*]" if why == "policy" else "[]"
+    glob = (
+        "*" if reason != "loaded" else next(iter(use(MULTIARCH, (1,)).images)).use.kernels[0].name
+    )
+    libraries = "[libmulti*]" if reason == "policy" else "[]"
     text = f"keep: {{kernels: ['{glob}'], libraries: {libraries}}}"
     lack = UsageWarning(code="gap", text="a gap", process=None)
-    usage = used(MULTIARCH, regions=(1,), incomplete=(lack,) if why == "incomplete" else ())
+    usage = used(MULTIARCH, regions=(1,), incomplete=(lack,) if reason == "incomplete" else ())
     assert analyze(usage, settings(tmp_path, text)).warnings == ()
 
 

@@ -194,12 +194,12 @@ class TestSlim:
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         result = negativa("slim", "undo", site.folder, code=1)
-        why = (
+        detail = (
             "failed: its original was not kept; install its distribution again, "
             "or copy the original back"
         )
         assert result.stderr.splitlines() == [
-            f"negativa: error: {name}: {why}" for name in (ONE, TWO)
+            f"negativa: error: {name}: {detail}" for name in (ONE, TWO)
         ]
 
     def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:

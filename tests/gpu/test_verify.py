@@ -307,7 +307,7 @@ def test_an_original_behind_the_redirects_back(project: Project) -> None:
     out = project.pytest("--negativa-verify", status=1)
     rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
     assert rows["libmany0.so"]["status"] == "not proved"
-    assert "opened the original" in rows["libmany0.so"]["why"]
+    assert "opened the original" in rows["libmany0.so"]["detail"]
     assert rows["libmany1.so"]["status"] == "proved"
     assert "NOT PROVED" in out
 
@@ -336,7 +336,7 @@ def test_a_library_changed(project: Project) -> None:
     out = project.pytest("--negativa-verify", status=1)
     rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
     assert rows["libmany3.so"]["status"] == "not proved"
-    assert "sha256" in rows["libmany3.so"]["why"] and "sha256" in out
+    assert "sha256" in rows["libmany3.so"]["detail"] and "sha256" in out
 
 
 def test_a_worker_is_killed(project: Project) -> None:

@@ -117,7 +117,7 @@ class TestMaking:
         verdict = verdict_of(one, two)
         rows = list(verdict.libraries)
         rows[1] = msgspec.structs.replace(
-            rows[1], status=LibraryStatus.NOT_SUBSTITUTED, why="opened by itself"
+            rows[1], status=LibraryStatus.NOT_SUBSTITUTED, detail="opened by itself"
         )
         verdict = msgspec.structs.replace(verdict, libraries=tuple(rows))
         made = make_lock("run", [one, two], verdict, place)

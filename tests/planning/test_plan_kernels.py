@@ -192,7 +192,7 @@ def _unpacked_too(library_map: LibraryMap) -> LibraryPlan:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "reason"),
     [
         (_enumerated, "it can't be told which of their kernels were used"),
         (_without_lookup, "it can't be told which of their kernels were used"),
@@ -200,13 +200,13 @@ def _unpacked_too(library_map: LibraryMap) -> LibraryPlan:
         (_unpacked_too, "the library may have unpacked and loaded them in another way, too"),
     ],
 )
-def test_what_stays_whole_is_noted(make: Callable[[LibraryMap], LibraryPlan], why: str) -> None:
+def test_what_stays_whole_is_noted(make: Callable[[LibraryMap], LibraryPlan], reason: str) -> None:
     library_map = read("libcallgraph.so")
 
     found = make(library_map)
 
     assert found.trimmed == ()
-    assert found.notes == (f"1 loaded element stays whole, unused kernels too: {why}",)
+    assert found.notes == (f"1 loaded element stays whole, unused kernels too: {reason}",)
     start = linked(library_map).payload.start
     assert [d.reason for d in found.decisions if d.start == start] == [KeepReason.LOADED.value]
 

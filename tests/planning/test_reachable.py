@@ -153,7 +153,7 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"relocatable": True}, "relocatable"),
         ({"arch": SmArch.parse("sm_100")}, "sm_100 code has a second form"),
@@ -167,8 +167,8 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
         ),
     ],
 )
-def test_what_cant_be_told(changes: dict[str, object], why: str) -> None:
+def test_what_cant_be_told(changes: dict[str, object], reason: str) -> None:
     found = reach(cubin(**changes), (1,))
 
     assert isinstance(found, str)
-    assert why in found
+    assert reason in found

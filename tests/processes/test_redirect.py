@@ -564,8 +564,8 @@ def test_an_original_that_no_log_would_tell_of_is_not_loaded(stage: Stage) -> No
     link.hardlink_to(stage.lib)
     Path(copy_path(stage.root, stage.lib)).unlink()
     stage.logs.rmdir()
-    why = "(negativa: on the original, and no log of it can be written)"
-    gone = f"{why}: cannot open shared object file: No such file or directory"
+    reason = "(negativa: on the original, and no log of it can be written)"
+    gone = f"{reason}: cannot open shared object file: No such file or directory"
     lines = stage.load("open", stage.lib, "open", link, "open", stage.near)
     assert lines == [f"failed: {stage.lib} {gone}", f"failed: {link} {gone}", "opened"]
 

@@ -27,7 +27,7 @@ def proved(granularity: str, left: int) -> Verdict:
         sha256=None,
         copy_sha256=None,
         status=LibraryStatus.PROVED,
-        why=None,
+        detail=None,
         code_bytes=10_000_000,
         unused_bytes=9_000_000,
         elements=10,

@@ -147,8 +147,8 @@ def test_earlier_copy_in_use_stays_as_it_is(original: Path, target: Path) -> Non
 
 
 class TestChangedOriginal:
-    def refused(self, library: LibraryIdentity, target: Path, why: str) -> None:
-        with pytest.raises(StaleLibraryError, match=why):
+    def refused(self, library: LibraryIdentity, target: Path, reason: str) -> None:
+        with pytest.raises(StaleLibraryError, match=reason):
             write_copy(library, target, MANY)
         assert os.listdir(target.parent) == []
 

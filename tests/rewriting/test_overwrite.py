@@ -181,8 +181,8 @@ class TestWrongPlan:
     def plan(self, multiarch: LibraryMap) -> LibraryPlan:
         return plan_of(multiarch)
 
-    def refused(self, library_map: LibraryMap, plan: LibraryPlan, why: str) -> None:
-        with pytest.raises(ReconstructError, match=why) as caught:
+    def refused(self, library_map: LibraryMap, plan: LibraryPlan, reason: str) -> None:
+        with pytest.raises(ReconstructError, match=reason) as caught:
             overwrite(library_map, plan, 1)
         assert str(caught.value).startswith(f"{plan.library.path}: ")
 

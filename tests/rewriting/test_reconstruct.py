@@ -200,7 +200,7 @@ class TestReuse:
         if how == "a folder":
             copy.mkdir()
             made = reconstruct(planned, Path(first.root))
-            assert [(r.path, "Is a directory" in r.why) for r in made.refused] == [
+            assert [(r.path, "Is a directory" in r.reason) for r in made.refused] == [
                 (first.libraries[0].library.path, True)
             ]
             copy.rmdir()
@@ -247,7 +247,7 @@ class TestReuse:
         os.utime(original, ns=(before.st_atime_ns, before.st_mtime_ns))
         made = reconstruct(planned, Path(first.root))
         assert [r.path for r in made.refused] == [str(original)]
-        assert "changed since it was traced: sha256" in made.refused[0].why
+        assert "changed since it was traced: sha256" in made.refused[0].reason
         assert len(made.libraries) == len(first.libraries) - 1
         assert below(Path(made.root)) == {c.library.path for c in made.libraries}
 
@@ -262,12 +262,12 @@ class TestReuse:
     def test_unreadable_manifest(self, planned: Planned, first: Reconstruction) -> None:
         manifest = Path(first.root, MANIFEST_NAME)
         sound = json.loads(manifest.read_text())
-        for text, why in (
+        for text, reason in (
             ("{", "not a manifest of this release"),
             (json.dumps({**sound, "format_version": 99}), "format_version 99"),
         ):
             manifest.write_text(text)
-            with pytest.raises(ReconstructError, match=why):
+            with pytest.raises(ReconstructError, match=reason):
                 reconstruct(planned, Path(first.root))
 
 
@@ -299,9 +299,9 @@ class TestRefused:
         wrong = AnalyzedLibrary(planned[2].library_map, planned[1].plan)
         made = reconstruct([planned[0], wrong, planned[2]], root)
         assert [c.library.path for c in made.libraries] == [planned[2].plan.library.path]
-        whys = {Path(r.path).name: r.why for r in made.refused}
-        assert "1,000 bytes, expected" in whys[NAMES[0]]
-        assert "not of the same file" in whys[NAMES[1]]
+        reasons = {Path(r.path).name: r.reason for r in made.refused}
+        assert "1,000 bytes, expected" in reasons[NAMES[0]]
+        assert "not of the same file" in reasons[NAMES[1]]
         assert below(root) == {planned[2].plan.library.path}
 
     def test_link_that_leads_to_the_originals(self, planned: Planned, root: Path) -> None:
@@ -312,7 +312,7 @@ class TestRefused:
         before = {p: p.read_bytes() for p in folder.iterdir()}
         made = reconstruct(planned, root)
         assert len(made.refused) == len(planned)
-        assert all(f"leads to {folder}" in r.why for r in made.refused)
+        assert all(f"leads to {folder}" in r.reason for r in made.refused)
         assert {p: p.read_bytes() for p in folder.iterdir()} == before
 
     def test_path_that_leads_out_of_the_folder(self, planned: Planned, root: Path) -> None:

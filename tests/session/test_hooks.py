@@ -28,8 +28,8 @@ from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
 
 class OwnDetector(ReplayDetector):
-    def pause(self, why):
-        self.warn("gap", f"off: {why}", incomplete=True)
+    def pause(self, reason):
+        self.warn("gap", f"off: {reason}", incomplete=True)
 
     def resume(self):
         self.warn("resumed", "on again")
@@ -125,7 +125,7 @@ def test_own_detector_that_fails(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("@pytest.mark.negativa_off(reason='profiles itself')\ndef test_a():\n    pass\n",
          "profiles itself"),
@@ -135,14 +135,14 @@ def test_own_detector_that_fails(project: Project) -> None:
          "the fixture negativa_off of test_a.py::test_a"),
     ],
 )  # fmt: skip
-def test_marker_and_fixture_release_the_detector(project: Project, text: str, why: str) -> None:
+def test_marker_and_fixture_release_the_detector(project: Project, text: str, reason: str) -> None:
     project.write("test_a.py", f"import pytest\n\n\n{text}")
 
     done = with_plugin(project, DETECTOR).pytest("-q", "--negativa", "--strict-markers")
 
-    assert f"off: {why}\n" in done.stdout
+    assert f"off: {reason}\n" in done.stdout
     usage = project.latest("usage.json")
-    assert [lack["text"] for lack in usage["incomplete"]] == [f"off: {why}"]
+    assert [lack["text"] for lack in usage["incomplete"]] == [f"off: {reason}"]
     assert "on again" in {w["text"] for w in usage["warnings"]}
     assert {d[3] for d in project.plan()} == {"incomplete"}
 

@@ -403,9 +403,9 @@ def test_behind():
 """,
     ).trace()
     shown = project.verify(status=1)
-    status, why = project.statuses()["lib.so"]
-    assert status == "not proved" and why is not None
-    assert f"opened the original, as {project.folder}/other.so" in why and why in shown
+    status, detail = project.statuses()["lib.so"]
+    assert status == "not proved" and detail is not None
+    assert f"opened the original, as {project.folder}/other.so" in detail and detail in shown
     assert project.differing() == {} and "1 library could not be proved: each row says why" in shown
 
 
@@ -475,8 +475,8 @@ def test_a_library_that_changed_is_refused(tmp_path: Path) -> None:
     data[-1] ^= 1
     library.write_bytes(data)
     shown = project.verify(status=1)
-    status, why = project.statuses()["lib.so"]
-    assert status == "not proved" and "changed since it was traced: sha256" in (why or "")
+    status, detail = project.statuses()["lib.so"]
+    assert status == "not proved" and "changed since it was traced: sha256" in (detail or "")
     assert "changed since it was traced" in shown
 
 
@@ -528,7 +528,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "why"),
+    ("name", "text", "detail"),
     [
         ("tests.jsonl", None, "tests.jsonl: not there"),
         ("tests.jsonl", "x\n{}\n", "tests.jsonl:1: not a record of test outcomes"),
@@ -538,7 +538,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
         ("map/lib.so.json", "[]", "map/lib.so.json: not a library map"),
     ],
 )
-def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, why: str) -> None:
+def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, detail: str) -> None:
     path = traced.run_folder / name
     sound = path.read_bytes()
     try:
@@ -550,7 +550,7 @@ def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, why
     finally:
         path.write_bytes(sound)
     [line] = done.stderr.splitlines()
-    assert line.startswith("negativa: error: ") and why in line
+    assert line.startswith("negativa: error: ") and detail in line
     assert "passed" not in done.stdout, "no test runs for nothing"
 
 

@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_listed(
         assert report.failed
         [told] = [row for row in report.rows if row.status is SlimStatus.FAILED]
         assert told.path == "gpu/lib/"
-        assert "cannot be listed: Permission denied" in (told.why or "")
+        assert "cannot be listed: Permission denied" in (told.detail or "")
         assert run(slimmed, require=True).stopped
         [tree] = scan((slimmed.folder,))
         assert {row.path: row.status for row in check_tree(tree)} == dict.fromkeys(
@@ -121,7 +121,7 @@ def test_a_damaged_library(slimmed: Made, before: dict[str, str]) -> None:
     assert report.failed
     rows = {row.path: row for row in report.rows}
     assert rows[ONE].status is SlimStatus.CHANGED
-    assert "negativa slim undo" in (rows[ONE].why or "")
+    assert "negativa slim undo" in (rows[ONE].detail or "")
     assert rows[TWO].status is SlimStatus.ALREADY
     assert undo_all(slimmed)[ONE].status is SlimStatus.UNDONE
     assert digests(slimmed.folder) == before

@@ -244,7 +244,7 @@ def test_full_disk(site: Made, tmp_path: Path) -> None:
         before = digests(folder)
         full = slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
         assert full.failed
-        assert all("No space left" in (row.why or "") for row in full.rows)
+        assert all("No space left" in (row.detail or "") for row in full.rows)
         assert digests(folder) == before
         assert hidden(folder) == []
         (disk / "ballast").unlink()

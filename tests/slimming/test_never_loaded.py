@@ -115,8 +115,8 @@ def test_rows_tell_of_it(site: Made, run: Callable[..., SlimReport]) -> None:
     foreseen = run(options=replace(FAST, dry_run=True), strip_others=True)
     for report in (foreseen, run(strip_others=True), run(strip_others=True)):
         # HOST has no GPU code to lose.
-        why = {row.path: row.why for row in report.rows if row.status is not SlimStatus.LEFT}
-        assert why == {
+        detail = {row.path: row.detail for row in report.rows if row.status is not SlimStatus.LEFT}
+        assert detail == {
             ONE: None,
             TWO: "never loaded: all its GPU code",
             HOST: None,
@@ -287,7 +287,7 @@ def test_a_lock_that_leaves_it_out_later(
     report = run(lock=later, drop_never_loaded=False, strip_others=strip_others)
     [row] = [row for row in report.rows if row.path == TWO]
     assert row.status is SlimStatus.FAILED
-    assert "this lock leaves it out" in (row.why or "")
+    assert "this lock leaves it out" in (row.detail or "")
 
 
 def test_errors_are_explained(site: Made, run: Callable[..., SlimReport]) -> None:

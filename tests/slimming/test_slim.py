@@ -131,8 +131,8 @@ def test_dry_run_writes_nothing(site: Made) -> None:
     assert statuses(report)[ONE] is SlimStatus.WOULD_SLIM
     done = run(site, strip_others=True)
     real = {SlimStatus.SLIMMED: SlimStatus.WOULD_SLIM}
-    assert [(r.path, r.status, r.after, r.why) for r in report.rows] == [
-        (r.path, real.get(r.status, r.status), r.after, r.why) for r in done.rows
+    assert [(r.path, r.status, r.after, r.detail) for r in report.rows] == [
+        (r.path, real.get(r.status, r.status), r.after, r.detail) for r in done.rows
     ]
 
 
@@ -197,7 +197,7 @@ def test_another_file_of_the_name_is_left_alone(site: Made) -> None:
     report = run(site, strip_others=True)
     row = row_of(report, ONE)
     assert row.status is SlimStatus.DIFFERENT
-    assert "gpu-code 1.0" in (row.why or "")
+    assert "gpu-code 1.0" in (row.detail or "")
     assert row_of(report, TWO).status is SlimStatus.SLIMMED
     assert digests(site.folder)[ONE] == before
     assert not report.failed
@@ -305,7 +305,7 @@ def test_folder_that_is_read_only(site: Made) -> None:
         site.one.parent.chmod(0o755)
     assert report.failed
     assert row_of(report, ONE).status is SlimStatus.FAILED
-    assert "Permission denied" in (row_of(report, ONE).why or "")
+    assert "Permission denied" in (row_of(report, ONE).detail or "")
     after = digests(site.folder)
     assert {name: after[name] for name in before} == before
 
@@ -367,7 +367,7 @@ def test_another_recipe_needs_the_original(site: Made) -> None:
     report = run(site, lock=more)
     assert report.failed
     assert row_of(report, ONE).status is SlimStatus.FAILED
-    assert "its original was not kept" in (row_of(report, ONE).why or "")
+    assert "its original was not kept" in (row_of(report, ONE).detail or "")
     assert digests(site.folder) == before
 
 
@@ -385,7 +385,7 @@ def test_stripped_before_is_no_fault(site: Made) -> None:
     again = run(site, lock=stripped, devices=(ComputeCapability(9, 0),))
     assert not again.failed
     assert row_of(again, ONE).status is SlimStatus.LEFT
-    assert "slimmed before in another way" in (row_of(again, ONE).why or "")
+    assert "slimmed before in another way" in (row_of(again, ONE).detail or "")
 
 
 def test_another_recipe_stops_where_all_is_required(site: Made) -> None:
@@ -428,7 +428,7 @@ def test_figures_of_what_cannot_be_slimmed_anew(site: Made, tmp_path: Path) -> N
     report = run(site, replace(options, strip=False), lock=all_but_one)
     row = row_of(report, ONE)
     assert row.status is SlimStatus.FAILED
-    assert "can't be slimmed anew" in (row.why or "")
+    assert "can't be slimmed anew" in (row.detail or "")
     assert row.before == row.after == small == site.one.stat().st_size
 
 
@@ -478,7 +478,7 @@ def test_compacted_and_no_manifest(site: Made) -> None:
     report = run(site)
     row = row_of(report, ONE)
     assert row.status is SlimStatus.FAILED
-    assert (row.why or "").endswith("no manifest here tells how: install it again")
+    assert (row.detail or "").endswith("no manifest here tells how: install it again")
     assert run(site, require=True).failed
 
 
@@ -493,7 +493,7 @@ def test_the_manifest_is_that_of_another_folder(site: Made, nested: str) -> None
     assert report.failed
     assert {row.status for row in report.rows} == {SlimStatus.FAILED}
     for row in report.rows:
-        assert (row.why or "").endswith(f"slim the folder of its manifest: {first}")
+        assert (row.detail or "").endswith(f"slim the folder of its manifest: {first}")
     after = digests(site.folder)
     assert {name: after[name] for name in before} == before
 
@@ -547,7 +547,7 @@ def test_lock_of_a_release_that_found_other_elements(site: Made) -> None:
     before = digests(site.folder)[ONE]
     report = run(site, lock=msgspec.structs.replace(site.lock, libraries=(fewer,)))
     assert report.failed
-    assert "another release" in (row_of(report, ONE).why or "")
+    assert "another release" in (row_of(report, ONE).detail or "")
     assert digests(site.folder)[ONE] == before
 
 
@@ -635,8 +635,8 @@ class TestCheck:
         site.one.write_bytes(data)
         [row] = [row for row in check_tree(scan((site.folder,))[0]) if row.path == ONE]
         assert row.status is SlimStatus.CHANGED
-        assert "differs from what was written; reinstall" in (row.why or "")
-        assert ("slim undo" in (row.why or "")) is kept
+        assert "differs from what was written; reinstall" in (row.detail or "")
+        assert ("slim undo" in (row.detail or "")) is kept
 
     def test_library_that_is_cut_or_gone(self, site: Made) -> None:
         run(site)
@@ -676,7 +676,7 @@ class TestCheck:
         [tree] = scan((site.folder,))
         damaged = [row for row in check_tree(tree) if row.status is SlimStatus.DAMAGED]
         assert [row.path for row in damaged] == [ONE]
-        assert "make it again" in (damaged[0].why or "")
+        assert "make it again" in (damaged[0].detail or "")
 
     def test_record_that_says_something_else(self, site: Made, installed: Made) -> None:
         run(site)

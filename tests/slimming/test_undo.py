@@ -109,7 +109,7 @@ def test_original_that_is_damaged_is_refused(
     before = digests(site.folder)[ONE]
     rows = undo_all(site)
     assert rows[ONE].status is SlimStatus.FAILED
-    assert "is gone, or no longer" in (rows[ONE].why or "")
+    assert "is gone, or no longer" in (rows[ONE].detail or "")
     assert rows[HOST].status is SlimStatus.UNDONE
     assert digests(site.folder)[ONE] == before
     assert wrong_files(site.folder) == []
@@ -132,7 +132,7 @@ def test_without_originals(site: Made) -> None:
     before = digests(site.folder)
     rows = undo_all(site)
     assert {row.status for row in rows.values()} == {SlimStatus.FAILED}
-    assert "was not kept" in (rows[ONE].why or "")
+    assert "was not kept" in (rows[ONE].detail or "")
     assert digests(site.folder) == before
 
 

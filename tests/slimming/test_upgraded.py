@@ -62,7 +62,7 @@ def test_a_newer_version_stays(upgraded: Made) -> None:
     before = upgraded.one.read_bytes()
     row = undo_all(upgraded)[ONE]
     assert row.status is SlimStatus.LEFT
-    assert "another one was installed since: RECORD has its digest" in (row.why or "")
+    assert "another one was installed since: RECORD has its digest" in (row.detail or "")
     assert upgraded.one.read_bytes() == before
     # Should the old version come back, its original is still known.
     assert ONE in load_manifest(upgraded.folder).slimmed
@@ -78,7 +78,7 @@ def test_a_newer_version_that_is_slim_stays(upgraded: Made, record: bool) -> Non
     before = upgraded.one.read_bytes()
     row = undo_all(upgraded)[ONE]
     assert row.status is SlimStatus.LEFT
-    assert ("RECORD" if record else "build id") in (row.why or "")
+    assert ("RECORD" if record else "build id") in (row.detail or "")
     assert upgraded.one.read_bytes() == before
     assert wrong_files(upgraded.folder) == []
 
@@ -91,7 +91,7 @@ def test_a_damaged_newer_version_stays(upgraded: Made) -> None:
     before = upgraded.one.read_bytes()
     row = undo_all(upgraded)[ONE]
     assert row.status is SlimStatus.LEFT
-    assert "RECORD has neither digest" in (row.why or "")
+    assert "RECORD has neither digest" in (row.detail or "")
     assert upgraded.one.read_bytes() == before
 
 
@@ -101,7 +101,7 @@ def test_nothing_comes_back_of_a_removed_distribution(slimmed: Made) -> None:
     assert check_tree(scan((slimmed.folder,))[0])[0].status is SlimStatus.DIFFERENT
     row = undo_all(slimmed)[ONE]
     assert row.status is SlimStatus.LEFT
-    assert "no longer installed" in (row.why or "")
+    assert "no longer installed" in (row.detail or "")
     assert not slimmed.one.exists()
 
 

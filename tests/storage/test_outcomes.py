@@ -178,7 +178,7 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "reason"),
     [
         (b"x\n" + b"".join(line + b"\n" for line in lines(BEGIN)), "t:1: not a record"),
         (b"\xff\xfe\n\n", "t:1: not a record"),
@@ -189,9 +189,9 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, reason: str) -> None:
     (tmp_path / "t").write_bytes(data)
-    with pytest.raises(StoreError, match=why):
+    with pytest.raises(StoreError, match=reason):
         read_outcomes(tmp_path / "t")
 
 

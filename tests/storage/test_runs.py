@@ -174,14 +174,14 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
     sound = {path: path.read_bytes() for path in (map_path, plan_path)}
     other = (run.map_dir / "libb.so.json").read_bytes()
     old = sound[plan_path].replace(b'"format_version":2', b'"format_version":99', 1)
-    for path, data, why in (
+    for path, data, reason in (
         (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
         (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 2"),
         (map_path, b"{", "map/liba.so.json: not a library map"),
         (map_path, other, "plan/liba.so.json: of .*/liba.so, and the map of that name is of"),
     ):
         path.write_bytes(data)
-        with pytest.raises(StoreError, match=why):
+        with pytest.raises(StoreError, match=reason):
             load_planned(run)
         path.write_bytes(sound[path])
     map_path.unlink()

@@ -68,9 +68,9 @@ class NativeDetector:
         if self._library is not None:
             self._library.negativa_drain()
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         if self._library is not None:
-            self._library.negativa_pause(_encode(why))
+            self._library.negativa_pause(_encode(reason))
 
     def resume(self) -> None:
         if self._library is not None:

@@ -86,7 +86,7 @@ def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
         copy_sha256="0" * 64,
         copy_size=library.size,
         status=status,
-        why=None if status is LibraryStatus.PROVED else "it was not loaded",
+        detail=None if status is LibraryStatus.PROVED else "it was not loaded",
         code_bytes=plan.code_bytes,
         unused_bytes=plan.unused_bytes,
         elements=len(plan.decisions),

@@ -76,7 +76,8 @@ class VerifiedProject(Project):
     def statuses(self) -> dict[str, tuple[str, str | None]]:
         """What became of the libraries, by file name."""
         return {
-            Path(row["path"]).name: (row["status"], row["why"]) for row in self.verdict["libraries"]
+            Path(row["path"]).name: (row["status"], row["detail"])
+            for row in self.verdict["libraries"]
         }
 
     def processes(self, words: bytes = b"") -> list[int]:

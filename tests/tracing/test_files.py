@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.trace import Header, KernelRecord, WarningRecord
+from pytest_negativa.models.trace import GapRecord, Header, KernelRecord, WarningRecord
 from pytest_negativa.tracing.files import TraceWriter, read_trace
 from tests.support.traces import header, records, write
 
@@ -139,3 +139,11 @@ def test_header_is_the_first_line(tmp_path: Path) -> None:
     path = write(tmp_path, header(), [])
     assert path.read_text().startswith('{"record":"header","format_version":1')
     assert isinstance(read_trace(path).header, Header)
+
+
+def test_a_gap_of_a_recording_keeps_its_key(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [])
+    with path.open("a") as file:
+        file.write('{"record":"gap","id":1,"why":"off","context":0,"time_ns":1}\n')
+    *_, gap = read_trace(path).records
+    assert isinstance(gap, GapRecord) and gap.reason == "off"

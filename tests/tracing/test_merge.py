@@ -155,7 +155,7 @@ def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:
 def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
     lines: list[TraceRecord] = [
         context(1, "test_profiler"),
-        GapRecord(id=2, why="negativa_off", context=1, time_ns=10),
+        GapRecord(id=2, reason="negativa_off", context=1, time_ns=10),
         *([GapEndRecord(id=2, time_ns=20)] if ended else []),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])

@@ -115,8 +115,8 @@ def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path
     # No more is claimed than is known.
     assert "found by bisection" not in shown
     assert f"{kept} parts kept for now: the search for what is needed is not finished" in shown
-    whys = {d[4] for library in LIBRARIES for d in project.plan(library) if d[3] == "healed"}
-    assert whys == {"kept: the search for what is needed is not finished"}
+    reasons = {d[4] for library in LIBRARIES for d in project.plan(library) if d[3] == "healed"}
+    assert reasons == {"kept: the search for what is needed is not finished"}
     spans = json.loads((project.run_folder / "healed.json").read_text())
     assert {span["complete"] for span in spans} == {False}
     # Planning again keeps it all the same.

@@ -146,7 +146,7 @@ def mapped(made: tuple[LibraryPlan, Reconstruction]) -> LoadEvidence:
 def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     row, against = judge_one(made, mapped(made))
     plan, reconstruction = made
-    assert (row.status, row.why, against) == (LibraryStatus.PROVED, None, [])
+    assert (row.status, row.detail, against) == (LibraryStatus.PROVED, None, [])
     assert row.processes == 2
     assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes
@@ -163,18 +163,18 @@ def test_each_lack_of_evidence_ends_the_proof(made: tuple[LibraryPlan, Reconstru
     status = LibraryStatus
 
     row, against = judge_one(made, replace(sound, originals={path: "process 7 opened it"}))
-    assert (row.status, row.why) == (status.NOT_PROVED, "process 7 opened it")
+    assert (row.status, row.detail) == (status.NOT_PROVED, "process 7 opened it")
     assert against == [COULD_NOT]
 
     row, against = judge_one(made, replace(sound, incomplete="process 7: torn"))
-    assert (row.status, row.why, against) == (status.NOT_PROVED, "process 7: torn", [COULD_NOT])
+    assert (row.status, row.detail, against) == (status.NOT_PROVED, "process 7: torn", [COULD_NOT])
 
     row, against = judge_one(made, LoadEvidence(unsubstituted={path: "no LD_AUDIT"}))
-    assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no LD_AUDIT")
+    assert (row.status, row.detail) == (status.NOT_SUBSTITUTED, "no LD_AUDIT")
     assert against == [COULD_NOT, NO_COPY]
 
     row, against = judge_one(made, LoadEvidence())
-    assert (row.status, row.why) == (status.NOT_SUBSTITUTED, "no process loaded its copy")
+    assert (row.status, row.detail) == (status.NOT_SUBSTITUTED, "no process loaded its copy")
     assert against == [COULD_NOT, NO_COPY]
 
     # Neither run loads it: it takes nothing away, and proves nothing.
@@ -183,15 +183,15 @@ def test_each_lack_of_evidence_ends_the_proof(made: tuple[LibraryPlan, Reconstru
 
     # Said once, with the tests.
     row, against = judge_one(made, sound, tests_agree=False)
-    assert (row.status, row.why, against) == (status.NOT_PROVED, TESTS_DIFFER, [])
+    assert (row.status, row.detail, against) == (status.NOT_PROVED, TESTS_DIFFER, [])
 
 
 def test_a_refused_library(made: tuple[LibraryPlan, Reconstruction]) -> None:
     plan, reconstruction = made
-    refused = RefusedLibrary(path=plan.library.path, why="it changed")
+    refused = RefusedLibrary(path=plan.library.path, reason="it changed")
     without = replace_fields(reconstruction, libraries=(), refused=(refused,))
     row, against = judge_one((plan, without), LoadEvidence())
-    assert (row.status, row.why) == (LibraryStatus.NOT_PROVED, "it changed")
+    assert (row.status, row.detail) == (LibraryStatus.NOT_PROVED, "it changed")
     assert row.copy_sha256 is None and against == [COULD_NOT, NO_COPY]
 
 
@@ -259,7 +259,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
 
     failing = attempt_of(made, *results(a=Outcome.FAILED).values())
     assert judge(failing).reasons[0] == "1 test ended with another outcome than in the traced run"
-    assert [row.why for row in judge(failing).libraries] == [TESTS_DIFFER]
+    assert [row.detail for row in judge(failing).libraries] == [TESTS_DIFFER]
     assert judge(replace(attempt, problems=("a copy changed",))).reasons == ("a copy changed",)
 
     # Flaky, and nothing else ended as traced.

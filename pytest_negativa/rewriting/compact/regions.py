@@ -129,10 +129,10 @@ class _Planner:
         return edits, (note,)
 
     def _is_guarded(self, start: int, end: int, shift: int) -> bool:
-        why = self._why_kept(start + shift, end + shift)
-        if why is not None:
-            self._guarded.append(f"at offset {start:#x}, {why}")
-        return why is not None
+        reason = self._why_kept(start + shift, end + shift)
+        if reason is not None:
+            self._guarded.append(f"at offset {start:#x}, {reason}")
+        return reason is not None
 
     def _add_region(self, region: Region, unused: Sequence[bool], keep_header: bool) -> None:
         start, end = region.span.start, region.span.end

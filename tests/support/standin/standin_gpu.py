@@ -65,8 +65,8 @@ class StandInDetector:
     def drain(self) -> None:
         self.recorder.libraries(self.mappings.new_libraries())
 
-    def pause(self, why: str) -> None:
-        self.recorder.gap_begins(why)
+    def pause(self, reason: str) -> None:
+        self.recorder.gap_begins(reason)
 
     def resume(self) -> None:
         self.recorder.gap_ends()
