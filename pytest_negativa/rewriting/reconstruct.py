@@ -52,7 +52,7 @@ from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
-_WRITER_VERSION = 1
+_WRITER_VERSION = 2
 
 _Made = tuple[ReconstructedLibrary, CopyRecord]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from pytest_negativa.gpucode.elf import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.pages import Range, merged
+from pytest_negativa.rewriting.compact.original_tables import Range
+from pytest_negativa.rewriting.compact.pages import merged
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 
@@ -38,6 +40,9 @@ _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
 _PF_X = 1
 _SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
 _SHF_ALLOC = 2
+# Names of sections that may go, bytes of the longest, and the row without a name.
+_STRIPPED = r"(\.symtab|\.strtab|\.debug.*)?"
+_LONGEST_NAME = 4096
 # In the ELF header: e_phoff and e_shoff; e_phnum, e_shentsize, e_shnum and e_shstrndx.
 _HEADER_FIELDS = ((0x20, 0x30), (0x38, 0x40))
 # A process loses nothing with these segments.
@@ -232,7 +237,12 @@ class _Checker:
         names = _ELF_HEADER.unpack(self._original.read(0, _ELF_HEADER.size))[13]
         for index, (was, now) in enumerate(zip(before, after, strict=False)):
             loaded = bool(was[2] & _SHF_ALLOC)
-            if index == names or (now[1] == _SHT_NULL and not loaded):
+            if index == names:
+                continue
+            if now[1] == _SHT_NULL and not loaded:
+                name = self._name_at(before[names][4] + was[0]) if was[1] != _SHT_NULL else ""
+                if not re.fullmatch(_STRIPPED, name):
+                    self._fail(f"section {index}, {name}, is gone")
                 continue
             # The row of a loaded section may be its first piece, or a hole.
             same = (was[1:4], was[5:]) == (now[1:4], now[5:])
@@ -240,6 +250,10 @@ class _Checker:
                 self._fail(f"section {index} is gone or another one")
             if not loaded and was[1] not in (_SHT_NULL, _SHT_NOBITS):
                 self._unloaded.append(_Unloaded(index, was[1], was[4], was[5], now[4]))
+
+    def _name_at(self, offset: int) -> str:
+        end = min(offset + _LONGEST_NAME, self._original.size)
+        return self._original.read(offset, end - offset).split(b"\0")[0].decode(errors="replace")
 
     def _check_place(self, name: str, vaddr: int, offset: int, size: int) -> None:
         """Check that the file's bytes at ``offset`` are those that get to ``vaddr``.

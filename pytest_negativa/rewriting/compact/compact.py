@@ -1,9 +1,9 @@
 """Compacts a library: a smaller file without unused GPU code, with every kept byte at its address.
 
 Compaction takes whole pages of unused code out of the file. It splits the segments around them, so
-their addresses read as zeros and nothing else moves in memory. It also drops what the loader never
-maps. A region without used code goes with its header. Unused code that shares a page with other
-bytes becomes zeros.
+their addresses read as zeros and nothing else moves in memory. It also drops symbols and debug
+information. A region without used code goes with its header. Unused code that shares a page with
+other bytes becomes zeros.
 
 The original is only read. The result gets its name after it has passed its check, and after a
 child process has loaded it.
@@ -27,11 +27,16 @@ from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import MARKER, NewTables, append_tables
-from pytest_negativa.rewriting.compact.original_tables import MAX_HEADERS, ElfTables, read_tables
+from pytest_negativa.rewriting.compact.original_tables import (
+    MAX_HEADERS,
+    ElfTables,
+    Range,
+    read_tables,
+    refuse_unnamed_data,
+)
 from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
     PageMap,
-    Range,
     lay_out,
     merged,
     unsegmented,
@@ -184,6 +189,7 @@ def _design(
             source.path, "was compacted before; compact the original for another result"
         )
     refuse_programs(source, tables)
+    refuse_unnamed_data(source, tables)
     page_size = _page_size(tables, options)
     removal = Edits(source.size)
     notes: tuple[str, ...] = ()

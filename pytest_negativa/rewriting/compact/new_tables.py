@@ -45,11 +45,8 @@ MARKER = b".negativa"
 
 MARKER_VERSION = 1
 
-# Never loaded, small, and read by other tools: compiler versions, SystemTap's probes, and the place
-# of the library's debug information.
-_KEPT_UNLOADED = {
-    b".comment", b".note.stapsdt", b".gnu_debuglink", b".gnu_debugaltlink", b".gnu_debugdata",
-}  # fmt: skip
+_SYMBOLS = {b".symtab", b".strtab"}
+_DEBUG_INFORMATION = b".debug"
 # Offset of st_shndx in a symbol.
 _SHNDX_OFFSET = 6
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -87,7 +84,7 @@ def append_tables(
         source: the library.
         tables: its tables.
         layout: its pages that stay.
-        strip: drop sections that are never loaded.
+        strip: drop symbols and debug information.
 
     Raises:
         CannotCompactError: the load address can't be aligned as before.
@@ -216,7 +213,12 @@ def _add_sections(
 
 
 def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
-    """Indices of the sections that are never loaded and stay, with those they link to."""
+    """Indices of the sections that are never loaded and stay, with those they link to.
+
+    Symbols and debug information go. Other tools may need any other section: the compiler's
+    version (``.comment``), SystemTap's probes, the place of the debug information
+    (``.gnu_debuglink``), and sections of any name that we don't know.
+    """
     unloaded = {
         i
         for i, s in enumerate(tables.sections)
@@ -224,7 +226,7 @@ def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
     }
     if not strip:
         return unloaded
-    wanted = [i for i in unloaded if tables.names[i] in _KEPT_UNLOADED]
+    wanted = [i for i in unloaded if not _is_stripped(tables.names[i])]
     wanted += [s.sh_link for s in tables.sections if s.sh_flags & SHF_ALLOC]
     kept: set[int] = set()
     while wanted:
@@ -233,6 +235,10 @@ def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
             kept.add(index)
             wanted.append(tables.sections[index].sh_link)
     return kept
+
+
+def _is_stripped(name: bytes) -> bool:
+    return name in _SYMBOLS or name.startswith(_DEBUG_INFORMATION)
 
 
 def _pieces(section: SectionHeader, pages: PageMap) -> list[SectionHeader]:

@@ -2,7 +2,7 @@
 
 A page's new place is its rank among the pages that stay. So one monotonic map gives the new offset
 of every byte in a segment. Addresses don't change, and offsets stay congruent to them. Bytes
-between and behind the segments leave the file.
+between and behind the segments leave the file: padding, and sections that are never loaded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from pytest_negativa.gpucode.elf_tables import (
     ProgramHeader,
     SectionHeader,
 )
-from pytest_negativa.rewriting.compact.original_tables import ElfTables
-
-Range = tuple[int, int]
+from pytest_negativa.rewriting.compact.original_tables import ElfTables, Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class CompactOptions:
     """How to compact.
 
     Attributes:
-        strip: drop sections that are never loaded, such as symbol table and debug information.
+        strip: drop symbol table and debug information.
         page_size: bytes; whole pages are taken out of the file. None means the largest page of a
             kernel for the library's machine.
         keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver

@@ -244,12 +244,20 @@ def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> N
     assert "no section with the dynamic symbols" in result.reason
 
 
-def test_without_section_headers_what_is_not_loaded_goes(tmp_path: Path) -> None:
+def test_without_section_headers(tmp_path: Path) -> None:
     path = build(tmp_path / "build", "-g")
     data = put(path.read_bytes(), 40, "Q", 0)
-    path.write_bytes(put(data, 60, "HH", 0, 0))
+    data = put(data, 60, "HH", 0, 0)
+    path.write_bytes(data)
     target = tmp_path / "small.so"
-    result = compact_library(path, target, options=CompactOptions(min_gain=1))
+    options = CompactOptions(min_gain=-(1 << 30))
+    # What is never loaded has no name then.
+    result = compact_library(path, target, options=options)
+    assert isinstance(result, NotCompacted)
+    assert "in no section or segment and end the file" in result.reason
+    # As sstrip cuts it.
+    path.write_bytes(data[: max(row[OFFSET] + row[FILE_SIZE] for row in image(path).loads)])
+    result = compact_library(path, target, options=options)
     assert isinstance(result, Compacted)
     assert result.load_check == "loaded"
     before, after = image(path), image(target)
