@@ -25,6 +25,7 @@ _VERIFY_OPTIONS = (
     "verify.copies",
     "verify.rerun",
     "verify.timeout",
+    "verify.opened_originals",
 )
 
 

@@ -111,6 +111,13 @@ class CopyKind(str, enum.Enum):
     COMPACTED = "compacted"
 
 
+class OpenedPolicy(str, enum.Enum):
+    """What follows if a process opened an original while the tests ran on the copies."""
+
+    NOT_PROVED = "not-proved"
+    NOTE = "note"
+
+
 class Verify(Record, frozen=True, kw_only=True):
     """How a plan is proved, and healed if the proof fails.
 
@@ -119,6 +126,7 @@ class Verify(Record, frozen=True, kw_only=True):
         copies: what the tests run on.
         rerun: how often tests whose outcome changed run again, on originals and copies.
         timeout: seconds; see the option.
+        opened_originals: what follows if a process opened an original meanwhile.
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
@@ -126,6 +134,7 @@ class Verify(Record, frozen=True, kw_only=True):
     copies: CopyKind
     rerun: int
     timeout: int | None
+    opened_originals: OpenedPolicy
     heal_runs: int
     heal_minutes: int
 

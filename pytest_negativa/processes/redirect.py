@@ -285,6 +285,16 @@ def write_table(table: RedirectTable, path: Path) -> None:
         path.chmod(0o644)
 
 
+def redirected_originals(table: Path) -> tuple[str, ...]:
+    """Real paths of the originals in a table.
+
+    Raises:
+        OSError: the table can't be read.
+    """
+    rows = (line.split("\t") for line in table.read_text("utf-8").split("\n"))
+    return tuple(row[-2] for row in rows if row[0] == "library")
+
+
 def make_logs_folder(logs: Path, base: Path) -> None:
     """Make the folder, below ``base``, in which processes of any user write their logs.
 

@@ -338,6 +338,15 @@ OPTIONS: tuple[Option, ...] = (
         requires=_PROVED,
     ),
     Option(
+        name="verify.opened_originals",
+        flag_name="opened-originals",
+        type=value_types.Choice("not-proved", "note"),
+        default="not-proved",
+        help="Fail the proof if a process opens an original, or only note it.",
+        detail="While the tests run on the copies, such a process may run on the original.",
+        requires=_PROVED,
+    ),
+    Option(
         name="verify.heal_runs",
         flag_name="heal-runs",
         type=value_types.Count(),

@@ -52,6 +52,7 @@ class Attempt:
         usage: what the tests used on the copies.
         flaky: node ids of flaky tests, see ``TestVerdict.flaky``.
         loads: which processes loaded what.
+        opened: see ``opened_originals``.
         problems: what else speaks against the attempt, such as a collection error.
         ended_ns: when, nanoseconds since the epoch.
     """
@@ -66,6 +67,7 @@ class Attempt:
     usage: Usage
     flaky: frozenset[str]
     loads: LoadEvidence
+    opened: Mapping[str, str]
     problems: tuple[str, ...]
     versions: Versions
     ended_ns: int

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
-from pytest_negativa.models.settings import Granularity
+from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     VERDICT_VERSION,
@@ -47,6 +48,8 @@ def judge(attempt: Attempt) -> Verdict:
             attempt.loads,
             traced.loaded,
             tests_agree=not reasons,
+            opened=attempt.opened,
+            policy=attempt.settings.opened_originals,
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)
@@ -167,8 +170,16 @@ def judge_libraries(
     loaded_when_traced: Collection[str],
     *,
     tests_agree: bool,
+    opened: Mapping[str, str] = MappingProxyType({}),
+    policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
 ) -> Iterator[ProvedLibrary]:
-    """Each library with a plan, the one with the most unused bytes first."""
+    """Each library with a plan, the one with the most unused bytes first.
+
+    Args:
+        opened: see ``Attempt``.
+        policy: what follows from ``opened``.
+    """
+    only_noted = policy is OpenedPolicy.NOTE
     copies = {c.library.path: c for c in reconstruction.libraries}
     refused = {r.path: r.reason for r in reconstruction.refused}
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
@@ -176,9 +187,18 @@ def judge_libraries(
         copy = copies.get(path)
         loaded = path in loaded_when_traced
         status, detail = _status(
-            plan, copy, refused.get(path), loads, loaded=loaded, tests_agree=tests_agree
+            plan,
+            copy,
+            refused.get(path),
+            loads,
+            loaded=loaded,
+            tests_agree=tests_agree,
+            opened=None if only_noted else opened.get(path),
         )
-        yield _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
+        row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
+        if only_noted and path in opened:
+            row = replace(row, notes=(*row.notes, opened[path]))
+        yield row
 
 
 def _status(
@@ -189,12 +209,14 @@ def _status(
     *,
     loaded: bool,
     tests_agree: bool,
+    opened: str | None,
 ) -> tuple[LibraryStatus, str | None]:
     """The status of one library, and why it is not proved.
 
     Args:
         refused: why no copy could be written.
         loaded: whether the traced run had it mapped.
+        opened: how the original was opened meanwhile, if it was.
     """
     path = plan.library.path
     if refused is not None:
@@ -205,6 +227,8 @@ def _status(
         return LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted[path]
     if path in loads.originals:
         return LibraryStatus.NOT_PROVED, loads.originals[path]
+    if opened is not None:
+        return LibraryStatus.NOT_PROVED, opened
     if not loads.copies.get(path):
         detail = "no process loaded its copy" if loaded else "the tests don't load it"
         return LibraryStatus.NOT_SUBSTITUTED, detail

@@ -10,13 +10,14 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
 from pytest_negativa.storage.outcomes import (
     CommandOutcome,
@@ -73,6 +74,7 @@ class RoundResult:
         status: exit status, negative for the signal that ended the program.
         silent: it was ended because no test began or ended for too long.
         seconds: wall time.
+        opens: which originals any process opened meanwhile; of rounds on copies only.
     """
 
     name: str
@@ -82,6 +84,7 @@ class RoundResult:
     status: int
     silent: bool
     seconds: float
+    opens: Opens = field(default_factory=Opens)
 
     @property
     def died(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import time
@@ -18,10 +19,12 @@ from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import Verdict, Versions
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.redirect import (
     make_logs_folder,
     make_table,
     redirect_environment,
+    redirected_originals,
     why_not_replaceable,
     why_unsupported,
     write_table,
@@ -41,6 +44,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
+from pytest_negativa.verifying.opened_originals import opened_originals
 from pytest_negativa.verifying.rounds import (
     Program,
     RoundResult,
@@ -94,6 +98,7 @@ class Verification:
             usage=usage,
             flaky=flaky,
             loads=gather_loads(rounds, usage, copied, self._unsubstituted),
+            opened=opened_originals([r.opens for r in rounds]),
             problems=(*dict.fromkeys(problems_of(rounds)), *check_copies(reconstruction)),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -147,11 +152,15 @@ class Verification:
             expected=str(self.traced.run.outcomes_file),
             stop_at_failure=kind is RoundKind.PROBE,
         )
-        # No other process may rewrite the copies while the tests run on them.
-        held = contextlib.nullcontext() if table is None else hold_copies(self.copies)
-        with held:
-            environ = self._environment(run, table)
-            result = run_round(self.program, round_spec, environ, self._silence_limit())
+        environ = self._environment(run, table)
+        with contextlib.ExitStack() as stack:
+            if table is not None:
+                # No other process may rewrite the copies while the tests run on them.
+                stack.enter_context(hold_copies(self.copies))
+            watch = OpenWatch(() if table is None else redirected_originals(table))
+            with watch:
+                result = run_round(self.program, round_spec, environ, self._silence_limit())
+        result = dataclasses.replace(result, opens=watch.opens)
         self._rounds.append(result)
         return result
 

@@ -134,6 +134,13 @@ CASES = [
     ),
     Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 0),
     Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
+    Case(
+        "verify.opened_originals",
+        ("note",), "note",
+        "note", "note",
+        "note", "note",
+        "not-proved",
+    ),
     Case("verify.heal_runs", ("0",), 0, "10", 10, "20", 20, 200),
     Case("verify.heal_minutes", ("0",), 0, "5", 5, "6", 6, 60),
     Case(

@@ -15,6 +15,7 @@ from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
 from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
@@ -240,6 +241,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         usage=usage,
         flaky=frozenset(),
         loads=mapped(made),
+        opened={},
         problems=(),
         versions=Versions(
             pytest_negativa="1", python="3", platform="p", libc="glibc", cuda_driver=None
@@ -261,6 +263,13 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert judge(failing).reasons[0] == "1 test ended with another outcome than in the traced run"
     assert [row.detail for row in judge(failing).libraries] == [TESTS_DIFFER]
     assert judge(replace(attempt, problems=("a copy changed",))).reasons == ("a copy changed",)
+
+    path = made[0].library.path
+    opened = judge(replace(attempt, opened={path: "opened"}))
+    assert [row.detail for row in opened.libraries] == ["opened"] and opened.reasons == (COULD_NOT,)
+    noting = replace_fields(DEFAULTS.verify, opened_originals=OpenedPolicy.NOTE)
+    noted = judge(replace(attempt, opened={path: "opened"}, settings=noting))
+    assert noted.proved and noted.libraries[0].notes == ("opened",)
 
     # Flaky, and nothing else ended as traced.
     flaky = judge(replace(failing, flaky=frozenset({"a"})))

@@ -1,0 +1,184 @@
+"""Watches files: which of them did any process on this system open meanwhile?
+
+inotify(7) reports each open of an inode, whatever the name, the environment, the user or the root
+folder of the process that opens it. It does not report the process. A thread looks for the opener
+while that may still run. The calls need no privilege.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_IN_OPEN = 0x20  # linux/inotify.h
+_IN_Q_OVERFLOW = 0x4000
+_EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then a name
+_BUFFER = 1 << 16
+# A search reads /proc of all processes.
+_MOST_SEARCHES = 50
+
+_LIMITS = {
+    "inotify_init1": "fs.inotify.max_user_instances",
+    "inotify_add_watch": "fs.inotify.max_user_watches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """What was seen of the watched files.
+
+    Attributes:
+        times: by path: how often the file was opened, at least. Equal events in a row are one.
+        openers: by path: the processes that had it open or mapped shortly after, in words.
+        unseen: by path: why opens may have been missed.
+    """
+
+    times: Mapping[str, int] = field(default_factory=dict)
+    openers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unseen: Mapping[str, str] = field(default_factory=dict)
+
+
+class OpenWatch:
+    """Watches files within a context; ``opens`` is complete after it.
+
+    Args:
+        paths: the files. All hard links to a file are watched with it.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = tuple(paths)
+        self._by_watch: dict[int, list[str]] = defaultdict(list)
+        self._times: dict[str, int] = defaultdict(int)
+        self._openers: dict[str, dict[str, None]] = defaultdict(dict)
+        self._unseen: dict[str, str] = {}
+        self._searches = 0
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def opens(self) -> Opens:
+        openers = {path: tuple(found) for path, found in self._openers.items()}
+        return Opens(dict(self._times), openers, dict(self._unseen))
+
+    def __enter__(self) -> OpenWatch:
+        try:
+            inotify = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as e:
+            self._unseen = dict.fromkeys(self._paths, str(e.strerror))
+            return self
+        self._stack.callback(os.close, inotify)
+        for path in self._paths:
+            try:
+                watch = _call("inotify_add_watch", inotify, os.fsencode(path), _IN_OPEN)
+            except OSError as e:
+                self._unseen[path] = str(e.strerror)
+            else:
+                self._by_watch[watch].append(path)
+        stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stack.callback(os.close, stop)
+        reader = threading.Thread(target=self._read_until, args=(inotify, stop), daemon=True)
+        reader.start()
+        self._stack.callback(reader.join)
+        self._stack.callback(os.eventfd_write, stop, 1)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+
+    def _read_until(self, inotify: int, stop: int) -> None:
+        poll = select.poll()
+        for descriptor in (inotify, stop):
+            poll.register(descriptor, select.POLLIN)
+        stopped = False
+        while not stopped:
+            stopped = any(descriptor == stop for descriptor, _ in poll.poll())
+            # An event is queued before the open returns, so none comes after the last read.
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.add_events(os.read(inotify, _BUFFER))
+
+    def add_events(self, data: bytes) -> None:
+        """Count the opens of a buffer of events, and look for the processes."""
+        for watch, mask in _events(data):
+            if mask & _IN_Q_OVERFLOW:
+                self._unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
+            if not mask & _IN_OPEN:
+                continue
+            for path in self._by_watch[watch]:
+                self._times[path] += 1
+                if path not in self._openers and self._searches < _MOST_SEARCHES:
+                    self._searches += 1
+                    self._openers[path].update(dict.fromkeys(users_of(path)))
+                    if not self._openers[path]:
+                        del self._openers[path]
+
+
+def users_of(path: str) -> Iterator[str]:
+    """The other processes that have a file open or mapped, in words.
+
+    Processes of other users show only to root.
+    """
+    try:
+        wanted = Path(path).stat()
+    except OSError:
+        return
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        # In this order: who has mapped a file closes it afterwards.
+        with contextlib.suppress(OSError):
+            if _has_open(process, wanted) or _has_mapped(process, wanted, path):
+                yield f"process {process.name} ({(process / 'exe').readlink()})"
+
+
+def _has_open(process: Path, wanted: os.stat_result) -> bool:
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
+
+
+def _has_mapped(process: Path, wanted: os.stat_result, path: str) -> bool:
+    device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}"
+    for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
+        # 7f5e2000-7f5e4000 r-xp 00002000 08:01 123456   /lib/a.so: proc_pid_maps(5). Some file
+        # systems have another device here than in stat.
+        words = line.split(maxsplit=5)
+        if words[4] == str(wanted.st_ino) and (words[3] == device or words[5:] == [path]):
+            return True
+    return False
+
+
+def _events(data: bytes) -> Iterator[tuple[int, int]]:
+    offset = 0
+    while offset < len(data):
+        watch, mask, _, length = _EVENT.unpack_from(data, offset)
+        yield watch, mask
+        offset += _EVENT.size + length
+
+
+def _call(name: str, *arguments: int | bytes) -> int:
+    """Call a function of libc.
+
+    Raises:
+        OSError: it failed; the message names the limit that was reached, if one was.
+    """
+    result = int(getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        text = f"{name}: {os.strerror(number)}"
+        # EMFILE and ENOSPC: inotify_init(2), inotify_add_watch(2).
+        if number in (errno.EMFILE, errno.ENOSPC):
+            text += f" (the limit {_LIMITS[name]})"
+        raise OSError(number, text)
+    return result

@@ -1,0 +1,88 @@
+"""Opens of files, by real processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.processes.open_watch import OpenWatch
+
+# Opens the file, maps it, and closes it.
+MAPS = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.so"
+    path.write_bytes(b"a" * 5000)
+    return path
+
+
+def test_a_process_without_environment_is_seen_and_named(file: Path) -> None:
+    linked = file.with_name("linked.so")
+    linked.hardlink_to(file)
+    with OpenWatch([str(file)]) as watch:
+        child = subprocess.Popen(
+            [sys.executable, "-c", MAPS, str(linked)],
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None and child.stdout.readline() == b"mapped\n"
+        # The opener is looked for at each open until it is found.
+        linked.read_bytes()
+    child.communicate()
+    [opener] = watch.opens.openers[str(file)]
+    assert opener == f"process {child.pid} ({os.path.realpath(sys.executable)})"
+    assert watch.opens.times[str(file)] >= 1 and not watch.opens.unseen
+
+
+def test_an_open_by_this_process_or_by_one_that_is_gone(file: Path) -> None:
+    other = file.with_name("b.so")
+    other.write_bytes(b"")
+    with OpenWatch([str(file), str(other)]) as watch:
+        file.read_bytes()
+        file.stat()
+        os.listxattr(file)
+    assert watch.opens.times == {str(file): 1} and watch.opens.openers == {}
+    assert watch.opens.unseen == {}
+
+
+def test_what_can_not_be_watched_is_told(file: Path) -> None:
+    missing = str(file.with_name("missing.so"))
+    with OpenWatch([missing, str(file)]) as watch:
+        file.read_bytes()
+    assert watch.opens.unseen == {missing: "inotify_add_watch: No such file or directory"}
+    assert str(file) in watch.opens.times
+
+
+def test_without_a_descriptor_left_nothing_is_seen(file: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with OpenWatch([str(file)]) as watch:
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    [reason] = watch.opens.unseen.values()
+    assert reason.startswith("inotify_init1: Too many open files (the limit fs.inotify.max_user_")
+
+
+def test_events_that_the_kernel_dropped_are_a_lack_for_each_file(file: Path) -> None:
+    watch = OpenWatch([str(file), "/b.so"])
+    watch.add_events(struct.pack("iIII", -1, 0x4000, 0, 0))  # IN_Q_OVERFLOW of linux/inotify.h
+    assert watch.opens.unseen == dict.fromkeys((str(file), "/b.so"), "too many opens at a time")
