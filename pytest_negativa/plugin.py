@@ -12,8 +12,9 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.models.environment import ROUND_VARIABLE
+from pytest_negativa.models.environment import OWN_VARIABLES, ROUND_VARIABLE
 from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
+from pytest_negativa.settings.overlooked import find_tables, find_variables
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
@@ -72,6 +73,9 @@ def _begin(config: pytest.Config) -> None:
     enabled = is_enabled("enabled", flags, os.environ)
     supervised = any(is_enabled(name, flags, os.environ) for name in _SUPERVISED)
     in_round = ROUND_VARIABLE in os.environ
+    if not OWN_VARIABLES & os.environ.keys():
+        # A process that another session started need not say it again.
+        _warn(config, reads_settings=enabled or supervised)
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return
     # In a round, the supervisor has checked this.
@@ -88,6 +92,18 @@ def _begin(config: pytest.Config) -> None:
         start.start_supervisor(config, flags)
     elif enabled:
         start.begin(config, flags)
+
+
+def _warn(config: pytest.Config, *, reads_settings: bool) -> None:
+    """Tell the user what is set and has no effect."""
+    found = [*find_variables(os.environ)]
+    if reads_settings:
+        found += find_tables(config.rootpath)
+    if found:
+        from pytest_negativa.reporting.text import print_warning
+
+        for text in found:
+            print_warning(text)
 
 
 def _typed(config: pytest.Config) -> list[str]:

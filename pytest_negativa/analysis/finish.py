@@ -11,7 +11,7 @@ from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, write_run
 from pytest_negativa.storage.runs import Run
@@ -49,14 +49,14 @@ def conclude(
     files = write_run(run, analysis, with_plans=planned)
     report = build_report(
         analysis,
-        settings.thresholds,
+        settings,
         run_id=run.run_id,
         directory=_for_people(run.folder),
         files=(*files, run.report_file.name),
     )
     write_record(run.report_file, report, indent=1)
     for path, data in render_to_files(report, settings.reports):
-        write_atomically(path, data)
+        write_output(path, data)
     return report
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
-from pytest_negativa.models.settings import Thresholds
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.reporting.rows import library_row
 
 
 def build_report(
     analysis: Analysis,
-    thresholds: Thresholds,
+    settings: Settings,
     *,
     run_id: str,
     directory: str,
@@ -38,7 +38,7 @@ def build_report(
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
         warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
-        crossed=_crossed(thresholds, rows),
+        crossed=tuple(_crossed(settings, usage, rows)),
         files=tuple(files),
     )
 
@@ -66,8 +66,10 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
     yield from analysis.unreadable
 
 
-def _crossed(thresholds: Thresholds, rows: Sequence[LibraryRow]) -> tuple[str, ...]:
-    return thresholds.crossed(
+def _crossed(settings: Settings, usage: Usage, rows: Sequence[LibraryRow]) -> Iterator[str]:
+    if settings.require_gpu and (usage.replay is not None or not usage.devices):
+        yield "require_gpu: no GPU code was loaded on a GPU here"
+    yield from settings.thresholds.crossed(
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
         kernels=sum(r.kernels for r in rows),

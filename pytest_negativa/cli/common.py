@@ -74,9 +74,13 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     Raises:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
+    from pytest_negativa.reporting.text import print_warning
+    from pytest_negativa.settings.overlooked import find_tables, find_variables
     from pytest_negativa.settings.resolve import load_settings
 
     here = Path.cwd()
+    for warning in (*find_variables(os.environ), *find_tables(here)):
+        print_warning(warning)
     return load_settings(pick_flags(flags), os.environ, root=here, cwd=here, of_command=True)
 
 

@@ -32,6 +32,7 @@ _PLAN_OPTIONS = (
     "keep.ptx",
     "keep.relocatable",
     "granularity",
+    "require_gpu",
     "trace.accept_failed",
     "reports.formats",
     "reports.top",
@@ -177,13 +178,13 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
-    """End a run without a trace: with the command's status, or 1 if there are thresholds."""
+    """End a run without a trace: with the command's status, or 1 if such a run must fail."""
     run.remove_untraced()
     click.echo(f"negativa: {_NO_TRACE}", err=True)
-    unchecked = settings.thresholds.are_set
-    if unchecked:
-        click.echo("negativa: the thresholds can't be checked", err=True)
-    click.get_current_context().exit(status or int(unchecked))
+    failure = settings.untraced_failure
+    if failure is not None:
+        click.echo(f"negativa: {failure}", err=True)
+    click.get_current_context().exit(status or int(failure is not None))
 
 
 def _conclude(

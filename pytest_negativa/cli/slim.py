@@ -36,7 +36,7 @@ _NOTHING = "nothing was changed"
     type=click.Path(path_type=Path),
     default=_LOCK,
     show_default=True,
-    help="Write the lock to this file.",
+    help="Write the lock to this file; - is standard output.",
 )
 @click.option(
     "--unproved",
@@ -61,6 +61,7 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.storage.lockfile import save_lock
+    from pytest_negativa.storage.output import STDOUT
     from pytest_negativa.storage.results import load_planned, load_usage, load_verdict
 
     settings = settings_of(flags)
@@ -77,15 +78,17 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
         exclude=(*libraries.exclude, *settings.keep.libraries),
     )
     save_lock(made, output)
+    to_stdout = str(output) == STDOUT
     unused = sum(library.unused_bytes for library in made.libraries)
     trimmed = sum(library.trimmed_bytes for library in made.libraries)
     click.echo(
         f"{output}: {format_items(len(made.libraries), 'library', 'libraries')}, "
         f"{format_bytes(unused)} of GPU code unused"
-        + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else "")
+        + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
+        err=to_stdout,
     )
     for row in made.left_out:
-        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}")
+        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     _warn_unproved(made)
 
 

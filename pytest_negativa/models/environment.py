@@ -5,3 +5,21 @@ The plugin imports this module in every pytest session, so the module imports no
 
 ROUND_VARIABLE = "NEGATIVA_ROUND"
 """Names, to a program under proof, the round file, which tells it what to do."""
+
+OWN_VARIABLES = frozenset(
+    {
+        ROUND_VARIABLE,
+        "NEGATIVA_CHAINED_INJECTION",
+        "NEGATIVA_CUPTI",
+        "NEGATIVA_FIRST_RESULT",
+        "NEGATIVA_REDIRECT_LOGS",
+        "NEGATIVA_REDIRECT_TABLE",
+        "NEGATIVA_ROOT",
+        "NEGATIVA_RUN_ID",
+        "NEGATIVA_SESSION",
+        "NEGATIVA_SUPERVISE",
+        "NEGATIVA_TRACED_PID",
+        "NEGATIVA_TRACE_DIR",
+    }
+)
+"""The variables that the processes of a session set for each other: no options."""

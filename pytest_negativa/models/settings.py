@@ -256,6 +256,7 @@ class Settings(Record, frozen=True, kw_only=True):
         run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
         directory: the folder for runs.
+        require_gpu: whether a run without GPU code on a GPU fails.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
     """
 
@@ -269,6 +270,7 @@ class Settings(Record, frozen=True, kw_only=True):
     libraries: Libraries
     keep: Keep
     granularity: Granularity
+    require_gpu: bool
     tests: Tests
     trace: Trace
     verify: Verify
@@ -276,6 +278,14 @@ class Settings(Record, frozen=True, kw_only=True):
     thresholds: Thresholds
     cache: Cache
     sources: dict[str, Source]
+
+    @property
+    def untraced_failure(self) -> str | None:
+        """Why a run without any trace must fail; None if it may pass."""
+        # A runner that lost its GPU must not pass as one that keeps the thresholds.
+        if self.require_gpu:
+            return "a GPU is required (require_gpu)"
+        return "the thresholds can't be checked" if self.thresholds.are_set else None
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values only, as ``workerinput`` of pytest-xdist needs them."""

@@ -21,6 +21,12 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def print_warning(text: str) -> None:
+    """Print a warning to stderr, escaped."""
+    sys.stderr.write(f"negativa: warning: {printable_lines(text)}\n")
+    sys.stderr.flush()
+
+
 def print_error(error: object) -> None:
     """Print an error or its message to stderr, escaped; its line breaks stay."""
     sys.stderr.write(f"negativa: error: {printable_lines(str(error))}\n")

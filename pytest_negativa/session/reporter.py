@@ -91,10 +91,9 @@ class Reporter:
         if (not_traced := self._traced.not_traced) is not None and not traces:
             faulty = not_traced.is_faulty
             text = f"negativa: nothing was traced: {not_traced.reason}"
-            if self._settings.thresholds.are_set:
-                # A runner that lost its GPU must not pass as one that keeps the thresholds.
+            if (failure := self._settings.untraced_failure) is not None:
                 faulty = True
-                text += "; the thresholds can't be checked"
+                text += f"; {failure}"
             self._write(text, red=faulty)
             return faulty
         if not traces:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_negativa.errors import NegativaError, StoreError, describe_fault
+from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings, TraceLevel
@@ -100,6 +100,10 @@ def _start_tracing(
             if settings.trace.replay is None:
                 return NotTraced("no GPU here, and no recorded trace to replay (trace.replay)")
             replay = Path(settings.trace.replay)
+            if not replay.is_dir():
+                raise OptionError(
+                    f"trace.replay: {replay}: no such folder; expected one with recorded traces"
+                )
         return start_tracing(
             run,
             role,
@@ -109,6 +113,8 @@ def _start_tracing(
             replay=replay,
             children=settings.trace.children,
         )
+    except OptionError:
+        raise
     except NegativaError as e:
         # A machine without CUPTI is no error; a run that can't be recorded is one.
         return NotTraced(str(e), is_faulty=isinstance(e, StoreError))

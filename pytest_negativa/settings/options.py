@@ -238,6 +238,15 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TESTED,
     ),
     Option(
+        name="require_gpu",
+        flag_name="require-gpu",
+        type=_SWITCH,
+        default=False,
+        help="Fail (exit 1) if no GPU code was loaded on a GPU here.",
+        detail="For CI: a runner that lost its GPU must not pass. A replayed trace doesn't count.",
+        requires=_TRACED,
+    ),
+    Option(
         name="tests.markers",
         flag_name="test-markers",
         type=_EXPRESSION,

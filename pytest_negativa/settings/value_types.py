@@ -203,6 +203,13 @@ class FilePath(Text):
         return None if value is None else anchor(value, base)
 
 
+class OutputPath(FilePath):
+    """The path of a file to write; ``-`` is standard output."""
+
+    def anchored(self, value: Any, base: str) -> Any:
+        return value if value == "-" else super().anchored(value, base)
+
+
 class Count(ValueType):
     """A whole number, not below zero."""
 
@@ -441,7 +448,7 @@ class Reports(ListOf):
             raise InvalidValue(str(e), (name,)) from None
 
     def anchored(self, value: Any, base: str) -> Any:
-        return tuple({**r, "path": FilePath().anchored(r["path"], base)} for r in value)
+        return tuple({**r, "path": OutputPath().anchored(r["path"], base)} for r in value)
 
     def schema(self) -> Schema:
         path = {"type": "string", "pattern": r"\S"}

@@ -16,7 +16,7 @@ import yaml
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import decode_hook, encode_hook
 from pytest_negativa.storage.yaml_document import Node, YamlError, parse_document
 
@@ -107,12 +107,12 @@ def decode_lock(data: bytes, origin: str) -> Lock:
 
 
 def save_lock(lock: Lock, path: Path) -> None:
-    """Write a lock file.
+    """Write a lock to a file, or to standard output: see ``write_output``.
 
     Raises:
         StoreError: it can't be written; nothing is left behind.
     """
-    write_atomically(path, encode_lock(lock))
+    write_output(path, encode_lock(lock))
 
 
 def load_lock(path: Path) -> Lock:

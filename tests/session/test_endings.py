@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import PlantedFault
 from tests.support.sessions import HEADLINE, NO_GPU_LINE, Project
 
 NOT_PLANNED = "nothing is planned from this run: "
@@ -205,6 +206,30 @@ def test_no_gpu_and_no_recording(project: Project) -> None:
                 "(trace.replay)"
             ]
     assert not project.results.exists()
+
+
+@pytest.mark.planted_fault(
+    "the CI machine lost its GPU, and nothing is traced",
+    says="nothing was traced: no GPU here, and no recorded trace to replay (trace.replay); "
+    "a GPU is required (require_gpu)",
+)
+def test_a_required_gpu_that_is_gone(project: Project, fault: PlantedFault) -> None:
+    project.write("negativa.yaml", "require_gpu: true\n")
+    project.write("test_a.py", PASSES)
+    done = project.pytest("-q", "--negativa", status=1)
+    fault.check(done.stdout)
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.planted_fault(
+    "the CI machine lost its GPU, and a recorded trace hides it",
+    says="require_gpu: no GPU code was loaded on a GPU here",
+)
+def test_a_replay_is_no_gpu(project: Project, fault: PlantedFault) -> None:
+    project.write("test_a.py", PASSES)
+    done = project.pytest("-q", "--negativa", "--negativa-require-gpu", status=1)
+    fault.check(done.stdout)
+    assert "1 passed" in done.stdout
 
 
 @pytest.mark.slow

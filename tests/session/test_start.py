@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import pytest_negativa
+from pytest_negativa.models.environment import OWN_VARIABLES
+from tests.support.faults import PlantedFault
 from tests.support.sessions import HEADLINE, Project, import_path
 
 MODULES = {
@@ -157,3 +163,38 @@ def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
     project.pytest("-q", "--negativa-top=3", NEGATIVA="1")
     project.pytest("-q", "-n1", "--negativa-top=3", "--negativa", "--", "test_a.py")
     assert len(project.runs()) == 2
+
+
+@pytest.mark.planted_fault(
+    "a variable of ours is misspelt",
+    says="NEGATIVA_KEEP_KERNELS: no option has this variable; did you mean NEGATIVA_KEEP_KERNEL?",
+)
+def test_a_misspelt_variable(project: Project, fault: PlantedFault) -> None:
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    done = project.pytest("-q", "-n1", "--negativa", NEGATIVA_KEEP_KERNELS="*")
+    fault.check(done.stderr)
+    assert done.stderr.count("no option has this variable") == 1
+    assert "no option has" in project.negativa("locate", NEGATIVA_KEEP_KERNELS="*").stderr
+    assert "no option has" in project.pytest("-q", NEGATIVA_KEEP_KERNELS="*").stderr
+
+
+@pytest.mark.planted_fault(
+    "the settings stand in pyproject.toml",
+    says="pyproject.toml:2: [tool.negativa] is not read; write these settings into negativa.yaml",
+)
+def test_a_table_in_pyproject(project: Project, fault: PlantedFault) -> None:
+    project.write("pyproject.toml", '[project]\n[tool.negativa]\nkeep = "all"\n')
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    fault.check(project.pytest("-q", "--negativa").stderr)
+    assert "tool.negativa" in project.negativa("locate").stderr
+    assert "tool.negativa" not in project.pytest("-q").stderr
+
+
+def test_every_variable_of_the_package_is_known() -> None:
+    package = Path(pytest_negativa.__file__).parent
+    texts = [p.read_text() for p in package.rglob("*") if p.suffix in (".py", ".c")]
+    used = {name for text in texts for name in re.findall(r'"(NEGATIVA_[A-Z_]+)"', text)}
+    assert used == OWN_VARIABLES | {"NEGATIVA_HEAL", "NEGATIVA_MEASURE"} | {
+        "NEGATIVA_RUN",
+        "NEGATIVA_VERIFY",
+    }

@@ -112,6 +112,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     )
     assert [str(arch) for arch in found.keep.sm_archs] == ["sm_80", "sm_90a"]
     assert found.tests.markers == "gpu and not slow"
+    assert found.require_gpu
     assert found.trace.level is TraceLevel.LOOKUP
     assert found.reports == Reports(
         formats=(
@@ -196,13 +197,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "granularity, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
@@ -211,10 +212,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
-      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
+      "keep, granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
-      "keep, granularity, tests, trace, verify, reports, thresholds, cache"]),
+      "keep, granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
       "replay, accept_failed"]),

@@ -104,6 +104,7 @@ CASES = [
     Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
     Case("keep.relocatable", ("keep",), "keep", "drop", "drop", "keep", "keep", "auto"),
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
+    Case("require_gpu", (), True, "on", True, "true", True, False),
     Case("tests.markers", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case("tests.keywords", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case(
