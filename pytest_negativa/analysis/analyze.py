@@ -170,16 +170,16 @@ class _Analyzer:
         return plan_library(located, self._devices, policy, self._incomplete(library_usage))
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
-        """Why processes that had loaded the library may have used more than is known, or None."""
+        """Why more of the library may have been used than is known, or None."""
         processes = set(library_usage.processes)
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
                 return warning.text
-        for index in library_usage.processes:
-            process = self._usage.processes[index] if index < len(self._usage.processes) else None
-            # Tests may kill their children; a process that runs tests has an end, unless it
-            # was killed or its trace could not be written.
-            if process is not None and not process.ended and process.header.role is not Role.CHILD:
+        for process in self._usage.processes:
+            # Tests may kill their children; a process that runs tests has an end, unless it was
+            # killed or its trace could not be written. What the rest of its tests needs may lie
+            # in any library.
+            if not process.ended and process.header.role is not Role.CHILD:
                 return f"the trace of process {process.header.pid} has no end"
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.reporting.rows import library_row
 
 
@@ -57,7 +57,8 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
     usage = analysis.usage
     yield from dict.fromkeys(warning.text for warning in usage.incomplete)
     for process in usage.processes:
-        if not process.ended:
+        # A child that is gone lost nothing: merging names those that did.
+        if not process.ended and process.header.role is not Role.CHILD:
             name = process.header.worker or process.header.role.value
             yield (
                 f"process {process.header.pid} ({name}) did not end by itself; what it had "

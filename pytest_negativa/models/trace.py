@@ -184,11 +184,19 @@ class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
     device: Device
 
 
-class LibraryRecord(TraceRecord, frozen=True, kw_only=True, tag="library"):
-    """A library seen in the process."""
+class LibraryRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="library"):
+    """A library seen in the process.
+
+    Attributes:
+        device, inode, ctime_ns: of the file when it was first seen mapped (stat(2)). With size and
+            ``mtime_ns`` of ``library`` they tell whether the path still leads to that file.
+    """
 
     id: int
     library: TracedLibrary
+    device: int | None = None
+    inode: int | None = None
+    ctime_ns: int | None = None
 
 
 class ContextRecord(TraceRecord, frozen=True, kw_only=True, tag="context"):

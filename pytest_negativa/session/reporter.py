@@ -35,8 +35,8 @@ class Reporter:
         self._settings = settings
         self._run = run
         self._traced = traced
-        # Why traces of workers are incomplete: (worker, code, text).
-        self._incomplete: list[tuple[str, str, str]] = []
+        # Why traces of workers are incomplete: (code, text).
+        self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
 
@@ -54,13 +54,13 @@ class Reporter:
                 f"worker {name} was lost ({error or 'no reason given'}): the report has the code "
                 "that it had loaded, but not the code that the rest of its test needs"
             )
-            self._incomplete.append((name, "worker-lost", text))
+            self._incomplete.append(("worker-lost", text))
         elif "negativa" not in output:
             text = f"worker {name} ran without pytest-negativa: the code that it used is unknown"
-            self._incomplete.append((name, "worker-untraced", text))
+            self._incomplete.append(("worker-untraced", text))
         elif output["negativa"] and self._traced.not_traced is None:
             text = f"worker {name} was not traced: {output['negativa']}"
-            self._incomplete.append((name, "worker-untraced", text))
+            self._incomplete.append(("worker-untraced", text))
         elif not output["negativa"]:
             self._workers.add(name)
 
@@ -124,18 +124,15 @@ class Reporter:
         return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
 
     def _with_incomplete_workers(self, usage: Usage) -> Usage:
-        processes = {p.header.worker: i for i, p in enumerate(usage.processes)}
+        traced = {process.header.worker for process in usage.processes}
         gone = [
-            (
-                name,
-                "worker-untraced",
-                f"the trace of worker {name} is gone: what it used is unknown",
-            )
-            for name in sorted(self._workers - processes.keys())
+            ("worker-untraced", f"the trace of worker {name} is gone: what it used is unknown")
+            for name in sorted(self._workers - traced)
         ]
+        # Without a process: it may have used any library, also one that its trace doesn't list.
         warnings = tuple(
-            UsageWarning(code=code, text=text, process=processes.get(worker))
-            for worker, code, text in (*self._incomplete, *gone)
+            UsageWarning(code=code, text=text, process=None)
+            for code, text in (*self._incomplete, *gone)
         )
         return replace(usage, incomplete=usage.incomplete + warnings)
 

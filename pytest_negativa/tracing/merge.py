@@ -49,6 +49,13 @@ from pytest_negativa.tracing.files import read_trace
 
 K = TypeVar("K")
 
+# Lacks that concern the libraries that the process had mapped, all of which its trace lists when
+# it ends. Any other lack (tracing could not begin, lines are lost) concerns every library.
+_OF_LISTED_LIBRARIES = frozenset(
+    {"gap", "image-unknown", "library-gone", "name-unreadable", "callback-failed",
+     "callback-interrupted"}
+)  # fmt: skip
+
 
 def merge_traces(paths: Iterable[str | os.PathLike[str]]) -> Usage:
     """Read trace files and merge them.
@@ -178,6 +185,18 @@ class _Merger:
     def mark_incomplete(self, code: str, text: str, process: int | None) -> None:
         self._incomplete.append(UsageWarning(code=code, text=text, process=process))
 
+    def _scoped(self, lack: UsageWarning) -> UsageWarning:
+        """The same lack; without its process if it concerns libraries that its trace lacks."""
+        if lack.process is None:
+            return lack
+        process = self._processes[lack.process]
+        if process.ended and lack.code in _OF_LISTED_LIBRARIES:
+            return lack
+        header = process.header
+        name = header.worker or Path(header.executable).name
+        text = f"process {header.pid} ({name}): {lack.text}"
+        return UsageWarning(code=lack.code, text=text, process=None)
+
     def usage(self) -> Usage:
         compiled = {
             sha256
@@ -206,7 +225,7 @@ class _Merger:
             ),
             gaps=tuple(self._gaps),
             warnings=_distinct(self._warnings),
-            incomplete=_distinct(self._incomplete),
+            incomplete=_distinct(map(self._scoped, self._incomplete)),
             replay=next((h.replay for h in self._headers if h.replay), None),
         )
 

@@ -7,6 +7,7 @@ can't enter a new report. Each process writes one file of its own.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -78,6 +79,27 @@ def child_environment(
     return changes
 
 
+class ChildWatch:
+    """Tells whether this process has had children since the watch began."""
+
+    def __init__(self) -> None:
+        self._before = _faults_of_children()
+
+    def seen(self) -> bool:
+        if _faults_of_children() != self._before:
+            return True
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+
+def _faults_of_children() -> int:
+    # Of those that have ended and were waited for (getrusage(2)); no process runs without faults.
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+
+
 class Tracing:
     """A process that is being traced. ``stop`` ends it and puts the environment back."""
 
@@ -86,10 +108,13 @@ class Tracing:
         detector: Detector,
         environ: MutableMapping[str, str],
         before: Mapping[str, str | None],
+        *,
+        children: ChildWatch | None = None,
     ) -> None:
         self._detector = detector
         self._environ = environ
         self._before = before
+        self._children = children
 
     def set_context(self, context: Context) -> None:
         """Set the phase and test that run from now on."""
@@ -98,6 +123,16 @@ class Tracing:
     def drain(self) -> None:
         """Write buffered records; call it between tests."""
         self._detector.drain()
+        self._report_children()
+
+    def _report_children(self) -> None:
+        if self._children is not None and self._children.seen():
+            self._detector.warn(
+                CHILDREN_UNTRACED,
+                "it started child processes, which are not traced: the native library was not "
+                "built; install a C compiler and reinstall pytest-negativa",
+                incomplete=True,
+            )
 
     def pause(self, reason: str) -> None:
         """Release CUPTI for a test that needs a profiler; the trace has a gap until ``resume``."""
@@ -111,6 +146,7 @@ class Tracing:
         self._detector.warn(code, text, incomplete=incomplete)
 
     def stop(self) -> None:
+        self._report_children()
         self._detector.stop()
         for name, value in self._before.items():
             if value is None:
@@ -154,12 +190,13 @@ def start_tracing(
         make_header(run, role, root=root, detector=cupti_version(), worker=worker),
     )
     detector = CuptiDetector(writer, launches=launches, environ=environ)
-    return trace_by(detector, run, root=root, children=children, environ=environ)
+    return trace_by(detector, run, role, root=root, children=children, environ=environ)
 
 
 def trace_by(
     detector: Detector,
     run: Run,
+    role: Role,
     *,
     root: Path,
     children: bool = True,
@@ -191,15 +228,11 @@ def trace_by(
             f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded, too. If "
             "it takes CUPTI, nothing is traced",
         )
-    if not changes:
-        detector.warn(
-            CHILDREN_UNTRACED,
-            "the native library was not built (no C compiler at installation): child processes "
-            "of tests are not traced",
-        )
     before = {name: environ.get(name) for name in _VARIABLES if name in changes}
     environ.update(changes)
-    return Tracing(detector, environ, before)
+    # The children of a controller are its workers, which trace themselves.
+    untraced = not changes and role is not Role.CONTROLLER
+    return Tracing(detector, environ, before, children=ChildWatch() if untraced else None)
 
 
 def _start(detector: Detector) -> None:

@@ -80,7 +80,7 @@ def test_what_cannot_be_read_makes_the_usage_incomplete(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes().replace(b'"name":"k2"', b'"name":2'))
     usage = merge_traces([good, empty, damaged, tmp_path / "missing.jsonl"])
     assert [(w.code, w.process) for w in usage.incomplete] == [
-        ("trace-damaged", 1),
+        ("trace-damaged", None),
         ("trace-unreadable", None),
         ("trace-unreadable", None),
     ]
@@ -185,3 +185,27 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
 def test_nothing_merges_to_nothing() -> None:
     usage = merge_processes([])
     assert usage.libraries == () and usage.incomplete == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "concerns_all"),
+    [
+        ("gap", True, False),
+        ("image-unknown", True, False),
+        ("gap", False, True),
+        ("cupti-taken", True, True),
+        ("cupti-unavailable", True, True),
+        ("cupti-unavailable", False, True),
+        ("children-untraced", True, True),
+        ("a code of the future", True, True),
+    ],
+)
+def test_which_libraries_a_lack_concerns(
+    tmp_path: Path, code: str, ended: bool, concerns_all: bool
+) -> None:
+    """Only the trace of a process that ended lists all that the process had mapped."""
+    lines: list[TraceRecord] = [WarningRecord(code=code, text="why", incomplete=True)]
+    usage = merge_traces([write(tmp_path, header(), lines, end=ended)])
+    [lack] = usage.incomplete
+    assert (lack.process is None) is concerns_all
+    assert lack.text == ("process 7 (python3): why" if concerns_all else "why")

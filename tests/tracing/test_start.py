@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing import start
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.start import child_environment, start_tracing
+from tests.support.faults import PlantedFault
 from tests.support.libraries import TRACES
 
 ROOT = Path("/project")
@@ -110,3 +114,63 @@ except TracerUnavailable as e:
     trace = read_trace(path)
     assert trace.header is not None and trace.header.python is not None
     assert any(getattr(r, "code", "") == "cupti-unavailable" for r in trace.records)
+
+
+_WATCHED = """
+import os, subprocess, sys
+from pytest_negativa.tracing.start import ChildWatch
+
+watch = ChildWatch()
+assert not watch.seen()
+{child}
+print(watch.seen())
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "seen"),
+    [
+        ("subprocess.run(['true'])", True),
+        ("left = subprocess.Popen(['sleep', '9'])", True),
+        ("if os.fork() == 0: os._exit(0)", True),
+        ("os.system('true')", True),
+        ("pass", False),
+    ],
+)
+def test_children_are_seen_without_the_native_library(child: str, seen: bool) -> None:
+    code = _WATCHED.format(child=child)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == f"{seen}\n"
+
+
+class Quiet:
+    """A detector that only keeps what it is warned of."""
+
+    def __init__(self) -> None:
+        self.lacks: list[str] = []
+
+    def start(self) -> None: ...
+    def drain(self) -> None: ...
+    def stop(self) -> None: ...
+    def resume(self) -> None: ...
+    def pause(self, why: str) -> None: ...
+    def set_context(self, context: Context) -> None: ...
+    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
+        assert incomplete
+        self.lacks.append(f"{code}: {text}")
+
+
+@pytest.mark.planted_fault(
+    "A test starts a child process, and no C compiler built the library that traces children",
+    says="it started child processes, which are not traced: the native library was not built",
+)
+def test_children_without_the_native_library(
+    tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "injection_library", lambda: None)
+    detector = Quiet()
+    tracing = start.trace_by(detector, a_run(tmp_path), Role.SOLO, root=ROOT, environ={})
+    subprocess.run(["true"], check=True)
+    tracing.stop()
+    [lack] = detector.lacks
+    fault.check(lack)
