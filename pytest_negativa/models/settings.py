@@ -124,7 +124,7 @@ class Verify(Record, frozen=True, kw_only=True):
     Attributes:
         fill: the byte that overwrites unused GPU code, as ``"0x01"``.
         copies: what the tests run on.
-        rerun: how often tests whose outcome changed run again, on originals and copies.
+        rerun: how often tests that differ run again on the originals.
         timeout: seconds; see the option.
         opened_originals: what follows if a process opened an original meanwhile.
         heal_runs, heal_minutes: limits of healing; 0 for none.

@@ -16,8 +16,8 @@ VERDICT_VERSION = 2
 TESTS_DIFFER = "the tests don't agree with the traced run"
 """Why a library is not proved if only the tests speak against it."""
 
-FLAKY_RULE = "both outcomes occur on the originals and on the copies"
-"""When a test is flaky. The traced run and reruns count, but no run that lost its context."""
+FLAKY_RULE = "the originals alone gave both outcomes"
+"""When a test is flaky. The traced run and reruns count, but no run that lost its CUDA context."""
 
 
 class LibraryStatus(str, enum.Enum):
@@ -92,10 +92,9 @@ class TestVerdict(Record, frozen=True, kw_only=True):
     Attributes:
         nodeid: of the test.
         before, after: how it ended in the traced run and on the copies; None: it did not run.
-        flaky: both outcomes occur on the originals and on the copies, the traced run and reruns
-            included.
+        flaky: the originals alone gave both outcomes; see ``FLAKY_RULE``.
         text: its error on the copies, shortened.
-        gpu_error: the error that it left the CUDA context with.
+        gpu_error: the error that it left the CUDA context with, unless it does so on the originals.
         libraries: real paths of the libraries that it used first in the traced run.
     """
 
@@ -111,8 +110,8 @@ class TestVerdict(Record, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether originals and copies gave different outcomes."""
-        return self.before is not self.after
+        """Whether it ended otherwise on the copies, or lost its CUDA context there."""
+        return self.before is not self.after or self.gpu_error is not None
 
 
 class RoundFacts(Record, frozen=True, kw_only=True):

@@ -331,9 +331,10 @@ OPTIONS: tuple[Option, ...] = (
         name="verify.rerun",
         flag_name="rerun",
         type=value_types.Count(),
-        default=0,
-        help="Rerun tests with a changed outcome up to N times to find flaky ones.",
-        detail="A test is flaky if both outcomes occur on the originals and on the copies.",
+        default=3,
+        help="Rerun tests that differ up to N times on the originals.",
+        detail="A test is flaky if the originals alone gave both outcomes; the traced run counts. "
+        "0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(

@@ -14,6 +14,7 @@ from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import Versions
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
+from pytest_negativa.verifying.originals import OriginalRuns
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 
@@ -50,7 +51,7 @@ class Attempt:
         rounds: the rounds that ran all tests on the copies.
         all_rounds: every start of the program until now.
         usage: what the tests used on the copies.
-        flaky: node ids of flaky tests, see ``TestVerdict.flaky``.
+        originals: reruns on the originals.
         loads: which processes loaded what.
         opened: see ``opened_originals``.
         problems: what else speaks against the attempt, such as a collection error.
@@ -65,7 +66,7 @@ class Attempt:
     rounds: tuple[RoundResult, ...]
     all_rounds: tuple[RoundResult, ...]
     usage: Usage
-    flaky: frozenset[str]
+    originals: OriginalRuns
     loads: LoadEvidence
     opened: Mapping[str, str]
     problems: tuple[str, ...]
@@ -92,15 +93,16 @@ def libraries_by_test(usage: Usage) -> dict[str, set[str]]:
     return used
 
 
-def count_gpu_tests(usage: Usage) -> int:
+def count_gpu_tests(usage: Usage, flaky: Collection[str] = ()) -> int:
     """How many contexts of tests were the first to load an image or to look up a kernel.
 
-    Fixtures, and children that no test is known to have started, count too.
+    Fixtures, and children that no test is known to have started, count too; flaky tests don't.
     """
     if usage.replay is not None:
         return 0
     contexts = {context for _, context in usage.first_uses()}
-    return len({(c.nodeid, c.detail) for c in contexts if c.phase not in _OUTSIDE_TESTS})
+    tests = {(c.nodeid, c.detail) for c in contexts if c.phase not in _OUTSIDE_TESTS}
+    return sum(nodeid not in flaky for nodeid, _ in tests)
 
 
 def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:

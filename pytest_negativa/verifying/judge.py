@@ -32,6 +32,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
+from pytest_negativa.verifying.originals import known_of_originals
 from pytest_negativa.verifying.rounds import RoundResult
 
 
@@ -79,9 +80,9 @@ class TestEvidence:
 
     Attributes:
         before, after: by node id, in the traced run and on the copies.
-        flaky: see ``TestVerdict.flaky``.
+        on_originals: tests that did on the originals, too, what they did on the copies.
         used: by node id: libraries that the test was the first to use in the traced run.
-        gpu_tests: how many tests loaded GPU code on the copies.
+        gpu_tests: how many tests, without the flaky ones, loaded GPU code on the copies.
         traced_on, verified_on: compute capabilities.
         problems: what else speaks against the run, such as a collection error.
         statuses: exit status of the session when traced, and on the copies; None if it died.
@@ -91,7 +92,7 @@ class TestEvidence:
 
     before: Mapping[str, TestResult]
     after: Mapping[str, TestResult]
-    flaky: Collection[str]
+    on_originals: Collection[str]
     used: Mapping[str, Collection[str]]
     gpu_tests: int
     traced_on: Collection[str]
@@ -102,12 +103,14 @@ class TestEvidence:
 
 def _test_evidence(attempt: Attempt) -> TestEvidence:
     traced, usage = attempt.traced, attempt.usage
+    before, after = by_nodeid(traced.session.tests), attempt.after
+    on_originals = known_of_originals(before, after, attempt.originals)
     return TestEvidence(
-        before=by_nodeid(traced.session.tests),
-        after=attempt.after,
-        flaky=attempt.flaky,
+        before=before,
+        after=after,
+        on_originals=on_originals,
         used=libraries_by_test(traced.usage),
-        gpu_tests=count_gpu_tests(usage),
+        gpu_tests=count_gpu_tests(usage, on_originals),
         traced_on={d for plan in attempt.plans for d in plan.devices},
         verified_on={d.compute_capability for d in usage.devices},
         problems=attempt.problems,
@@ -124,12 +127,17 @@ def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
 
 def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
     before, after = tests.before.get(nodeid), tests.after.get(nodeid)
+    on_originals = nodeid in tests.on_originals
+    as_traced = before is not None and after is not None and before.outcome is after.outcome
+    lost_before = before is not None and before.gpu_error is not None
     verdict = TestVerdict(
         nodeid=nodeid,
         before=None if before is None else before.outcome,
         after=None if after is None else after.outcome,
-        flaky=nodeid in tests.flaky,
-        gpu_error=None if after is None else after.gpu_error,
+        flaky=on_originals and not as_traced,
+        gpu_error=None
+        if after is None or (as_traced and (on_originals or lost_before))
+        else after.gpu_error,
         libraries=tuple(sorted(tests.used.get(nodeid, ()))),
     )
     return replace(verdict, text=after.text) if after is not None and verdict.differs else verdict
@@ -141,9 +149,11 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     against = [v for v in verdicts if v.differs and not v.flaky]
     missing = [v for v in against if v.after is None]
     new = [v for v in against if v.before is None]
-    different = [v for v in against if v.after is not None and v.before is not None]
-    if different:
+    both = [v for v in against if v.after is not None and v.before is not None]
+    if different := [v for v in both if v.before is not v.after]:
         yield f"{_count(different, 'test')} ended with another outcome than in the traced run"
+    if lost := [v for v in both if v.before is v.after]:
+        yield f"{_count(lost, 'test')} ended as in the traced run, but lost the CUDA context"
     if missing:
         yield f"{_count(missing, 'test')} of the traced run did not run"
     if new:
@@ -155,7 +165,8 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     if verdicts and all(v.differs for v in verdicts):
         yield "no test ended as in the traced run"
     if not tests.gpu_tests:
-        yield "no test was seen to use the GPU"
+        flaky = " that is not flaky" if any(v.flaky for v in verdicts) else ""
+        yield f"no test{flaky} was seen to use the GPU"
     elif set(tests.traced_on) != set(tests.verified_on):
         yield (
             f"it ran on compute capability {_list(tests.verified_on)}, "

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +45,13 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.opened_originals import opened_originals
+from pytest_negativa.verifying.originals import (
+    OriginalRound,
+    OriginalRuns,
+    known_of_originals,
+    needs_other_tests,
+    undecided_tests,
+)
 from pytest_negativa.verifying.rounds import (
     Program,
     RoundResult,
@@ -76,6 +83,7 @@ class Verification:
         self.folder = traced.run.new_verification()
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
+        self._originals = OriginalRuns()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict."""
@@ -84,7 +92,7 @@ class Verification:
         reconstruction, table = self.write_copies(planned)
         self.say(_written_line(reconstruction))
         rounds = self.run(RoundKind.VERIFY, None, table)
-        flaky = self._find_flaky(conclusive_tests(rounds), table)
+        self._rerun_originals(conclusive_tests(rounds))
         usage = merge_traces(trace_files(rounds))
         copied = {c.library.path for c in reconstruction.libraries}
         return Attempt(
@@ -96,7 +104,7 @@ class Verification:
             rounds=rounds,
             all_rounds=tuple(self._rounds),
             usage=usage,
-            flaky=flaky,
+            originals=self._originals,
             loads=gather_loads(rounds, usage, copied, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
             problems=(*dict.fromkeys(problems_of(rounds)), *check_copies(reconstruction)),
@@ -199,38 +207,44 @@ class Verification:
             return float(given) or None
         return max(_LEAST_SILENCE, _TIMES_SILENCE * self.traced.session.longest_silence)
 
-    def _find_flaky(self, after: Mapping[str, TestResult], table: Path | None) -> frozenset[str]:
-        """Rerun tests that differ on originals and copies; see ``TestVerdict.flaky``."""
+    def _rerun_originals(self, after: Mapping[str, TestResult]) -> None:
+        """Rerun tests on the originals that end otherwise on the copies, until it is clear why."""
         before = by_nodeid(self.traced.session.tests)
-        different = [
-            nodeid
-            for nodeid, test in after.items()
-            if nodeid in before
-            and test.outcome is not before[nodeid].outcome
-            and test.gpu_error is None
-        ]
-        as_after: set[str] = set()
-        as_before: set[str] = set()
-        for _ in range(self.settings.verify.rerun):
-            left = [n for n in different if n not in as_after or n not in as_before]
+        times = self.settings.verify.rerun
+        for _ in range(times):
+            left = self._undecided(before, after, times)
             if not left:
                 break
             tests = format_items(len(left), "test differs", "tests differ")
-            self.say(f"negativa: {tests}; rerunning on originals and copies")
-            as_after |= self._ending_as(after, RoundKind.ORIGINAL, left, None)
-            as_before |= self._ending_as(before, RoundKind.VERIFY, left, table)
-        return frozenset(as_after & as_before)
+            self.say(f"negativa: {tests}; rerunning on the originals")
+            self._run_originals(left)
+        if times and needs_other_tests(before, after, self._originals):
+            self.say("negativa: tests end otherwise alone; rerunning all tests on the originals")
+            self._run_originals(None)
 
-    def _ending_as(
-        self,
-        wanted: Mapping[str, TestResult],
-        kind: RoundKind,
-        tests: Collection[str],
-        table: Path | None,
-    ) -> set[str]:
-        """Run the tests; those whose outcome is the wanted one."""
-        ended = conclusive_tests(self.run(kind, tuple(tests), table))
-        return {n for n in tests if n in ended and ended[n].outcome is wanted[n].outcome}
+    def _undecided(
+        self, before: Mapping[str, TestResult], after: Mapping[str, TestResult], times: int
+    ) -> tuple[str, ...]:
+        known = known_of_originals(before, after, self._originals)
+        alone = self._originals.alone
+        return tuple(
+            nodeid
+            for nodeid in undecided_tests(before, after)
+            if nodeid not in known and len(alone.get(nodeid, ())) < times
+        )
+
+    def _run_originals(self, tests: tuple[str, ...] | None) -> None:
+        """Run tests on the originals, all if None, and note how they end."""
+        rounds = self.run(RoundKind.ORIGINAL, tests, None)
+        ended = conclusive_tests(rounds)
+        alone, together = dict(self._originals.alone), self._originals.together
+        for nodeid in tests or ():
+            alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
+        if tests is None or set(tests) >= {t.nodeid for t in self.traced.session.tests}:
+            complete = not any(r.died for r in rounds)
+            usage = merge_traces(trace_files(rounds))
+            together = (*together, OriginalRound(ended, usage, complete))
+        self._originals = OriginalRuns(alone, together)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

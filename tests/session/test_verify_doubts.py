@@ -29,7 +29,7 @@ def test_needs_state_and_more():
     assert FAULT != "more"
 """,
     ).trace()
-    project.verify("--negativa-rerun=2", status=1, FAULT="more")
+    project.verify(status=1, FAULT="more")
     assert not project.verdict["proved"]
     assert not any(t["flaky"] for t in project.verdict["tests"])
 
@@ -47,8 +47,8 @@ def test_use():
     needed = project.write("needed", "")
     project.trace()
     needed.unlink()
-    shown = project.verify("--negativa-rerun=1", status=1)
-    assert not any(t["flaky"] for t in project.verdict["tests"])
+    shown = project.verify(status=1)
+    assert not project.verdict["proved"]
     assert "no test ended as in the traced run" in shown
 
 

@@ -28,6 +28,7 @@ from pytest_negativa.verifying.judge import (
     reasons_of_libraries,
     reasons_of_tests,
 )
+from pytest_negativa.verifying.originals import OriginalRound, OriginalRuns
 from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from tests.support.analyses import settings, used
@@ -45,7 +46,7 @@ def results(**outcomes: Outcome) -> dict[str, TestResult]:
 SOUND = TestEvidence(
     before=results(a=Outcome.PASSED, b=Outcome.FAILED, c=Outcome.SKIPPED),
     after=results(c=Outcome.SKIPPED, b=Outcome.FAILED, a=Outcome.PASSED),
-    flaky=(),
+    on_originals=(),
     used={"a": ["/lib/b.so", "/lib/a.so"]},
     gpu_tests=1,
     traced_on=["9.0"],
@@ -71,7 +72,7 @@ def test_every_other_outcome_speaks_against(outcome: Outcome) -> None:
     assert reasons(changed) == ["1 test ended with another outcome than in the traced run"]
     first = judge_tests(changed)[0]
     assert (first.nodeid, first.after, first.text) == ("a", outcome, "a ended")
-    assert reasons(replace(changed, flaky={"a"})) == []
+    assert reasons(replace(changed, on_originals={"a"})) == []
 
 
 def test_those_that_differ_come_first() -> None:
@@ -239,7 +240,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         rounds=(result,),
         all_rounds=(result,),
         usage=usage,
-        flaky=frozenset(),
+        originals=OriginalRuns(),
         loads=mapped(made),
         opened={},
         problems=(),
@@ -272,6 +273,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert noted.proved and noted.libraries[0].notes == ("opened",)
 
     # Flaky, and nothing else ended as traced.
-    flaky = judge(replace(failing, flaky=frozenset({"a"})))
+    round_of_all = OriginalRound(results(a=Outcome.FAILED), attempt.usage, complete=True)
+    flaky = judge(replace(failing, originals=OriginalRuns(together=(round_of_all,))))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)

@@ -1,0 +1,94 @@
+"""What the tests did when they ran on the originals again, and which tests are flaky."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.trace import Usage
+
+Results = Mapping[str, TestResult]
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRound:
+    """All tests once more on the originals, as the command runs them.
+
+    Attributes:
+        tests: by node id: how they ended.
+        usage: the GPU code that they used.
+        complete: every process came to its end.
+    """
+
+    tests: Results
+    usage: Usage
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRuns:
+    """All reruns on the originals.
+
+    Attributes:
+        alone: by node id: how a test ended when only some tests ran.
+        together: rounds of all tests.
+    """
+
+    alone: Mapping[str, tuple[TestResult, ...]] = field(default_factory=dict)
+    together: tuple[OriginalRound, ...] = ()
+
+
+def undecided_tests(before: Results, after: Results) -> Iterator[str]:
+    """Tests that may behave on the originals as they did on the copies.
+
+    These ended with another outcome, or ended as traced and lost their CUDA context. A test that
+    did both is left out: its other outcome follows from the lost context.
+
+    Args:
+        before, after: in the traced run, and on the copies.
+    """
+    for nodeid, test in after.items():
+        if nodeid in before:
+            differs = test.outcome is not before[nodeid].outcome
+            lost = test.gpu_error is not None and before[nodeid].gpu_error is None
+            if differs != lost:
+                yield nodeid
+
+
+def known_of_originals(before: Results, after: Results, runs: OriginalRuns) -> frozenset[str]:
+    """Tests that did on the originals, too, what they did on the copies.
+
+    A test that runs alone may end otherwise because it needs an earlier one. So its reruns alone
+    count only if they gave both outcomes. The traced run counts with the rounds of all tests.
+    """
+    return frozenset(
+        nodeid
+        for nodeid in undecided_tests(before, after)
+        if _was_seen(before[nodeid], after[nodeid], runs)
+    )
+
+
+def needs_other_tests(before: Results, after: Results, runs: OriginalRuns) -> bool:
+    """Whether a test ends otherwise alone, and no round of all tests has told more."""
+    known = known_of_originals(before, after, runs)
+    return any(
+        nodeid not in known
+        and after[nodeid].outcome in _outcomes(runs.alone.get(nodeid, ()))
+        and not any(nodeid in r.tests for r in runs.together)
+        for nodeid in undecided_tests(before, after)
+    )
+
+
+def _was_seen(before: TestResult, after: TestResult, runs: OriginalRuns) -> bool:
+    alone = runs.alone.get(after.nodeid, ())
+    together = tuple(r.tests[after.nodeid] for r in runs.together if after.nodeid in r.tests)
+    if after.gpu_error is not None:
+        return any(test.gpu_error is not None for test in (*alone, *together))
+    seen = _outcomes(alone)
+    return after.outcome in _outcomes(together) or {before.outcome, after.outcome} <= seen
+
+
+def _outcomes(results: tuple[TestResult, ...]) -> set[object]:
+    """Outcomes of runs that kept their CUDA context."""
+    return {test.outcome for test in results if test.gpu_error is None}

@@ -1,0 +1,90 @@
+"""Which tests are flaky: the originals alone decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.verifying.originals import (
+    OriginalRound,
+    OriginalRuns,
+    known_of_originals,
+    needs_other_tests,
+    undecided_tests,
+)
+from tests.support.usages import usage_of
+
+PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
+LOST = "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+def one(outcome: Outcome, gpu_error: str | None = None) -> dict[str, TestResult]:
+    return {"a": TestResult(nodeid="a", outcome=outcome, duration=0, gpu_error=gpu_error)}
+
+
+def runs(alone: Sequence[Outcome] = (), together: Sequence[Outcome] = ()) -> OriginalRuns:
+    return OriginalRuns(
+        {"a": tuple(one(outcome)["a"] for outcome in alone)},
+        tuple(OriginalRound(one(outcome), usage_of(), complete=True) for outcome in together),
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "flaky"),
+    [
+        ((), (), False),
+        ((PASSED, PASSED, PASSED), (), False),
+        # It may need a test that ran before it.
+        ((FAILED, FAILED, FAILED), (), False),
+        ((FAILED, PASSED), (), True),
+        ((FAILED,), (FAILED,), True),
+        ((FAILED,), (PASSED,), False),
+        # Neither outcome in question.
+        ((PASSED, Outcome.SKIPPED), (Outcome.ERROR,), False),
+    ],
+)
+@pytest.mark.parametrize(("before", "after"), [(PASSED, FAILED), (FAILED, PASSED)])
+def test_the_originals_alone_make_a_test_flaky(
+    before: Outcome,
+    after: Outcome,
+    alone: Sequence[Outcome],
+    together: Sequence[Outcome],
+    flaky: bool,
+) -> None:
+    if before is FAILED:
+        swapped = {PASSED: FAILED, FAILED: PASSED}
+        alone = [swapped.get(o, o) for o in alone]
+        together = [swapped.get(o, o) for o in together]
+    known = known_of_originals(one(before), one(after), runs(alone, together))
+    assert known == (frozenset("a") if flaky else frozenset())
+
+
+def test_a_test_that_ends_otherwise_alone_needs_a_round_of_all() -> None:
+    before, after = one(PASSED), one(FAILED)
+    assert not needs_other_tests(before, after, runs([PASSED] * 3))
+    assert needs_other_tests(before, after, runs([FAILED]))
+    assert not needs_other_tests(before, after, runs([FAILED, PASSED]))
+    assert not needs_other_tests(before, after, runs([FAILED], [PASSED]))
+
+
+def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:
+    assert list(undecided_tests(one(PASSED), one(PASSED))) == []
+    assert list(undecided_tests(one(PASSED), one(FAILED))) == ["a"]
+    assert list(undecided_tests(one(PASSED), one(PASSED, LOST))) == ["a"]
+    assert list(undecided_tests(one(PASSED, LOST), one(PASSED, LOST))) == []
+    assert list(undecided_tests(one(PASSED), one(FAILED, LOST))) == [], "never flaky"
+    assert list(undecided_tests({}, one(FAILED))) == []
+
+
+def test_reruns_that_lost_their_context() -> None:
+    lost = replace(one(FAILED)["a"], gpu_error=LOST)
+    known = known_of_originals(
+        one(PASSED), one(FAILED), OriginalRuns({"a": (lost, *one(PASSED).values())})
+    )
+    assert known == frozenset(), "such an outcome means nothing"
+    passed = one(PASSED, LOST)
+    assert known_of_originals(one(PASSED), passed, OriginalRuns({"a": (passed["a"],)})) == {"a"}
+    assert known_of_originals(one(PASSED), passed, runs([PASSED])) == frozenset()
