@@ -53,8 +53,6 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
-    from msgspec.structs import replace
-
     from pytest_negativa.analysis.unplanned import find_unplanned
     from pytest_negativa.installed.sites import Places
     from pytest_negativa.planning.lock import make_lock
@@ -70,12 +68,15 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned = find_unplanned(load_usage(run), {one.plan.library.path for one in planned})
-    made = make_lock(run_id, planned, verdict, Places().of, unplanned=unplanned, unproved=unproved)
-    libraries = settings.libraries
-    made = replace(
-        made,
-        include=libraries.include,
-        exclude=(*libraries.exclude, *settings.keep.libraries),
+    made = make_lock(
+        run_id,
+        planned,
+        verdict,
+        Places().of,
+        unplanned=unplanned,
+        unproved=unproved,
+        include=settings.libraries.include,
+        exclude=(*settings.libraries.exclude, *settings.keep.libraries),
     )
     save_lock(made, output)
     to_stdout = str(output) == STDOUT

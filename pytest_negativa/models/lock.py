@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -10,8 +12,12 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.plan import KeepReason
 
-LOCK_VERSION = 2
-"""Of the lock file. 1 is the first; 2 tells of all that the run loaded, or may have loaded."""
+LOCK_VERSION = 3
+"""Of the lock file.
+
+History: 3 has totals and digests, which are checked, and the kinds of copies that were proved;
+2 tells of all that the run loaded, or may have loaded; 1 is the first.
+"""
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """A digest in hex. The pattern is Python's, which checks it."""
@@ -25,7 +31,7 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
         arch: what it was built for.
         reason: why it stays.
         region: file offset of the region that holds it; none for a frame.
-        why: more of the reason, for people: the test that needed it.
+        detail: more of the reason, for people: the test that needed it.
         functions: at kernel granularity, mangled names of the functions of the cubin that stay,
             sorted; without it, all of them do.
     """
@@ -34,7 +40,7 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
     arch: SmArch
     reason: KeepReason
     region: Offset | None = None
-    why: str | None = None
+    detail: str | None = None
     functions: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -51,14 +57,17 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         soname, build_id: of the library, if it has them.
         sha256, size: of the file. Offsets are valid for exactly this content.
         devices: compute capabilities that the run was traced on.
-        elements: how many elements and frames it has.
+        elements, kept_elements: how many elements and frames it has, and how many of them stay.
         code_bytes, unused_bytes: size of their payloads, and of those that are unused.
         trimmed_bytes: unused code within those that stay, unpacked.
+        kept_functions, unused_functions: at kernel granularity, how many functions of these stay,
+            and how many don't.
         code_sha256: digest of where they all are, see ``code_digest`` in ``planning.lock``. A
             release that finds other elements in the file than the one that made the lock must not
             take them for unused.
-        kept: by offset.
         not_proved: why this library is here although it was not proved.
+        digest: of all other fields, see ``digest_of``.
+        kept: by offset.
     """
 
     path: str
@@ -70,12 +79,16 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     size: Offset
     devices: tuple[str, ...]
     elements: Offset
+    kept_elements: Offset
     code_bytes: Offset
     unused_bytes: Offset
     trimmed_bytes: Offset = 0
+    kept_functions: Offset = 0
+    unused_functions: Offset = 0
     code_sha256: Sha256
-    kept: tuple[KeptCode, ...]
     not_proved: str | None = None
+    digest: Sha256
+    kept: tuple[KeptCode, ...]
 
     def __post_init__(self) -> None:
         offsets = [code.offset for code in self.kept]
@@ -140,7 +153,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
         run: id of the traced run.
         date: when it was verified, UTC, as ISO 8601 has it.
         granularity: ``element`` or ``kernel``.
-        copies: what the tests ran on: ``overwritten`` copies, or ``compacted`` ones.
+        copies: the kinds of copies that the tests ran on: ``overwritten``, ``compacted``.
         fill: the byte that unused code was overwritten with.
         tests: how many ended how, on the copies.
         devices: the GPUs.
@@ -153,7 +166,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     run: str
     date: str | None = None
     granularity: str
-    copies: str | None = None
+    copies: tuple[str, ...] = ()
     fill: Annotated[int, msgspec.Meta(ge=0, le=255)]
     tests: dict[str, Offset]
     devices: tuple[ProvingDevice, ...]
@@ -166,6 +179,7 @@ class Lock(Record, frozen=True, kw_only=True):
 
     Attributes:
         format_version: of the file; other versions are refused.
+        digest: of all other fields, see ``digest_of``.
         proof: what the lock rests on.
         libraries: what stays of each library, by path.
         left_out: the other libraries with GPU code that the run loaded, by path.
@@ -176,6 +190,7 @@ class Lock(Record, frozen=True, kw_only=True):
     """
 
     format_version: int
+    digest: Sha256
     proof: Proof
     libraries: tuple[LockedLibrary, ...]
     left_out: tuple[LeftOut, ...] = ()
@@ -183,7 +198,30 @@ class Lock(Record, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        digests = [library.sha256 for library in self.libraries]
-        twice = next((d for d in digests if digests.count(d) > 1), None)
+        counts = Counter(library.sha256 for library in self.libraries)
+        twice = next((digest for digest, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"libraries: two have the digest {twice}")
+
+
+def digest_of(record: LockedLibrary | Lock) -> str:
+    """The digest that a record should have: SHA-256 of its JSON with sorted keys and no spaces.
+
+    The record's own digest is not in the JSON. Each library of a lock is there as its digest alone.
+    It detects a line that was lost, added or changed. It is no signature.
+    """
+    if isinstance(record, Lock):
+        plain = msgspec.to_builtins(msgspec.structs.replace(record, libraries=()), enc_hook=str)
+        plain["libraries"] = [library.digest for library in record.libraries]
+    else:
+        plain = msgspec.to_builtins(record, enc_hook=str)
+    del plain["digest"]
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
+
+
+def seal(lock: Lock) -> Lock:
+    """The lock with the right digests."""
+    replace = msgspec.structs.replace
+    libraries = tuple(replace(one, digest=digest_of(one)) for one in lock.libraries)
+    lock = replace(lock, libraries=libraries)
+    return replace(lock, digest=digest_of(lock))

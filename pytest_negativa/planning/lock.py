@@ -30,6 +30,7 @@ from pytest_negativa.models.lock import (
     Place,
     Proof,
     ProvingDevice,
+    seal,
 )
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
@@ -47,6 +48,7 @@ _SPAN = struct.Struct("<QQ")
 _COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
+_UNSEALED = ""
 # Without a verdict, what would have been the default.
 _DEFAULT_FILL = 1
 
@@ -79,6 +81,8 @@ def make_lock(
     *,
     unplanned: Unplanned | None = None,
     unproved: bool = False,
+    include: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
 ) -> Lock:
     """The lock of a run.
 
@@ -89,6 +93,7 @@ def make_lock(
         place_of: from a real path.
         unplanned: what else it loaded.
         unproved: take what has unused code, proved or not.
+        include, exclude: see ``Lock``.
 
     Raises:
         ReconstructError: nothing is proved, and ``unproved`` is not set.
@@ -119,12 +124,16 @@ def make_lock(
         _left_out_too(row, spared[row.sha256]) for row in libraries if row.sha256 in spared
     ]
     libraries = [row for row in libraries if row.sha256 not in spared]
-    return Lock(
+    lock = Lock(
         format_version=LOCK_VERSION,
+        digest=_UNSEALED,
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=unplanned.incomplete),
         libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
+        include=include,
+        exclude=exclude,
     )
+    return seal(lock)
 
 
 def _lock_or_leave(
@@ -187,9 +196,9 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
             "there is none; make it again"
         )
     for code in locked.kept:
-        _check_arch(code, blocks[code.offset], library_map)
+        _check_place(code, blocks[code.offset], library_map)
     trimmed = (_trimmed(code, blocks[code.offset], library_map) for code in locked.kept)
-    return LibraryPlan(
+    plan = LibraryPlan(
         format_version=PLAN_VERSION,
         library=library_map.library,
         devices=locked.devices,
@@ -199,6 +208,8 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
         trimmed=tuple(filter(None, trimmed)),
         granularity="kernel" if needs_content(locked) else "element",
     )
+    _check_totals(locked, plan, blocks)
+    return plan
 
 
 def needs_content(locked: LockedLibrary) -> bool:
@@ -355,24 +366,22 @@ def _lock_library(
         sha256=library.sha256,
         size=library.size,
         devices=plan.devices,
-        elements=len(spans),
-        code_bytes=plan.code_bytes,
-        unused_bytes=plan.unused_bytes,
-        trimmed_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
+        **_totals(plan, found)._asdict(),
         code_sha256=code_digest(spans),
+        not_proved=doubt,
+        digest=_UNSEALED,
         kept=tuple(
             KeptCode(
                 offset=d.start,
                 arch=found[d.start].arch,
                 reason=KeepReason(d.reason),
                 region=None if found[d.start].region is None else found[d.start].anchor,
-                why=d.detail,
+                detail=d.detail,
                 functions=functions.get(d.start),
             )
             for d in sorted(plan.decisions, key=lambda d: d.start)
             if d.kept
         ),
-        not_proved=doubt,
     )
 
 
@@ -431,7 +440,7 @@ def _proof(
         run=run_id,
         date=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
         granularity=verdict.granularity,
-        copies=verdict.copies,
+        copies=(verdict.copies,),
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
@@ -439,19 +448,73 @@ def _proof(
     )
 
 
-def _check_arch(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> None:
+def _check_place(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> None:
+    where = f"{library_map.library.path}: the lock keeps {code.arch} code at {code.offset:#x}"
     if code.arch != block.arch:
-        raise ReconstructError(
-            f"{library_map.library.path}: the lock keeps {code.arch} code at {code.offset:#x}, "
-            f"where {block.arch} code is; make it again"
-        )
+        raise ReconstructError(f"{where}, where {block.arch} code is; make it again")
+    if code.region != (None if block.region is None else block.anchor):
+        raise ReconstructError(f"{where}, which is in another region; make it again")
+
+
+class _Totals(NamedTuple):
+    """What a lock says of a library in sums; the fields are those of ``LockedLibrary``."""
+
+    elements: int
+    kept_elements: int
+    code_bytes: int
+    unused_bytes: int
+    trimmed_bytes: int
+    kept_functions: int
+    unused_functions: int
+
+
+def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> _Totals:
+    """The sums of a plan.
+
+    Args:
+        blocks: by start; with the content of the cubins that the plan trims.
+    """
+    kept = sum(len(cubin.kept) for cubin in plan.trimmed)
+    functions = sum(_count_functions(blocks[cubin.start]) for cubin in plan.trimmed)
+    return _Totals(
+        elements=len(plan.decisions),
+        kept_elements=sum(d.kept for d in plan.decisions),
+        code_bytes=plan.code_bytes,
+        unused_bytes=plan.unused_bytes,
+        trimmed_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
+        kept_functions=kept,
+        unused_functions=functions - kept,
+    )
+
+
+def _count_functions(block: CodeBlock) -> int:
+    content = block.content
+    assert isinstance(content, Cubin)
+    return len({f.name for f in (*content.kernels, *content.device_functions)})
+
+
+def _check_totals(
+    locked: LockedLibrary, plan: LibraryPlan, blocks: Mapping[int, CodeBlock]
+) -> None:
+    """Compare the totals of the lock with those of the library.
+
+    Raises:
+        ReconstructError: one differs.
+    """
+    for name, found in _totals(plan, blocks)._asdict().items():
+        stated = getattr(locked, name)
+        if stated != found:
+            raise ReconstructError(
+                f"{plan.library.path}: the lock says {name} is {stated:,}, and the library has "
+                f"{found:,}; make the lock again"
+            )
 
 
 def _decide(span: tuple[int, int], kept: Mapping[int, KeptCode]) -> Decision:
     code = kept.get(span[0])
     if code is None:
         return Decision(*span, False, UnusedReason.NO_USED_KERNEL.value)
-    return Decision(*span, True, code.reason.value, code.why)
+    return Decision(*span, True, code.reason.value, code.detail)
 
 
 def _trimmed(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> TrimmedCubin | None:

@@ -1,7 +1,7 @@
 """The lock file: YAML on disk, ``Lock`` in memory.
 
 People read and compare it: each thing that stays has a line, offsets are in hex, and the order is
-fixed. Messages name line and key.
+fixed. Messages name line and key. Digests in the file are checked when it is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock
+from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import decode_hook, encode_hook
 from pytest_negativa.storage.yaml_document import Node, YamlError, parse_document
@@ -23,13 +23,22 @@ from pytest_negativa.storage.yaml_document import Node, YamlError, parse_documen
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
 
+MAX_ITEMS = 1_000_000
+"""Commas and line breaks; the parser takes 4 s for a million.
+
+A lock that keeps all 46,400 elements of PyTorch 2.11 for CUDA 13 has 232,000.
+"""
+
 _HEAD = b"""\
 # What a test suite needs of the GPU code in these libraries, as proved on copies without the rest.
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
+_REMEDY = "restore the file from version control, or make it again with negativa lock"
 _WIDTH = 1 << 24
 # Of the path in msgspec's messages, as in "$.libraries[0].kept[3].offset".
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
+
+_CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
 
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -87,7 +96,8 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     """The lock in ``data``; ``origin`` (a path) is for messages.
 
     Raises:
-        StoreError: not a lock, or of a version that this release does not read.
+        StoreError: not a lock, of a version that this release does not read, or a line of it was
+            lost, added or changed.
     """
     root = _compose(data, origin)
     found = root.value.get("format_version") if isinstance(root.value, dict) else None
@@ -95,15 +105,53 @@ def decode_lock(data: bytes, origin: str) -> Lock:
         raise StoreError(f"{origin}:{root.place.line}: not a lock file: it has no format_version")
     version = found.value
     if version != LOCK_VERSION:
-        remedy = "update pytest-negativa" if version > LOCK_VERSION else "make the lock again"
         raise StoreError(
             f"{origin}:{found.place.line}: format_version {version}, this release reads "
-            f"{LOCK_VERSION}; {remedy}"
+            f"{LOCK_VERSION}; {_remedy_for(version, root)}"
         )
     try:
-        return msgspec.convert(root.plain(), Lock, dec_hook=decode_hook)
+        lock = msgspec.convert(root.plain(), Lock, dec_hook=decode_hook)
     except msgspec.ValidationError as e:
-        raise StoreError(f"{origin}:{_line_of(root, str(e))}: {e}") from e
+        raise StoreError(f"{origin}:{_line_of(root, str(e))}: {e}; {_REMEDY}") from e
+    _check_digests(lock, root, origin)
+    return lock
+
+
+def _remedy_for(version: int, root: Node) -> str:
+    """What to do about a lock of another version."""
+    if version > LOCK_VERSION:
+        return "update pytest-negativa"
+    run = root.nearest(["proof", "run"]).value
+    name = f" --run {run}" if isinstance(run, str) else ""
+    return f"make the lock again (negativa lock{name}), or trace and prove again if the run is gone"
+
+
+def _check_digests(lock: Lock, root: Node, origin: str) -> None:
+    """Compare counts and digests with the lines.
+
+    Raises:
+        StoreError: a line was lost, added or changed.
+    """
+    for index, library in enumerate(lock.libraries):
+        if problem := _why_damaged(library):
+            line = root.nearest(["libraries", index]).place.line
+            raise StoreError(f"{origin}:{line}: {library.path}: {problem}; {_REMEDY}")
+    if lock.digest != digest_of(lock):
+        raise StoreError(
+            f"{origin}:{root.nearest(['digest']).place.line}: the lines outside of the libraries, "
+            f"or the list of libraries, don't match their digest; {_REMEDY}"
+        )
+
+
+def _why_damaged(library: LockedLibrary) -> str | None:
+    if len(library.kept) != library.kept_elements:
+        return f"kept has {len(library.kept):,} lines, kept_elements says {library.kept_elements:,}"
+    functions = sum(len(code.functions or ()) for code in library.kept)
+    if functions != library.kept_functions:
+        return f"functions have {functions:,} lines, kept_functions says {library.kept_functions:,}"
+    if library.digest != digest_of(library):
+        return "its lines don't match their digest: one was lost, added or changed"
+    return None
 
 
 def save_lock(lock: Lock, path: Path) -> None:
@@ -133,9 +181,10 @@ def _compose(data: bytes, origin: str) -> Node:
     if len(data) > MAX_BYTES:
         raise StoreError(f"{origin}: larger than {MAX_BYTES:,} bytes; is this a lock file?")
     try:
-        root = parse_document(data)
+        root = parse_document(data, MAX_ITEMS)
     except YamlError as e:
-        raise StoreError(f"{origin}:{e.place.line}: not a lock file: {e}") from e
+        merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
+        raise StoreError(f"{origin}:{e.place.line}: not a lock file: {e}{merged}") from e
     if root is None:
         raise StoreError(f"{origin}:1: not a lock file: it is empty")
     return root

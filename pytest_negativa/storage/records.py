@@ -32,7 +32,9 @@ def encode_hook(value: Any) -> Any:
 
 def decode_hook(wanted: type, value: Any) -> Any:
     """Decode what ``encode_hook`` encoded."""
-    if wanted is SmArch and isinstance(value, str):
+    if wanted is SmArch:
+        if not isinstance(value, str):
+            raise ValueError(f"expected an SM arch like sm_90, got {type(value).__name__}")
         try:
             return SmArch.parse(value)
         except OptionError as e:

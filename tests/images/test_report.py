@@ -41,6 +41,7 @@ from pytest_negativa.models.lock import (
     LockedLibrary,
     Proof,
     ProvingDevice,
+    seal,
 )
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
@@ -403,8 +404,9 @@ def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
     library = plan.library
     assert library.sha256 is not None
     kept = [d for d in plan.decisions if d.kept]
-    return Lock(
+    made = Lock(
         format_version=LOCK_VERSION,
+        digest="",
         proof=Proof(
             proved=proved,
             run="locked-run",
@@ -422,9 +424,11 @@ def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
                 size=library.size,
                 devices=plan.devices,
                 elements=len(plan.decisions),
+                kept_elements=len(kept),
                 code_bytes=plan.code_bytes,
                 unused_bytes=plan.unused_bytes,
                 code_sha256="0" * 64,
+                digest="",
                 kept=tuple(
                     KeptCode(offset=d.start, arch=SmArch.parse("sm_90"), reason=KeepReason.LOADED)
                     for d in kept
@@ -434,6 +438,7 @@ def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
         ),
         left_out=(LeftOut(path="other/libframes.so", reason="changed"),),
     )
+    return seal(made)
 
 
 @pytest.mark.parametrize("proved", [True, False])

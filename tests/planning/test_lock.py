@@ -12,44 +12,29 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place
+from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place, seal
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.planning.give_back import functions_of, give_back, iter_parts
-from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
 from pytest_negativa.storage.records import shipped_schema
+from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH
-from tests.support.reconstructing import H200, planned_of
+from tests.support.reconstructing import planned_of, trimmed_of
 from tests.support.sites import verdict_of
-from tests.support.usages import library_usage, usage_of
 
 
 def planned(path: Path = MULTIARCH) -> AnalyzedLibrary:
     made = planned_of(path)
     return AnalyzedLibrary(made.library_map, made.plan)
-
-
-def trimmed(kernel: str = "calls_shared") -> AnalyzedLibrary:
-    """A cubin of which one kernel is used."""
-    request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
-    [mapped] = map_libraries([BIN / "libcallgraph.so"], request)
-    library_map = mapped.library_map
-    assert library_map is not None
-    region = next(r for r in library_map.iter_regions() if any(e.content for e in r.elements))
-    usage = usage_of(library_usage(library_map, {region.span.start: (kernel,)}))
-    located = locate_library(library_map, usage.libraries[0], usage)
-    plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
-    assert plan.trimmed
-    return AnalyzedLibrary(library_map, plan)
 
 
 def place(path: str) -> Place:
@@ -76,7 +61,7 @@ class TestMaking:
         [library] = lock(one).libraries
         kept = [d for d in one.plan.decisions if d.kept]
         assert kept
-        assert [(k.offset, k.reason.value, k.why) for k in library.kept] == [
+        assert [(k.offset, k.reason.value, k.detail) for k in library.kept] == [
             (d.start, d.reason, d.detail) for d in kept
         ]
         assert library.sha256 == one.plan.library.sha256
@@ -98,6 +83,7 @@ class TestMaking:
         assert proof.tests == {"passed": 1, "skipped": 1}
         assert proof.devices[0].driver == "580.1"
         assert proof.granularity == "element"
+        assert proof.copies == ("overwritten",)
 
     def test_unproved_run_is_refused_unless_asked_for(self) -> None:
         one = planned()
@@ -164,7 +150,7 @@ class TestMaking:
         [library] = make_lock("run", [one], compacted, place).libraries
         assert library.not_proved is None
         [code] = [code for code in library.kept if code.offset == spared.start]
-        assert code.why == "not proved: it was still there when the tests ran"
+        assert code.detail == "not proved: it was still there when the tests ran"
         assert library.unused_bytes == one.plan.unused_bytes - spared.size
         plan = plan_from_lock(library, fresh_map(one.plan.library.path))
         assert [(d.start, d.end) for d in plan.decisions if not d.kept] == [
@@ -185,7 +171,7 @@ class TestMaking:
 
     def test_code_in_cubins_that_was_spared_is_kept(self) -> None:
         """By name, with what it calls."""
-        one = trimmed()
+        one = trimmed_of()
         [cubin] = one.plan.trimmed
         assert len(cubin.unused) > 1
         for spared in cubin.unused:
@@ -201,7 +187,7 @@ class TestMaking:
 
     def test_no_code_in_a_cubin_was_taken(self) -> None:
         """As verdicts of before say nothing of it."""
-        one = trimmed()
+        one = trimmed_of()
         for verdict in (with_trimmed(one, ()), with_trimmed(one, None)):
             made = make_lock("run", [one], verdict, place)
             for library in made.libraries:
@@ -209,7 +195,7 @@ class TestMaking:
             assert made.libraries or "nothing that is unused" in made.left_out[0].reason
 
     def test_code_that_was_given_back_is_kept(self) -> None:
-        one = trimmed()
+        one = trimmed_of()
         [cubin] = one.plan.trimmed
         needed = cubin.unused[0]
         [part] = [p for p in iter_parts(one.library_map, one.plan) if p.code == needed.start]
@@ -264,7 +250,7 @@ class TestPlanFromLock:
         ]
 
     def test_functions(self) -> None:
-        one = trimmed()
+        one = trimmed_of()
         [library] = decode_lock(encode_lock(lock(one)), "lock").libraries
         assert library.kept[0].functions == (
             "$calls_shared$_Z13shared_by_twof",
@@ -286,9 +272,47 @@ class TestPlanFromLock:
         with pytest.raises(ReconstructError, match=problem):
             plan_from_lock(library, fresh_map(one.plan.library.path))
 
+    @pytest.mark.planted_fault(
+        "A total of the lock is not that of the library.",
+        says="make the lock again",
+    )
+    @pytest.mark.parametrize(
+        "total",
+        [
+            "kept_elements",
+            "code_bytes",
+            "unused_bytes",
+            "trimmed_bytes",
+            "kept_functions",
+            "unused_functions",
+        ],
+    )
+    def test_other_totals(self, total: str, fault: PlantedFault) -> None:
+        one = trimmed_of()
+        [library] = lock(one).libraries
+        assert (library.kept_functions, library.unused_functions > 0) == (2, True)
+        other = msgspec.structs.replace(library, **{total: getattr(library, total) + 1})
+        with pytest.raises(ReconstructError, match=f"the lock says {total} is ") as caught:
+            plan_from_lock(other, fresh_map(one.plan.library.path, contents=True))
+        fault.check(str(caught.value))
+
+    @pytest.mark.planted_fault(
+        "A lock made by hand, with digests that fit, keeps fewer elements than it says.",
+        says="the lock says unused_bytes is",
+    )
+    def test_fewer_kept_elements_than_were_proved(self, fault: PlantedFault) -> None:
+        one = planned()
+        [library] = lock(one).libraries
+        kept = library.kept[:-1]
+        fewer = msgspec.structs.replace(library, kept=kept, kept_elements=len(kept))
+        with pytest.raises(ReconstructError) as caught:
+            plan_from_lock(fewer, fresh_map(one.plan.library.path))
+        fault.check(str(caught.value))
+
     @pytest.mark.parametrize(
         ("change", "problem"),
         [
+            ({"region": 1}, "in another region"),
             ({"offset": 1}, "where there is none"),
             ({"functions": ("missing",)}, "can't be read|no function missing"),
         ],
@@ -301,7 +325,7 @@ class TestPlanFromLock:
                 plan_from_lock(library, fresh_map(one.plan.library.path, contents=contents))
 
     def test_functions_that_need_others(self) -> None:
-        one = trimmed()
+        one = trimmed_of()
         library = with_first(lock(one).libraries[0], functions=("calls_shared",))
         with pytest.raises(ReconstructError, match=r"not all that they need|no function"):
             plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
@@ -314,18 +338,18 @@ def with_first(library: LockedLibrary, **change: object) -> LockedLibrary:
 
 class TestFile:
     def test_round_trip(self, tmp_path: Path) -> None:
-        made = lock(planned(), trimmed(), planned(BIN / "libframes.so"))
+        made = lock(planned(), trimmed_of(), planned(BIN / "libframes.so"))
         save_lock(made, tmp_path / "negativa.lock")
         assert load_lock(tmp_path / "negativa.lock") == made
         assert encode_lock(made) == encode_lock(load_lock(tmp_path / "negativa.lock"))
 
     def test_other_readers_read_the_same(self) -> None:
-        made = lock(planned(), trimmed())
+        made = lock(planned(), trimmed_of())
         document = yaml.safe_load(encode_lock(made))
         assert msgspec.convert(document, Lock, dec_hook=_arch) == made
 
     def test_fits_its_schema(self) -> None:
-        document = yaml.safe_load(encode_lock(lock(planned(), trimmed())))
+        document = yaml.safe_load(encode_lock(lock(planned(), trimmed_of())))
         schema = json.loads(shipped_schema("lock"))
         jsonschema.Draft202012Validator.check_schema(schema)
         jsonschema.validate(document, schema)
@@ -342,9 +366,9 @@ class TestFile:
     @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
     def test_any_text_survives(self, text: str) -> None:
         made = LOCK
-        library = with_first(made.libraries[0], why=text)
+        library = with_first(made.libraries[0], detail=text)
         library = msgspec.structs.replace(library, path=f"a/{text}", version=text)
-        made = msgspec.structs.replace(made, libraries=(library,))
+        made = seal(msgspec.structs.replace(made, libraries=(library,)))
         assert decode_lock(encode_lock(made), "lock") == made
 
     def test_another_format(self) -> None:
@@ -365,7 +389,7 @@ class TestFile:
             (b"reason: loaded", b"reason: because", r"lock:\d+: Invalid enum value 'because'"),
             (b"arch: sm_90", b"arch: sm_", r"lock:\d+: .*no SM arch.*kept\[0\]"),
             (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*Expected `int`"),
-            (b"elements: ", b"elements: 0 # ", r"lock:\d+: kept: .* of 0 elements"),
+            (b"  elements: ", b"  elements: 0 # ", r"lock:\d+: kept: .* of 0 elements"),
             (b"proved: true", b"proved: yes", r"lock:\d+: Expected `bool`, got `str`"),
             (b"  run: ", b"  run: a\n  run: ", r"lock:\d+: .*the key 'run' is there twice"),
             (b"  run: ", b"  run: *x # ", r"lock:\d+: .*an alias"),
@@ -386,10 +410,14 @@ class TestFile:
     def test_harmless_forms(self) -> None:
         text = encode_lock(LOCK)
         assert decode_lock(text.replace(b"libraries:", b"libraries: &a", 1), "lock") == LOCK
-        digits = b"9" * 5000
-        assert decode_lock(text.replace(b"run: run", b"run: " + digits), "lock").proof.run == (
-            digits.decode()
-        )
+        assert decode_lock(text.replace(b"proved: true", b"proved:   true # "), "lock") == LOCK
+
+    def test_a_long_number_is_a_text(self) -> None:
+        digits = "9" * 5000
+        made = seal(replace(LOCK, proof=replace(LOCK.proof, run=digits)))
+        text = encode_lock(made).replace(f"'{digits}'".encode(), digits.encode())
+        assert f"run: {digits}\n".encode() in text
+        assert decode_lock(text, "lock") == made
 
     def test_line_is_that_of_the_fault(self) -> None:
         lines = encode_lock(LOCK).decode().splitlines()

@@ -15,7 +15,7 @@ from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.lock import LeftOut, Lock
+from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary, make_lock
@@ -44,7 +44,7 @@ NO_IMAGE = "CUDA error: no kernel image is available for execution on the device
 @pytest.fixture
 def lock(site: Made) -> Lock:
     """Of a run that loaded the first library alone."""
-    return msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1])
+    return seal(msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1]))
 
 
 @pytest.fixture

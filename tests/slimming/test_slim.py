@@ -443,7 +443,9 @@ def test_tests_names_change_nothing(site: Made) -> None:
     libraries = tuple(
         msgspec.structs.replace(
             library,
-            kept=tuple(msgspec.structs.replace(code, why="another test") for code in library.kept),
+            kept=tuple(
+                msgspec.structs.replace(code, detail="another test") for code in library.kept
+            ),
         )
         for library in site.lock.libraries
     )

@@ -13,6 +13,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.edits import Edits
+from tests.support.libraries import BIN
 from tests.support.usages import library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
@@ -36,6 +37,20 @@ def planned_of(path: Path, used_regions: Collection[int] = (0,)) -> AnalyzedLibr
     [mapped] = map_libraries([path], request)
     assert mapped.library_map is not None, mapped.error
     return AnalyzedLibrary(mapped.library_map, plan_of(mapped.library_map, used_regions))
+
+
+def trimmed_of(kernel: str = "calls_shared") -> AnalyzedLibrary:
+    """A cubin, of which one kernel is used."""
+    request = MapRequest(scope=Scope(devices=("9.0",)), with_map=True, with_digest=True)
+    [mapped] = map_libraries([BIN / "libcallgraph.so"], request)
+    library_map = mapped.library_map
+    assert library_map is not None
+    region = next(r for r in library_map.iter_regions() if any(e.content for e in r.elements))
+    usage = usage_of(library_usage(library_map, {region.span.start: (kernel,)}))
+    located = locate_library(library_map, usage.libraries[0], usage)
+    plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
+    assert plan.trimmed
+    return AnalyzedLibrary(library_map, plan)
 
 
 def apply(data: bytes, edits: Edits) -> bytes:
