@@ -16,6 +16,7 @@ from pytest_negativa.cli.image_report import COMMANDS as IMAGE_COMMANDS
 from pytest_negativa.cli.inspect import COMMANDS as INSPECT_COMMANDS
 from pytest_negativa.cli.measure import COMMANDS as MEASURE_COMMANDS
 from pytest_negativa.cli.run import COMMANDS as RUN_COMMANDS
+from pytest_negativa.cli.runs import COMMANDS as RUNS_COMMANDS
 from pytest_negativa.cli.slim import COMMANDS as SLIM_COMMANDS
 from pytest_negativa.cli.verify import COMMANDS as VERIFY_COMMANDS
 from pytest_negativa.errors import NegativaError, OptionError
@@ -69,6 +70,7 @@ def schema(name: str | None) -> None:
 for _command in (
     *INSPECT_COMMANDS,
     *RUN_COMMANDS,
+    *RUNS_COMMANDS,
     *VERIFY_COMMANDS,
     *SLIM_COMMANDS,
     *MEASURE_COMMANDS,

@@ -43,7 +43,9 @@ def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
 
 def new_folder(settings: Settings) -> Path:
     """A new folder for a measurement's files; it does not exist yet."""
-    return RunsFolder(Path(settings.directory)).new_measurement()
+    runs = RunsFolder(Path(settings.directory))
+    runs.make()
+    return runs.new_measurement()
 
 
 def measure_session(

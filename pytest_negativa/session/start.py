@@ -70,6 +70,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         plugins.register(RoundHooks(round_spec), "negativa-round")
     if role is Role.WORKER:
         return
+    run.hold()
     if verified or traced.not_traced is None:
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
@@ -129,6 +130,7 @@ def _start_own_detector(
             settings=settings, path=run.new_trace_file(), header=header
         )
         if detector is not None:
+            run.make()
             detector.start()
     except NegativaError:
         raise

@@ -24,17 +24,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.locks import lock, open_to_lock
 
 TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""
+
+
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+_DELETED_SUFFIX = ".deleted"
+_IGNORE_NAME = ".gitignore"
+_IGNORE = b"""\
+# Created by pytest-negativa: traces, plans and copies are not for version control.
+*
+"""
 
 
 def new_run_id() -> str:
@@ -122,6 +133,52 @@ class Run:
     def _failed_file(self) -> Path:
         return self.folder / "failed"
 
+    def make(self) -> None:
+        """Make the folder for traces, and the folder for runs if it is not there.
+
+        Raises:
+            StoreError: it can't be made.
+        """
+        if _RUN_ID.fullmatch(self.run_id):  # else a round
+            RunsFolder(self.folder.parent).make()
+        try:
+            self.trace_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise StoreError(f"{self.trace_dir}: cannot be created: {e.strerror}") from e
+
+    def hold(self) -> None:
+        """Keep the run from being deleted until this process ends."""
+        with contextlib.suppress(OSError):
+            # Never closed: the lock ends with the process.
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock(descriptor, shared=True, wait=False)
+
+    def delete(self) -> None:
+        """Delete the run's folder. A ``latest`` that led there leads to the newest run left.
+
+        Raises:
+            StoreError: it is no run's folder, is in use, or can't be deleted.
+        """
+        import shutil
+
+        runs = RunsFolder(self.folder.parent)
+        if not runs.holds(self.folder):
+            raise StoreError(
+                f"{self}: not deleted: not the folder of a run; expected a folder such as "
+                f"{runs.folder / new_run_id()}"
+            )
+        # A part of a run must not pass as a run, so the name goes first.
+        doomed = self.folder.with_name(f".{self.run_id}{_DELETED_SUFFIX}")
+        try:
+            with open_to_lock(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+                if not lock(folder, wait=False):
+                    raise StoreError(f"{self}: not deleted: a running session uses it")
+                self.folder.rename(doomed)
+            runs.repair_latest()
+            shutil.rmtree(doomed)
+        except OSError as e:
+            raise StoreError(f"{self}: cannot be deleted: {e.strerror}") from e
+
     def new_trace_file(self) -> Path:
         """A file for this process's trace. No other process uses the name, not even a later one
         with the same pid.
@@ -170,6 +227,7 @@ class Run:
             self.outcomes_file.unlink()
             for folder in (self.trace_dir, self.folder):
                 folder.rmdir()
+            RunsFolder(self.folder.parent).remove_empty()
 
     def plan_files(self) -> tuple[Path, ...]:
         """The plans, by name; none before ``negativa locate``."""
@@ -276,6 +334,51 @@ class RunsFolder:
         """pytest's cache folder in rounds that run some tests again: the user's stays as it is."""
         return self.folder / "cache"
 
+    def make(self) -> None:
+        """Make the folder, with a ``.gitignore``, if it is not there.
+
+        Raises:
+            StoreError: it can't be made.
+        """
+        if not self.folder.is_dir():
+            # The first of several processes writes it; all write the same.
+            write_atomically(self.folder / _IGNORE_NAME, _IGNORE)
+
+    def remove_empty(self) -> None:
+        """Remove the folder if ``make`` made it and nothing else is in it.
+
+        Raises:
+            OSError: it can't be removed.
+        """
+        ignore = self.folder / _IGNORE_NAME
+        if [*self.folder.iterdir()] == [ignore] and ignore.read_bytes() == _IGNORE:
+            ignore.unlink()
+            self.folder.rmdir()
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder here is a run's, by its name."""
+        is_ours = _RUN_ID.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        return bool(is_ours) and folder.parent == self.folder
+
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, the newest first."""
+        with contextlib.suppress(OSError):
+            # Their names begin with the time.
+            found = sorted(filter(self.holds, self.folder.iterdir()), reverse=True)
+            return tuple(map(Run, found))
+        return ()
+
+    def repair_latest(self) -> None:
+        """Let ``latest`` lead to the newest run if it leads nowhere; without a run, remove it.
+
+        Raises:
+            OSError, StoreError: the link can't be written.
+        """
+        if self.latest.is_symlink() and not self.latest.exists():
+            self.latest.unlink()
+            for run in self.runs()[:1]:
+                run.make_latest()
+
     def new_run(self) -> Run:
         """A run with a new id, whose folder is not made yet."""
         return Run(self.folder / new_run_id())
@@ -317,17 +420,7 @@ class RunsFolder:
 
     def _last_good(self) -> Run | None:
         """The newest run that something is planned from."""
-        # Their names begin with the time.
-        for run in sorted(self._runs(), key=lambda run: run.run_id, reverse=True):
-            if not run.is_failed and run.plan_files():
-                return run
-        return None
-
-    def _runs(self) -> Iterator[Run]:
-        with contextlib.suppress(OSError):
-            for path in self.folder.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    yield Run(path)
+        return next((run for run in self.runs() if not run.is_failed and run.plan_files()), None)
 
 
 def find_traces(folder: Path) -> tuple[Path, ...]:

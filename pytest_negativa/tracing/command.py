@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.native import injection_library
@@ -64,10 +64,8 @@ def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict
             "the library that traces other programs was not built: install a C compiler and "
             "reinstall pytest-negativa"
         )
-    try:
-        run.trace_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise StoreError(f"{run.trace_dir}: cannot be created: {e.strerror}") from e
+    run.make()
+    run.hold()
     changes = child_environment(
         environ,
         run=run,

@@ -185,6 +185,7 @@ def start_tracing(
         return _start_replay(run, header, replay, environ)
     from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
+    run.make()
     writer = TraceWriter(
         run.new_trace_file(),
         make_header(run, role, root=root, detector=cupti_version(), worker=worker),
@@ -252,6 +253,7 @@ def _start_replay(
     from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
     recording = Recording(folder)
+    run.make()
     writer = TraceWriter(
         run.new_trace_file(),
         replace(header, replay=recording.replay),

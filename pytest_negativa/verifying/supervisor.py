@@ -62,6 +62,7 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
             return status
     else:
         run = RunsFolder(Path(settings.directory)).find(settings.run)
+    run.hold()
     verification = Verification(load_traced_run(run, settings), program, settings, _say)
     if settings.healing:
         verdict = verify_and_heal(verification)

@@ -206,7 +206,8 @@ def test_why_nothing_is_planned(tmp_path: Path, run: Run) -> None:
     assert Run(tmp_path).why_unplanned().endswith("expected the folder of a run")
     # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
     run.mark_failed("1 test failed")
-    good, failed, bare = (Run(run.folder.with_name(f"run-{n}")) for n in (2, 3, 4))
+    ids = (f"20260101T00000{n}Z-0123ab" for n in (2, 3, 4))
+    good, failed, bare = (Run(run.folder.with_name(run_id)) for run_id in ids)
     for traced in (good, failed):
         write_run(traced, analysis(tmp_path, "liba.so"), with_plans=True)
     failed.mark_failed("1 test failed")

@@ -1,0 +1,110 @@
+"""runs list, show, delete: what they print, delete, and refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import PlantedFault
+from tests.support.sessions import Project
+
+PASSES = "def test_passes():\n    pass\n"
+FAILS = "def test_fails():\n    assert False\n"
+
+
+@pytest.fixture
+def three(project: Project) -> list[str]:
+    """Three runs, the oldest first: good, failed, good."""
+    made = []
+    for text, status in ((PASSES, 0), (FAILS, 1), (PASSES, 0)):
+        project.write("test_a.py", text)
+        project.pytest("-q", "--negativa", status=status)
+        run = (project.results / "latest").resolve()
+        # Ids sort by time, which has seconds.
+        made.append(run.rename(run.with_name(f"20260101T00000{len(made)}Z-0123ab")).name)
+        (project.results / "latest").unlink()
+        (project.results / "latest").symlink_to(made[-1])
+    return made
+
+
+@pytest.mark.slow
+def test_runs_are_listed_shown_and_deleted(project: Project, three: list[str]) -> None:
+    listed = project.negativa("runs", "list").stdout.splitlines()
+    assert [line.split()[0] for line in listed[2:]] == three[::-1]
+    assert "latest" in listed[2] and "planned" in listed[2]
+    assert "failed: 1 test failed" in listed[3]
+
+    shown = project.negativa("runs", "show").stdout
+    assert f"run       {project.results / three[2]}\n" in shown
+    assert "tests     1 passed" in shown
+    assert "planned   1 library: 60.2 kB of 67.2 kB of GPU code unused (89.6%)" in shown
+    assert "tests     1 failed" in project.negativa("runs", "show", three[1]).stdout
+
+    assert "no such run" in project.negativa("runs", "show", "elsewhere", status=2).stderr
+    assert "name a RUN" in project.negativa("runs", "delete", status=2).stderr
+
+    project.negativa("runs", "delete", three[2])
+    assert [folder.name for folder in project.runs()] == three[:2]
+    assert (project.results / "latest").resolve().name == three[1]
+    project.negativa("runs", "delete", "--keep", "0")
+    assert project.runs() == []
+    assert not (project.results / "latest").is_symlink()
+    assert "no traced run" in project.negativa("runs", "list").stdout
+
+
+@pytest.mark.planted_fault(
+    "a run is deleted while a session uses it",
+    says="not deleted: a running session uses it",
+)
+def test_a_run_in_use_stays(project: Project, fault: PlantedFault) -> None:
+    run = project.results / "20260101T000000Z-0123ab"
+    (run / "trace").mkdir(parents=True)
+    script = (
+        "import sys; from pathlib import Path; from pytest_negativa.storage.runs import Run\n"
+        "Run(Path(sys.argv[1])).hold(); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(run)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        fault.check(project.negativa("runs", "delete", run.name, status=1).stderr)
+        holder.kill()
+    assert run.is_dir()
+    project.negativa("runs", "delete", run.name)
+    assert not run.exists()
+
+
+@pytest.mark.planted_fault(
+    "a folder that is no run is named to be deleted",
+    says="not deleted: not the folder of a run",
+)
+def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFault) -> None:
+    precious = tmp_path / "20260101T000000Z-0123ab"
+    (precious / "trace").mkdir(parents=True)
+    link = project.results / "20260102T000000Z-0123ab"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path)
+    other = project.folder / "quickstart"
+    for named in (other, "reconstructed", link.name):
+        (project.results / "reconstructed").mkdir(exist_ok=True)
+        fault.check(project.negativa("runs", "delete", named, status=1).stderr)
+    assert precious.is_dir() and other.is_dir() and (project.results / "reconstructed").is_dir()
+    assert link.is_symlink() and os.listdir(tmp_path)
+
+
+def test_the_folder_for_runs_is_ignored_by_git(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    project.pytest("-q", "--negativa")
+    assert (project.results / ".gitignore").read_text().endswith("\n*\n")
+
+
+def test_a_folder_of_the_user_gets_no_gitignore(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    (project.folder / "out").mkdir()
+    project.pytest("-q", "--negativa", "--negativa-dir=out")
+    assert not (project.folder / "out" / ".gitignore").exists()
