@@ -19,7 +19,7 @@ FAILS = "def test_fails():\n    assert False\n"
 @pytest.fixture
 def three(project: Project) -> list[str]:
     """Three runs, the oldest first: good, failed, good."""
-    made = []
+    made: list[str] = []
     for text, status in ((PASSES, 0), (FAILS, 1), (PASSES, 0)):
         project.write("test_a.py", text)
         project.pytest("-q", "--negativa", status=status)
