@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
@@ -14,10 +16,10 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import LibraryUsage, Role, Usage
+from pytest_negativa.models.trace import FileState, LibraryUsage, Role, TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.settings.globs import (
@@ -27,7 +29,7 @@ from pytest_negativa.settings.globs import (
     matches_library,
     unmatched_globs,
 )
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.mappings import state_of
 
 _LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
 
@@ -75,6 +77,7 @@ class _Analyzer:
         self._settings = settings
         self._hooks = hooks
         self._healed = healed
+        self._contents = Contents(usage)
         self._devices = capabilities(usage)
         self._extra_devices = tuple(
             ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
@@ -88,15 +91,15 @@ class _Analyzer:
         self._names: list[LibraryNames] = []
 
     def run(self, jobs: int | None, on_done: Callable[[int, int], None] | None) -> Analysis:
-        wanted = {u.library.path: u for u in self._usage.libraries}
-        for path in self._hooks.libraries:
-            added = LibraryUsage(library=identify_library(path), images=(), processes=())
-            wanted.setdefault(path, added)
+        paths = dict.fromkeys(
+            (*(u.library.path for u in self._usage.libraries), *self._hooks.libraries)
+        )
         unreadable: list[str] = []
         analyzed: list[AnalyzedLibrary] = []
         without_code = 0
         hashes: set[str] = set()
-        for path, library_map in self._map(list(wanted), unreadable, jobs, on_done):
+        waiting: list[tuple[LibraryMap, TracedLibrary, LibraryNames]] = []
+        for library_map, library in self._map(list(paths), unreadable, jobs, on_done):
             if not library_map.sections:
                 without_code += 1
                 continue
@@ -105,13 +108,19 @@ class _Analyzer:
                 for f in library_map.iter_frames()
                 if f.content is not None and f.content.sha256 is not None
             )
+            self._contents.add(library)
             names = self._library_names(library_map)
             self._names.append(names)
-            if is_selected(self._settings.libraries, names):
-                plan = self._plan(library_map, wanted[path], names)
-                analyzed.append(AnalyzedLibrary(library_map, plan))
+            if not is_selected(self._settings.libraries, names):
+                continue
+            if self._contents.is_alone(library):
+                analyzed.append(self._plan(library_map, library, names))
+            else:
+                # Its plan needs the digests of the others.
+                waiting.append((library_map, library, names))
+        analyzed += [self._plan(*library) for library in waiting]
         return Analysis(
-            usage=self._usage,
+            usage=self._contents.usage(),
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
             without_code=without_code,
             runtime_kernels=self._runtime_kernels(hashes),
@@ -125,7 +134,7 @@ class _Analyzer:
         unreadable: list[str],
         jobs: int | None,
         on_done: Callable[[int, int], None] | None,
-    ) -> Iterator[tuple[str, LibraryMap]]:
+    ) -> Iterator[tuple[LibraryMap, TracedLibrary]]:
         devices = (*self._devices, *self._extra_devices)
         # Without a known device nothing can be called unused: the headers tell all there is.
         scope = (
@@ -134,24 +143,25 @@ class _Analyzer:
             else Scope(headers_only=True)
         )
         cache = open_cache(self._settings.cache)
-        existing = [p for p in paths if Path(p).is_file()]
+        states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
-        unreadable.extend(f"{p}: not found" for p in paths if p not in set(existing))
-        sizes = {p: Path(p).stat().st_size for p in existing}
+        unreadable.extend(f"{p}: not found" for p in paths if p not in states)
+        sizes = {p: state[2] or 0 for p, state in states.items()}
         done = 0
         request = MapRequest(scope=scope, with_map=True, with_summary=False, with_digest=True)
-        for mapped in map_libraries([Path(p) for p in existing], request, cache, jobs):
-            done += sizes[str(mapped.path)]
+        for mapped in map_libraries([Path(p) for p in states], request, cache, jobs):
+            path = str(mapped.path)
+            done += sizes[path]
             if on_done is not None:
                 on_done(done, sum(sizes.values()))
             if mapped.library_map is not None:
-                yield str(mapped.path), mapped.library_map
+                yield mapped.library_map, _present(path, states[path], mapped.library_map)
             elif mapped.error is not None and _may_hold_code(mapped.error):
                 unreadable.append(str(mapped.error))
 
     def _plan(
-        self, library_map: LibraryMap, library_usage: LibraryUsage, names: LibraryNames
-    ) -> LibraryPlan:
+        self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
+    ) -> AnalyzedLibrary:
         kept_by = next(
             (g for g in self._settings.keep.libraries if matches_library(g, names)), None
         )
@@ -166,8 +176,10 @@ class _Analyzer:
             granularity=self._settings.granularity.value,
             healed=self._healed,
         )
-        located = locate_library(library_map, library_usage, self._usage)
-        return plan_library(located, self._devices, policy, self._incomplete(library_usage))
+        used, changed = self._contents.of(library)
+        located = locate_library(library_map, used, self._usage, changed)
+        plan = plan_library(located, self._devices, policy, self._incomplete(used))
+        return AnalyzedLibrary(library_map, plan)
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """Why more of the library may have been used than is known, or None."""
@@ -238,3 +250,20 @@ def _library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
 def _may_hold_code(error: NegativaError) -> bool:
     """Whether a file that could not be mapped is worth a line: 32-bit hosts hold no GPU code."""
     return "not an ELF file" not in str(error)
+
+
+def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:
+    """The library that lies at a path.
+
+    Args:
+        state: of the file before it was read.
+        library_map: of it. It has the digest only if the file did not change while it was read.
+    """
+    found = library_map.library
+    library = TracedLibrary(
+        path=path, size=found.size, build_id=found.build_id, sha256=found.sha256
+    )
+    if state_of(path) != state:
+        return library
+    device, inode, _size, mtime_ns, ctime_ns = state
+    return replace_fields(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)

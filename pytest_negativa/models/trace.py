@@ -99,16 +99,24 @@ class DataKind(str, enum.Enum):
     UNIFIED_FUNCTION = "unified-function"
 
 
+FileState = tuple[int | None, int | None, int | None, int | None, int | None]
+"""Of a file: device, inode, size in bytes, modification and change time in ns."""
+
+
 class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A file that was mapped into a process, or that the driver was told to load.
 
+    It is the file as it was when the process saw it first. A file that changes has more records.
+
     Attributes:
-        path: real path. None of the rest is known where the file could not be read.
+        path: real path. If the file could not be read, only ``package_path`` is known besides.
         size: bytes.
-        mtime_ns: modification time.
+        mtime_ns, ctime_ns: time of modification and of change of the inode, ns since the epoch.
         build_id: hex of the GNU build id, if it has one.
         package_path: the part of ``path`` below ``site-packages`` or ``dist-packages``,
             by which another installation of the same package finds its copy.
+        device, inode: as ``stat`` tells them.
+        sha256: of the file's bytes; None if they were not read before the file changed.
     """
 
     path: str
@@ -116,6 +124,15 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     mtime_ns: int | None = None
     build_id: str | None = None
     package_path: str | None = None
+    device: int | None = None
+    inode: int | None = None
+    ctime_ns: int | None = None
+    sha256: str | None = None
+
+    @property
+    def state(self) -> FileState:
+        """What a write to the file, or another file at its path, changes."""
+        return self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns
 
 
 class Device(Record, frozen=True, kw_only=True, omit_defaults=True):

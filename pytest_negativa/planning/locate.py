@@ -17,16 +17,27 @@ from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,
     MemoryImage,
-    TracedLibrary,
     Usage,
 )
 
 
 def locate_library(
-    library_map: LibraryMap, library_usage: LibraryUsage, usage: Usage
+    library_map: LibraryMap,
+    library_usage: LibraryUsage,
+    usage: Usage,
+    changed: str | None = None,
 ) -> LocatedLibrary:
-    """Mark in ``library_map`` what ``usage`` says of it."""
-    marks = {i.offset: _mark(i.use, i.prelinked) for i in library_usage.images}
+    """Mark in ``library_map`` what a run used of it.
+
+    Args:
+        library_map: of the library.
+        library_usage: the uses of its content, see ``planning.contents``.
+        usage: of the run.
+        changed: see ``LocatedLibrary``.
+    """
+    marks: dict[int, list[UseMark]] = {}
+    for found in library_usage.images:
+        marks.setdefault(found.offset, []).append(_mark(found.use, found.prelinked))
     memory = {i.sha256: i for i in usage.memory_images}
     uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
     hashes = set()
@@ -39,10 +50,10 @@ def locate_library(
         library_map=library_map,
         uses=uses,
         contexts=usage.contexts,
-        changed=_difference(library_usage.library, library_map),
+        changed=changed,
         unmatched=tuple(
-            f"an image at offset {offset:#x}, first used in {usage.context_of(mark.first)}"
-            for offset, mark in sorted(marks.items())
+            f"an image at offset {offset:#x}, first used in {usage.context_of(left[0].first)}"
+            for offset, left in sorted(marks.items())
         ),
         suspects=_suspects(
             library_map, {s: image for s, image in memory.items() if s not in hashes}
@@ -50,15 +61,14 @@ def locate_library(
     )
 
 
-def _take(marks: dict[int, UseMark], region: Region) -> UseMark | None:
+def _take(marks: dict[int, list[UseMark]], region: Region) -> UseMark | None:
     """What was loaded from ``region``; taken out of ``marks``.
 
     Usually the region as a whole. A library may also hand over the cubin inside an element
     that isn't compressed.
     """
-    found = [marks.pop(region.span.start, None)]
-    found += [marks.pop(e.payload.start, None) for e in region.elements]
-    uses = [mark for mark in found if mark is not None]
+    starts = (region.span.start, *(e.payload.start for e in region.elements))
+    uses = [mark for start in starts for mark in marks.pop(start, ())]
     if not uses:
         return None
     return UseMark(
@@ -107,16 +117,3 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dic
             if size == element.unpacked_size and kernels <= names:
                 suspects[element.header_offset] = first
     return suspects
-
-
-def _difference(traced: TracedLibrary, library_map: LibraryMap) -> str | None:
-    """Why the library is no longer the one that was traced; None if nothing speaks for it."""
-    found = library_map.library
-    if traced.size is not None and traced.size != found.size:
-        return f"{found.size:,} bytes, {traced.size:,} when it was traced"
-    if traced.build_id != found.build_id:
-        return f"build id {found.build_id}, {traced.build_id} when it was traced"
-    # With equal build ids, another time is another installation of the same file.
-    if traced.build_id is None and traced.mtime_ns not in (None, found.mtime_ns):
-        return "written again since it was traced, and it has no build id"
-    return None

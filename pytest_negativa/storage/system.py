@@ -21,6 +21,7 @@ class System:
     pread = staticmethod(os.pread)
     write = staticmethod(os.write)
     stat = staticmethod(os.stat)
+    fstat = staticmethod(os.fstat)
     readlink = staticmethod(os.readlink)
     getpid = staticmethod(os.getpid)
     time_ns = staticmethod(time.time_ns)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pytest_negativa.models.trace import ImageForm
 from pytest_negativa.storage.system import ProcessMemory, System
-from pytest_negativa.tracing.mappings import MappedPlace, Mappings
+from pytest_negativa.tracing.mappings import MappedFile, MappedPlace, Mappings
 
 _WRAPPER = struct.Struct("<IIQQ")
 _WRAPPER_MAGIC = 0x466243B1
@@ -66,7 +66,7 @@ class ImageResolver:
         _magic, version, data, others = _WRAPPER.unpack(head)
         found = self._resolve_bare(data, None)
         if version >= 2 and others and found.place is not None:
-            return found._replace(prelinked=self._prelinked(others, found.place.path))
+            return found._replace(prelinked=self._prelinked(others, found.place.file))
         return found
 
     def resolve_sized(self, address: int, size: int) -> FoundImage:
@@ -118,7 +118,7 @@ class ImageResolver:
             digest.update(data)
         return FoundImage(form, sha256=digest.hexdigest(), size=size)
 
-    def _prelinked(self, address: int, path: str) -> tuple[int, ...]:
+    def _prelinked(self, address: int, file: MappedFile) -> tuple[int, ...]:
         offsets = []
         for index in range(_MAX_PRELINKED):
             data = self._memory.read_exactly(address + 8 * index, 8)
@@ -126,7 +126,7 @@ class ImageResolver:
             if not pointer:
                 break
             place = self._mappings.find(pointer)
-            if place is not None and place.path == path:
+            if place is not None and place.file == file:
                 offsets.append(place.offset)
         return tuple(offsets)
 
@@ -144,7 +144,7 @@ def identify_file_image(path: str) -> FoundImage:
         fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             head = System.pread(fd, 4, 0)
-            real_path = System.readlink(f"/proc/self/fd/{fd}")
+            file = MappedFile(System.readlink(f"/proc/self/fd/{fd}"), System.fstat(fd).st_ino)
         finally:
             System.close(fd)
     except OSError:
@@ -153,4 +153,4 @@ def identify_file_image(path: str) -> FoundImage:
         _FATBIN_MAGIC.to_bytes(4, "little"): ImageForm.FATBIN,
         _ELF_MAGIC: ImageForm.CUBIN,
     }
-    return FoundImage(magics.get(head, ImageForm.PTX), place=MappedPlace(real_path, 0))
+    return FoundImage(magics.get(head, ImageForm.PTX), place=MappedPlace(file, 0))

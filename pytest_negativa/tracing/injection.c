@@ -623,6 +623,9 @@ static long library_id(const char *path) {
     } else {
         text_format(&line, ",\"size\":%lld,\"mtime_ns\":%lld", (long long)status.st_size,
                     (long long)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec);
+        text_format(&line, ",\"device\":%llu,\"inode\":%llu,\"ctime_ns\":%lld",
+                    (unsigned long long)status.st_dev, (unsigned long long)status.st_ino,
+                    (long long)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec);
         Text build_id = {0};
         if (find_build_id(fd, &build_id)) text_field(&line, "build_id", build_id.data);
         free(build_id.data);

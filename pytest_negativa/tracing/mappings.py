@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import hashlib
 import os
 import re
 import struct
 from typing import NamedTuple
 
-from pytest_negativa.models.trace import TracedLibrary
+from pytest_negativa.models.trace import FileState, TracedLibrary
 from pytest_negativa.storage.system import System
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
-_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (..)(.)\S ([0-9a-f]+) \S+ \d+ +(/.*)$", re.MULTILINE)
+_LINE = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (..)(.)\S ([0-9a-f]+) \S+ (\d+) +(/.*)$", re.MULTILINE
+)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _DELETED = " (deleted)"
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
@@ -24,6 +27,20 @@ _NOTE_HEADER = struct.Struct("<III")
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 _MAX_NOTES = 1 << 16
+# Bytes. Hashing this much takes about 20 ms.
+_MAX_HASHED = 32 << 20
+_HASH_STEP = 256 << 10
+
+
+class MappedFile(NamedTuple):
+    """A file as the kernel names it: ``path`` ends with " (deleted)" if it has no name any more.
+
+    The inode is only for comparing one mapping with another. On overlayfs it need not be that of
+    ``stat``, and neither is the device.
+    """
+
+    path: str
+    inode: int
 
 
 class Mapping(NamedTuple):
@@ -34,12 +51,17 @@ class Mapping(NamedTuple):
     offset: int
     path: str
     executable: bool
+    inode: int
+
+    @property
+    def file(self) -> MappedFile:
+        return MappedFile(self.path, self.inode)
 
 
 class MappedPlace(NamedTuple):
     """An address as a file offset."""
 
-    path: str
+    file: MappedFile
     offset: int
 
 
@@ -47,12 +69,13 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     """The file mappings of a ``/proc/<pid>/maps``, by address."""
     mappings = []
     names: dict[bytes, str] = {}
-    for start, end, _rw, x, offset, raw in _LINE.findall(data):
+    for start, end, _rw, x, offset, inode, raw in _LINE.findall(data):
         path = names.get(raw)
         if path is None:
             path = _OCTAL.sub(lambda m: chr(int(m[1], 8)), os.fsdecode(raw))
             names[raw] = path
-        mappings.append(Mapping(int(start, 16), int(end, 16), int(offset, 16), path, x == b"x"))
+        place = int(start, 16), int(end, 16), int(offset, 16)
+        mappings.append(Mapping(*place, path, x == b"x", int(inode)))
     return tuple(mappings)
 
 
@@ -100,7 +123,7 @@ class Mappings:
         self._read_at: tuple[int, int] | None = None
         self._mappings: tuple[Mapping, ...] = ()
         self._starts: list[int] = []
-        self._loaded: frozenset[str] = frozenset()
+        self._loaded: frozenset[MappedFile] = frozenset()
         self._listed_at: tuple[int, int] | None = None
 
     def find(self, address: int) -> MappedPlace | None:
@@ -111,13 +134,13 @@ class Mappings:
         """
         if self._generation.read() == self._read_at:
             found = self._find(address)
-            if found is not None and found.path in self._loaded:
-                return MappedPlace(found.path, found.offset + address - found.start)
+            if found is not None and found.file in self._loaded:
+                return MappedPlace(found.file, found.offset + address - found.start)
         self.refresh()
         found = self._find(address)
         if found is None:
             return None
-        return MappedPlace(found.path, found.offset + address - found.start)
+        return MappedPlace(found.file, found.offset + address - found.start)
 
     def _find(self, address: int) -> Mapping | None:
         index = bisect.bisect_right(self._starts, address) - 1
@@ -133,10 +156,10 @@ class Mappings:
             return
         self._mappings = parse_maps(data)
         self._starts = [m.start for m in self._mappings]
-        self._loaded = frozenset(m.path for m in self._mappings if m.executable)
+        self._loaded = frozenset(m.file for m in self._mappings if m.executable)
         self._read_at = generation
 
-    def new_libraries(self) -> frozenset[str]:
+    def new_libraries(self) -> frozenset[MappedFile]:
         """Files with code among the mappings; empty if nothing changed since the last call."""
         generation = self._generation.read()
         if generation == self._listed_at:
@@ -147,8 +170,8 @@ class Mappings:
         return self._loaded
 
     def libraries(self) -> frozenset[str]:
-        """Files with code among the mappings, as of the last look."""
-        return self._loaded
+        """Paths of the files with code among the mappings, as of the last look."""
+        return frozenset(file.path for file in self._loaded)
 
 
 def loaded_cupti() -> str | None:
@@ -162,53 +185,94 @@ def loaded_cupti() -> str | None:
 
 
 def identify_library(path: str) -> TracedLibrary:
-    """What file a mapping shows. A file that is gone has only its path."""
-    gone = path.endswith(_DELETED)
-    path = path.removesuffix(_DELETED)
+    """What file lies at a path. If it can't be read, only its path is known.
+
+    A file without a build id is hashed if it is small: if it goes before the run ends, nothing else
+    tells what it was.
+    """
     match = _PACKAGES.fullmatch(path)
-    package_path = match[1] if match else None
-    if gone:
-        return TracedLibrary(path=path, package_path=package_path)
+    library = TracedLibrary(path=path, package_path=match[1] if match else None)
     try:
-        status = System.stat(path)
-        build_id = _read_build_id(path)
+        # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
+        fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return TracedLibrary(path=path, package_path=package_path)
-    return TracedLibrary(
-        path=path,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        build_id=build_id,
-        package_path=package_path,
-    )
-
-
-def _read_build_id(path: str) -> str | None:
-    # Not gpucode's reader: importing pyelftools takes longer than tracing should to start, and
-    # the notes are found here by program headers, which a running library has for certain.
-    fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return library
     try:
-        header = System.pread(fd, 64, 0)
-        if len(header) < 64 or not header.startswith(_ELF_MAGIC):
-            return None
-        table, size, count = (
-            int.from_bytes(header[32:40], "little"),
-            int.from_bytes(header[54:56], "little"),
-            int.from_bytes(header[56:58], "little"),
+        status = System.fstat(fd)
+        build_id = _read_build_id(fd)
+        hashed = build_id is None and status.st_size <= _MAX_HASHED
+        return TracedLibrary(
+            path=path,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            build_id=build_id,
+            package_path=library.package_path,
+            device=status.st_dev,
+            inode=status.st_ino,
+            ctime_ns=status.st_ctime_ns,
+            sha256=_hash(fd, status.st_size) if hashed else None,
         )
-        if size != _PROGRAM_HEADER.size or table >= 1 << 62:
-            return None
-        data = System.pread(fd, size * count, table)
-        rows = _PROGRAM_HEADER.iter_unpack(data[: len(data) // size * size])
-        for kind, _flags, offset, _vaddr, _paddr, file_size, *_ in rows:
-            if kind == _PT_NOTE and offset < 1 << 62:
-                notes = System.pread(fd, min(file_size, _MAX_NOTES), offset)
-                build_id = _find_build_id(notes)
-                if build_id is not None:
-                    return build_id
-        return None
+    except OSError:
+        return library
     finally:
         System.close(fd)
+
+
+def state_of(path: str) -> FileState | None:
+    """The state of the file at a path; None if none is there."""
+    try:
+        status = System.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def split_deleted(file: MappedFile) -> tuple[str, bool]:
+    """The path of a mapped file, and whether it is gone from there.
+
+    A file may have " (deleted)" in its own name.
+    """
+    if not file.path.endswith(_DELETED):
+        return file.path, False
+    state = state_of(file.path)
+    if state is not None and state[1] == file.inode:
+        return file.path, False
+    return file.path.removesuffix(_DELETED), True
+
+
+def _hash(fd: int, size: int) -> str | None:
+    """SHA-256 of an open file; None if it is shorter than it was."""
+    digest = hashlib.sha256()
+    for offset in range(0, size, _HASH_STEP):
+        data = System.pread(fd, min(_HASH_STEP, size - offset), offset)
+        if not data:
+            return None
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _read_build_id(fd: int) -> str | None:
+    # Not gpucode's reader: importing pyelftools takes longer than tracing should to start, and
+    # the notes are found here by program headers, which a running library has for certain.
+    header = System.pread(fd, 64, 0)
+    if len(header) < 64 or not header.startswith(_ELF_MAGIC):
+        return None
+    table, size, count = (
+        int.from_bytes(header[32:40], "little"),
+        int.from_bytes(header[54:56], "little"),
+        int.from_bytes(header[56:58], "little"),
+    )
+    if size != _PROGRAM_HEADER.size or table >= 1 << 62:
+        return None
+    data = System.pread(fd, size * count, table)
+    rows = _PROGRAM_HEADER.iter_unpack(data[: len(data) // size * size])
+    for kind, _flags, offset, _vaddr, _paddr, file_size, *_ in rows:
+        if kind == _PT_NOTE and offset < 1 << 62:
+            notes = System.pread(fd, min(file_size, _MAX_NOTES), offset)
+            build_id = _find_build_id(notes)
+            if build_id is not None:
+                return build_id
+    return None
 
 
 def _find_build_id(notes: bytes) -> str | None:

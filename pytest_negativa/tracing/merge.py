@@ -47,6 +47,9 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.tracing.files import read_trace
 
+# How older traces, and those of children, report a library without an identity.
+_GONE = "library-gone"
+
 K = TypeVar("K")
 
 # Lacks that concern the libraries that the process had mapped, all of which its trace lists when
@@ -175,6 +178,9 @@ class _Merger:
         self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.reason}", gap.process)
 
     def warn(self, warning: WarningRecord, process: int) -> None:
+        if warning.code == _GONE:
+            # It matters only if GPU code came from the file, see ``usage``.
+            return
         if warning.incomplete:
             self.mark_incomplete(warning.code, warning.text, process)
         else:
@@ -198,6 +204,15 @@ class _Merger:
         return UsageWarning(code=lack.code, text=text, process=None)
 
     def usage(self) -> Usage:
+        for library, found in self._libraries.items():
+            if library.size is None and found.images:
+                # Nothing tells which library it was, so it may be any.
+                self.mark_incomplete(
+                    _GONE,
+                    f"{library.path}: GPU code was loaded from this file after it had been deleted "
+                    "or replaced, so which library it was is unknown",
+                    None,
+                )
         compiled = {
             sha256
             for sha256, image in self._memory.items()

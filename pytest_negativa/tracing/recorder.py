@@ -18,6 +18,7 @@ from pytest_negativa.models.trace import (
     DeviceRecord,
     EndRecord,
     EnumerationRecord,
+    FileState,
     GapEndRecord,
     GapRecord,
     ImageForm,
@@ -26,13 +27,20 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
+    TracedLibrary,
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
-from pytest_negativa.tracing.mappings import Mappings, identify_library
+from pytest_negativa.tracing.mappings import (
+    MappedFile,
+    Mappings,
+    identify_library,
+    split_deleted,
+    state_of,
+)
 
 
 class Recorder:
@@ -44,7 +52,12 @@ class Recorder:
         self._ids = itertools.count(1)
         self._context = Context(phase=Phase.IMPORT)
         self._contexts: dict[Context, int] = {}
-        self._libraries: dict[str, int] = {}
+        # By path and state: a file that changes is another library.
+        self._libraries: dict[tuple[str, FileState | None], int] = {}
+        # What the loader has mapped, as of the last look at all of it.
+        self._loaded: dict[MappedFile, int] = {}
+        # By path and the inode of the mapping.
+        self._seen_files: dict[tuple[str, int], int] = {}
         self._images: dict[object, int] = {}
         self._image_of_handle: dict[int, int] = {}
         self._seen: set[tuple[object, ...]] = set()
@@ -67,45 +80,59 @@ class Recorder:
         self._writer.write(ContextRecord(id=new, context=context, time_ns=System.time_ns()))
         return self._contexts.setdefault(context, new)
 
-    def library(self, path: str) -> int:
-        """The id of a mapped library; its first mention writes its record."""
-        known = self._libraries.get(path)
-        if known is not None:
-            return known
-        new = next(self._ids)
-        library = identify_library(path)
-        self._writer.write(LibraryRecord(id=new, library=library))
-        if library.size is None:
-            self.warn(
-                "library-gone",
-                f"{library.path}: was replaced or deleted while it was mapped",
-                incomplete=True,
-            )
-        return self._libraries.setdefault(path, new)
+    def library(self, file: MappedFile) -> int:
+        """The id of a mapped file; its first mention writes its record."""
+        known = self._loaded.get(file)
+        return self._identify(file) if known is None else known
 
-    def libraries(self, paths: Iterable[str]) -> None:
-        """Note mapped libraries."""
-        for path in sorted(paths):
-            self.library(path)
+    def libraries(self, files: Iterable[MappedFile]) -> None:
+        """Note mapped libraries, and whether files changed that are known."""
+        for file in sorted(files):
+            self._loaded[file] = self._identify(file)
+
+    def _identify(self, file: MappedFile) -> int:
+        path, gone = split_deleted(file)
+        state = None if gone else state_of(path)
+        seen = (path, file.inode)
+        if state is None and seen in self._seen_files:
+            # The process still has the file that it saw before.
+            return self._seen_files[seen]
+        known = self._libraries.get((path, state))
+        if known is None:
+            known = self._write_library(path, state)
+        self._seen_files[seen] = known
+        return known
+
+    def _write_library(self, path: str, state: FileState | None) -> int:
+        new = next(self._ids)
+        # Without a state it is gone, and another file may lie at its path.
+        library = TracedLibrary(path=path) if state is None else identify_library(path)
+        self._writer.write(LibraryRecord(id=new, library=library))
+        # It may have changed since its state was read.
+        state = None if library.size is None else library.state
+        return self._libraries.setdefault((path, state), new)
 
     def loaded(self, call: str, handle: int | None, image: FoundImage) -> int:
         """An image was loaded, and the driver gave it a handle (None: the linker has none)."""
         if not self._devices_known:
             self._record_devices()
+        # Now, since a file may be replaced before the test ends.
+        self.libraries(self._mappings.new_libraries())
+        library = None if image.place is None else self.library(image.place.file)
         if image.place is not None:
-            key: object = (image.place, call)
+            key: object = (library, image.place.offset, call)
         elif image.sha256 is not None:
             key = (image.sha256, call)
         else:
             key = (handle, call, next(self._ids))
         known = self._images.get(key)
         if known is None:
-            known = self._write_image(key, call, image)
+            known = self._write_image(key, call, image, library)
         if handle is not None:
             self._image_of_handle[handle] = known
         return known
 
-    def _write_image(self, key: object, call: str, image: FoundImage) -> int:
+    def _write_image(self, key: object, call: str, image: FoundImage, library: int | None) -> int:
         new = next(self._ids)
         place = image.place
         if image.form is ImageForm.UNKNOWN:
@@ -116,7 +143,7 @@ class Recorder:
                 form=image.form,
                 call=call,
                 context=self._context_id(),
-                library=None if place is None else self.library(place.path),
+                library=library,
                 offset=None if place is None else place.offset,
                 size=image.size,
                 sha256=image.sha256,

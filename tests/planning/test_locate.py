@@ -81,35 +81,13 @@ def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: Librar
         assert (element.header_offset in found.suspects) is expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, None),
-        ({"mtime_ns": 1}, None),
-        ({"size": 5}, "5 when it was traced"),
-        ({"build_id": "00"}, "00 when it was traced"),
-        ({"build_id": None}, "None when it was traced"),
-        ({"size": None}, None),
-    ],
-)
-def test_another_library_than_the_traced_one(
-    multiarch: LibraryMap, changes: dict[str, object], said: str | None
-) -> None:
-    usage = usage_of(library_usage(multiarch, {}))
-    traced = usage.libraries[0]
-    changed = replace(traced, library=replace(traced.library, **changes))
-    found = locate_library(multiarch, changed, usage).changed
-    assert (found is None) if said is None else (found is not None and found.endswith(said))
-
-
-def test_time_counts_where_there_is_no_build_id(multiarch: LibraryMap) -> None:
-    nameless = replace(multiarch, library=replace(multiarch.library, build_id=None))
-    usage = usage_of(library_usage(nameless, {}))
-    traced = usage.libraries[0]
-    assert locate_library(nameless, traced, usage).changed is None
-    later = replace(traced, library=replace(traced.library, mtime_ns=1))
-    found = locate_library(nameless, later, usage).changed
-    assert found == "written again since it was traced, and it has no build id"
+def test_images_at_one_offset_are_one_use(multiarch: LibraryMap) -> None:
+    start = next(iter(multiarch.iter_regions())).span.start
+    two = [library_usage(multiarch, {start: [kernel]}) for kernel in ("a", "b")]
+    united = replace(two[0], images=tuple(image for used in two for image in used.images))
+    found = locate_library(multiarch, united, usage_of(*two), "it was written")
+    assert found.uses[start].kernels.keys() == {"a", "b"}
+    assert found.unmatched == () and found.changed == "it was written"
 
 
 @pytest.mark.parametrize(

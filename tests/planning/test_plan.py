@@ -39,8 +39,9 @@ def plan(
     *,
     devices: Sequence[ComputeCapability] = (H200,),
     incomplete: str | None = None,
+    changed: str | None = None,
 ) -> LibraryPlan:
-    located = locate_library(library_map, usage.libraries[0], usage)
+    located = locate_library(library_map, usage.libraries[0], usage, changed)
     return plan_library(located, devices, policy or KeepPolicy(), incomplete)
 
 
@@ -182,7 +183,7 @@ def _no_device(library_map: LibraryMap) -> LibraryPlan:
 
 
 def _changed(library_map: LibraryMap) -> LibraryPlan:
-    return plan(library_map, usage_of(library_usage(library_map, {}, build_id="00")))
+    return plan(library_map, usage_of(library_usage(library_map, {})), changed="two libraries")
 
 
 def _unmatched(library_map: LibraryMap) -> LibraryPlan:

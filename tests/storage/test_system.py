@@ -15,7 +15,12 @@ from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.conflicts import busy_message, suspects
 from pytest_negativa.tracing.cupti import _raise_later, _slots
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS, Action
-from pytest_negativa.tracing.mappings import Mappings, identify_library, parse_maps
+from pytest_negativa.tracing.mappings import (
+    Mappings,
+    identify_library,
+    parse_maps,
+    split_deleted,
+)
 from tests.support.libraries import PLAIN
 
 
@@ -75,9 +80,12 @@ def test_maps_are_parsed() -> None:
         ("/lib/a b\n.so", 0x2000, True),
         ("/x/site-packages/y.so (deleted)", 0, False),
     ]
-    gone = identify_library(maps[1].path)
-    assert gone.path == "/x/site-packages/y.so" and gone.size is None
-    assert gone.package_path == "y.so"
+    assert [m.inode for m in maps] == [123, 9]
+    path, gone = split_deleted(maps[1].file)
+    assert gone
+    library = identify_library(path)
+    assert library.path == "/x/site-packages/y.so" and library.size is None
+    assert library.package_path == "y.so"
 
 
 def test_an_address_in_a_library_is_a_file_offset(memory: ProcessMemory) -> None:
@@ -89,8 +97,8 @@ def test_an_address_in_a_library_is_a_file_offset(memory: ProcessMemory) -> None
     base = int.from_bytes(link_map_address, "little")
     path = str((PLAIN).resolve())
     for _ in range(2):
-        assert mappings.find(base + 0x10) == (path, 0x10)
-    assert path in mappings.new_libraries()
+        assert mappings.find(base + 0x10) == ((path, Path(path).stat().st_ino), 0x10)
+    assert path in {file.path for file in mappings.new_libraries()}
     assert not mappings.new_libraries()
     assert mappings.find(id(mappings)) is None
     assert mappings.find(8) is None

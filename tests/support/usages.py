@@ -49,7 +49,6 @@ def library_usage(
     images: Mapping[int, Sequence[str]],
     *,
     prelinked: Mapping[int, Sequence[int]] | None = None,
-    build_id: str | None = None,
 ) -> LibraryUsage:
     """Use of a library: kernels by the file offset of the image that they were looked up in."""
     library = library_map.library
@@ -58,7 +57,7 @@ def library_usage(
             path=library.path,
             size=library.size,
             mtime_ns=library.mtime_ns,
-            build_id=build_id or library.build_id,
+            build_id=library.build_id,
         ),
         images=tuple(
             LibraryImage(

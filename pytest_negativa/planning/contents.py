@@ -1,0 +1,135 @@
+"""Which uses belong to a library: those of its content, under any path that a process had it at.
+
+A library is known by its SHA-256. A file that is gone was hashed only if it was still there when a
+run ended. Otherwise its size and build id stand in for the digest. A path and a modification time
+say nothing: two libraries may share them, and a copy or a new installation has others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+
+
+class Content(NamedTuple):
+    """What a run did with the content of a library.
+
+    Attributes:
+        usage: the uses of it, under any path. An offset may have several images.
+        changed: why more of it may have been used, in words; None if that is all.
+    """
+
+    usage: LibraryUsage
+    changed: str | None
+
+
+class Contents:
+    """The files of a run, and the libraries that lie at their paths now."""
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+        self._by_path: defaultdict[str, list[LibraryUsage]] = defaultdict(list)
+        self._by_size: defaultdict[int | None, list[LibraryUsage]] = defaultdict(list)
+        for used in usage.libraries:
+            self._by_path[used.library.path].append(used)
+            self._by_size[used.library.size].append(used)
+        self._present: dict[str, TracedLibrary] = {}
+
+    def add(self, library: TracedLibrary) -> None:
+        """Note what lies at a path now, with its digest."""
+        self._present[library.path] = library
+
+    def is_alone(self, library: TracedLibrary) -> bool:
+        """Whether no other file of the run can have the content of this one."""
+        return all(used.library.path == library.path for used in self._by_size[library.size])
+
+    def of(self, library: TracedLibrary) -> Content:
+        """The uses of a library, and whether these are all.
+
+        Args:
+            library: one that was added. Any other that shares its size was added, too.
+        """
+        found = [
+            (used, self._is_same(used.library, library)) for used in self._by_size[library.size]
+        ]
+        same = [used for used, is_same in found if is_same]
+        unknown = [used for used, is_same in found if is_same is None and used.images]
+        usage = LibraryUsage(
+            library=library,
+            images=tuple(image for used in same for image in used.images),
+            processes=tuple(sorted({p for used in (*same, *unknown) for p in used.processes})),
+        )
+        paths = {library.path: None, **{used.library.path: None for used in same}}
+        why = (*self._others_at(paths, library), *(_may_be(used.library) for used in unknown))
+        return Content(usage, next(iter(why), None))
+
+    def usage(self) -> Usage:
+        """The usage, with the digests of the files that did not change since they were mapped."""
+        return replace(
+            self._usage,
+            libraries=tuple(
+                replace(used, library=self._with_digest(used.library))
+                for used in self._usage.libraries
+            ),
+        )
+
+    def _with_digest(self, traced: TracedLibrary) -> TracedLibrary:
+        present = self._present.get(traced.path)
+        if traced.sha256 is None and present is not None and present.state == traced.state:
+            return replace(traced, sha256=present.sha256)
+        return traced
+
+    def _is_same(self, traced: TracedLibrary, library: TracedLibrary) -> bool | None:
+        """Whether a file of the run had the content of a library; None if it isn't known."""
+        traced = self._with_digest(traced)
+        if traced.sha256 is not None and library.sha256 is not None:
+            return traced.sha256 == library.sha256
+        if traced.size is None:
+            return None
+        if (traced.size, traced.build_id) != (library.size, library.build_id):
+            return False
+        if traced.build_id is None or _was_written_in_place(traced, library):
+            return None
+        return True
+
+    def _others_at(self, paths: Iterable[str], library: TracedLibrary) -> Iterator[str]:
+        """Say if a path of a library has, or had, another content."""
+        for path in paths:
+            others = [used.library for used in self._by_path[path] if used.library.size is not None]
+            if path in self._present:
+                others.append(self._present[path])
+            for other in others:
+                if self._is_same(other, library) is False:
+                    yield (
+                        f"two libraries were at {path}: {_describe(self._with_digest(other))}, "
+                        f"and {_describe(library)}"
+                    )
+
+
+def _may_be(traced: TracedLibrary) -> str:
+    return (
+        f"{traced.path} was written or removed since GPU code was loaded from it, so whether it "
+        "was this library is unknown"
+    )
+
+
+def _describe(library: TracedLibrary) -> str:
+    known = {"build id": library.build_id, "SHA-256": library.sha256}
+    return " ".join(
+        (f"{library.size:,} bytes", *(f"{name} {value}" for name, value in known.items() if value))
+    )
+
+
+def _was_written_in_place(traced: TracedLibrary, library: TracedLibrary) -> bool:
+    """Whether the file that a process had mapped was written to; a renamed one takes its place."""
+    return (
+        traced.path == library.path
+        and traced.inode is not None
+        and (traced.device, traced.inode) == (library.device, library.inode)
+        and traced.mtime_ns != library.mtime_ns
+    )
