@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written(project: Project) -> None:
         )
         assert "1 passed" in done.stdout
         [line] = [s for s in done.stdout.splitlines() if "negativa: nothing was traced" in s]
-        assert "taken/results" in line and "cannot be created" in line
+        assert "taken/results" in line and "cannot be" in line
         assert RED in line
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_written(project: Project) -> None:
     [
         ("shutil.rmtree('.negativa')", "the traces were removed while tests ran"),
         ("shutil.rmtree('.negativa'); Path('.negativa').touch()", "the traces were removed"),
-        ("next(Path('.negativa').iterdir()).joinpath('plan').touch()", "cannot be written"),
+        ("next(Path('.negativa').glob('2*')).joinpath('plan').touch()", "cannot be written"),
     ],
 )
 def test_a_report_that_cannot_be_written(project: Project, damage: str, line: str) -> None:
@@ -258,4 +258,4 @@ def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> Non
     assert workers == ["", "gw0", "gw1"]
     assert usage["incomplete"] == []
     assert len(project.runs()) == 1
-    assert len([p for p in Path(inner, ".negativa").iterdir() if not p.is_symlink()]) == 2
+    assert len([p for p in Path(inner, ".negativa").glob("2*")]) == 2
