@@ -39,6 +39,7 @@ from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.system import read_regular
 
 # The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
 # 2.31, dlmopen crashes in a process with any auditor).
@@ -318,7 +319,9 @@ def make_passable(folder: Path, base: Path) -> None:
     inner = Path(folder).resolve()
     if not inner.is_relative_to(top):
         return
-    for passed in (inner, *(p for p in inner.parents if p.is_relative_to(top))):
+    # What a link leads to is the user's: only what lies in it was made here.
+    outside = {top} if Path(base).is_symlink() else set()
+    for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
         with contextlib.suppress(OSError):
             mode = stat.S_IMODE(passed.stat().st_mode)
             if mode & 0o011 != 0o011:
@@ -385,7 +388,8 @@ def read_logs(folder: Path) -> tuple[RedirectedProcess, ...]:
 def _read_log(path: Path) -> RedirectedProcess:
     problems: list[str] = []
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        # Any user can write into the folder: a pipe would hang, a link mislead.
+        text = read_regular(path, follow=False).decode("utf-8", "surrogateescape")
     except OSError as e:
         text = ""
         problems.append(f"the log can't be read: {e.strerror}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.reconstruction import FileState, Reconstruction
 from pytest_negativa.rewriting.copies import state_of
-from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 
 WRITING_NAME = ".negativa-lock"
 IN_USE_NAME = ".negativa-in-use"
@@ -42,9 +42,11 @@ def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
         give_up = time.monotonic() + patience
         while not _lock(root, in_use, wait=False):
             if time.monotonic() > give_up:
+                pids = ", ".join(map(str, find_holders(in_use)))
+                process = f" (process {pids})" if pids else ""
                 raise ReconstructError(
-                    f"{root}: its copies are in use by a verification{_holders(in_use)}; wait "
-                    "until it ends, or use another folder for runs"
+                    f"{root}: its copies are in use by a verification{process}; wait until it "
+                    "ends, or use another folder for runs"
                 )
             time.sleep(_PAUSE)
         yield
@@ -102,24 +104,6 @@ def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> 
         return lock(file, shared=shared, wait=wait)
     except OSError as e:
         raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
-
-
-def _holders(file: int) -> str:
-    """The processes that hold a lock on an open file, as text; empty if /proc/locks lacks them.
-
-    Format: proc_locks(5).
-    """
-    inode = str(os.fstat(file).st_ino)
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text("ascii").splitlines():
-            # 1: FLOCK  ADVISORY  READ 4321 08:01:123456 0 EOF; "->" marks a process that waits.
-            words = line.split()
-            if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == inode:
-                # A process of another container has no number here.
-                found.add(int(words[4]))
-    known = ", ".join(str(pid) for pid in sorted(found) if pid > 0)
-    return f" (process {known})" if known else ""
 
 
 def _state(path: str) -> FileState | None:

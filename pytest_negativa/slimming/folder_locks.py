@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
@@ -38,7 +41,7 @@ def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
         for folder in sorted(is_shared):
             # A user who may not read a parent can't slim it either.
             with contextlib.suppress(*([ReconstructError] if is_shared[folder] else [])):
-                stack.enter_context(_held(folder, shared=is_shared[folder]))
+                stack.enter_context(_held(folder, shared=is_shared[folder], inner=roots))
         yield
 
 
@@ -75,7 +78,14 @@ def hold_new(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, *, shared: bool) -> Iterator[None]:
+def _held(folder: Path, *, shared: bool, inner: Sequence[Path] = ()) -> Iterator[None]:
+    """Hold a folder; see ``hold``.
+
+    Args:
+        inner: the folders for whose sake a parent is locked. A lock of a user who can't write there
+            is no slim at work, and any user can lock any folder that they can read. Empty: the
+            folder itself.
+    """
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(open_to_lock(folder, _FOLDER))
@@ -83,8 +93,36 @@ def _held(folder: Path, *, shared: bool) -> Iterator[None]:
             raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
         with contextlib.suppress(OSError):
             if not lock(descriptor, shared=shared, wait=False):
-                # It may be the script that runs this command ("flock DIR negativa slim ...").
-                sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
-                sys.stderr.flush()
-                lock(descriptor, shared=shared)
+                _wait(folder, descriptor, shared=shared, inner=inner)
         yield
+
+
+def _wait(folder: Path, descriptor: int, *, shared: bool, inner: Sequence[Path]) -> None:
+    """Lock a folder that another process holds, or go on without if that process is harmless."""
+    if (idle := _holder_without_access(descriptor, inner or (folder,))) is not None:
+        sys.stderr.write(
+            f"negativa: process {idle} of another user has locked {folder}; going on, since that "
+            "user can't write to what is slimmed\n"
+        )
+        sys.stderr.flush()
+        return
+    # It may be the script that runs this command ("flock DIR negativa slim ...").
+    sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
+    sys.stderr.flush()
+    lock(descriptor, shared=shared)
+
+
+def _holder_without_access(descriptor: int, folders: Sequence[Path]) -> int | None:
+    """The process that holds a lock, if all holders belong to users who can't write to folders."""
+    holders = find_holders(descriptor)
+    for pid in holders:
+        try:
+            user = psutil.Process(pid).uids().effective
+        except psutil.Error:
+            return None  # It has ended meanwhile.
+        if user in (0, os.geteuid()):
+            return None
+        for status in (folder.stat() for folder in folders):
+            if status.st_uid == user or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+    return holders[0] if holders else None

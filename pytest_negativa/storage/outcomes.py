@@ -27,6 +27,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
 )
 from pytest_negativa.storage.jsonl import LineWriter
+from pytest_negativa.storage.system import read_regular
 
 _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
@@ -56,7 +57,7 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
         StoreError: the file can't be read, or is of another version.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     records = []

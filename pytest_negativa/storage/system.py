@@ -8,7 +8,9 @@ once, at import. A class holds them, for such tools replace functions of modules
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import stat
 import time
 
 
@@ -121,3 +123,19 @@ class ProcessMemory:
                 return None
             data += part
         return None
+
+
+def read_regular(path: str | os.PathLike[str], *, follow: bool = True) -> bytes:
+    """All bytes of a regular file; a pipe, which might never end, is an error.
+
+    Args:
+        follow: whether ``path`` may be a link.
+
+    Raises:
+        OSError: it can't be read, is no regular file, or is a link that is not to be followed.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        return file.read()

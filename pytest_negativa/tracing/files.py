@@ -16,6 +16,7 @@ from pytest_negativa.models.trace import (
     ProcessTrace,
 )
 from pytest_negativa.storage.jsonl import LineWriter
+from pytest_negativa.storage.system import read_regular
 
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
 
@@ -48,7 +49,7 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
         StoreError: the file can't be opened or read.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_regular(path)
     except OSError as e:
         raise StoreError(f"{os.fspath(path)}: cannot be read: {e.strerror}") from e
     lines = data.split(b"\n")

@@ -31,6 +31,7 @@ from pytest_negativa.processes.redirect import (
     write_table,
 )
 from tests.support.compiling import compile_c, needs_compiler
+from tests.support.faults import PlantedFault
 
 pytestmark = needs_compiler
 
@@ -874,3 +875,37 @@ def test_a_real_library(stage: Stage) -> None:
     (process,) = read_logs(stage.logs)
     assert process.copies == {str(original.resolve())}
     assert process.originals == frozenset() and process.problems == ()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.planted_fault(
+    "another user puts a pipe or a link into the shared folder for logs",
+    says="the log can't be read",
+)
+def test_what_is_no_log(stage: Stage, kind: str, fault: PlantedFault) -> None:
+    stage.load("open", stage.lib)
+    (log,) = stage.logs.iterdir()
+    planted = log.with_name(log.name.replace(log.name.split(".")[0], "1"))
+    if kind == "pipe":
+        os.mkfifo(planted)
+    else:
+        planted.symlink_to(log)
+    found = {process.log: process for process in read_logs(stage.logs)}
+    fault.check(str(found[planted].problems))
+    assert found[log].problems == ()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_other_users_pass_what_was_made_here_alone(tmp_path: Path, is_link: bool) -> None:
+    theirs = tmp_path / "private"
+    theirs.mkdir(mode=0o700)
+    base = tmp_path / ".negativa"
+    if is_link:
+        base.symlink_to(theirs)
+    else:
+        theirs.rename(base)
+    logs = base / "verify" / "logs"
+    make_logs_folder(logs, base)
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(logs.parent.stat().st_mode) & 0o011 == 0o011
+    assert stat.S_IMODE(base.stat().st_mode) == (0o700 if is_link else 0o711)

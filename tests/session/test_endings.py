@@ -258,4 +258,4 @@ def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> Non
     assert workers == ["", "gw0", "gw1"]
     assert usage["incomplete"] == []
     assert len(project.runs()) == 1
-    assert len([p for p in Path(inner, ".negativa").glob("2*")]) == 2
+    assert len(list(Path(inner, ".negativa").glob("2*"))) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.storage.system import ProcessMemory, read_regular
 from pytest_negativa.tracing.conflicts import busy_message, suspects
 from pytest_negativa.tracing.cupti import _raise_later, _slots
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS, Action
@@ -177,3 +177,14 @@ def test_what_a_signal_raised_in_a_callback_comes_later() -> None:
         _raise_later(KeyboardInterrupt("why"))
         for _ in range(1000):
             pass
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"data")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(tmp_path / "link") == b"data"
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / "pipe")
+    with pytest.raises(OSError, match="symbolic links"):
+        read_regular(tmp_path / "link", follow=False)
