@@ -248,12 +248,10 @@ def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -
 
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 130 if interrupted.
     """
-    from pytest_negativa.slimming.slim import scan
-    from pytest_negativa.slimming.undo import undo_tree
+    from pytest_negativa.slimming.undo import undo_trees
 
     with _interruptible(_NOTHING if dry_run else _GOES_ON):
-        trees = scan((*paths, *sites))
-        rows = [row for tree in trees for row in undo_tree(tree, dry_run=dry_run)]
+        rows = undo_trees((*paths, *sites), dry_run=dry_run)
     _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
 
 

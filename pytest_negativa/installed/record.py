@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import write_atomically
 
 RECORD = "RECORD"
@@ -52,21 +53,26 @@ def path_of(row: list[str], site: Path) -> str:
     return os.path.normpath(os.path.join(site, row[0])) if row else ""
 
 
-def update_record(record: Path, site: Path, changes: Mapping[str, RecordLine]) -> bool:
+def update_record(
+    record: Path, site: Path, changes: Mapping[str, RecordLine], hidden: Path | None = None
+) -> bool:
     """Change the rows of some files; all other rows stay byte for byte.
 
     Args:
         record: the RECORD file; mode and owner stay as they are.
         site: the folder that its paths are relative to.
         changes: the new fields by normalized absolute path. Files without a row get none.
+        hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
 
     Returns:
         Whether a row had to be changed.
 
     Raises:
-        StoreError: RECORD can't be read or written; then it is as it was.
+        StoreError: RECORD can't be read or written; then it is as it was. Or another process
+            changed it meanwhile.
     """
     try:
+        before = FileState.of(record.stat())
         text = record.read_bytes().decode("utf-8")
         rows = list(iter_rows(text))
     except FileNotFoundError:
@@ -80,7 +86,14 @@ def update_record(record: Path, site: Path, changes: Mapping[str, RecordLine]) -
     updated = "".join(_update(part, row, changes.get(path_of(row, site))) for part, row in rows)
     if updated == text:
         return False
-    write_atomically(record, updated.encode())
+    try:
+        if hidden is not None:
+            hidden.unlink(missing_ok=True)
+        if FileState.of(record.stat()) != before:
+            raise StoreError(f"{record} was replaced while negativa worked; run the command again")
+    except OSError as e:
+        raise StoreError(f"{record}: cannot be written: {e.strerror}") from e
+    write_atomically(record, updated.encode(), hidden=hidden, durable=True)
     return True
 
 

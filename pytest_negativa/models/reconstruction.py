@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pytest_negativa.models.base import Offset, Record, Span
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import CodeRange
@@ -21,6 +23,17 @@ class FileState(Record, frozen=True, kw_only=True):
     ctime_ns: int
     inode: int
     device: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """The state that ``os.stat`` tells."""
+        return cls(
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            inode=status.st_ino,
+            device=status.st_dev,
+        )
 
 
 class RepackedCubin(Record, frozen=True, kw_only=True):

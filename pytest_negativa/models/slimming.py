@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
+
+import msgspec
 
 from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.lock import Sha256
@@ -67,12 +70,18 @@ class LeftFile(Record, frozen=True, kw_only=True):
     reason: str
 
 
-class SlimManifest(Record, frozen=True, kw_only=True):
-    """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library."""
+class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library.
+
+    Attributes:
+        run: the token of the run that is at work, or was killed; it is in the names of the
+            temporary files of that run.
+    """
 
     format_version: int
     slimmed: dict[str, SlimmedFile]
     left: dict[str, LeftFile]
+    run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
 
 class SlimStatus(str, enum.Enum):

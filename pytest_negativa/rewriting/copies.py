@@ -129,14 +129,7 @@ def state_of(file: int | str | os.PathLike[str]) -> FileState:
     Raises:
         OSError: the file can't be found.
     """
-    status = os.stat(file)  # noqa: PTH116 (takes open files, too)
-    return FileState(
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        ctime_ns=status.st_ctime_ns,
-        inode=status.st_ino,
-        device=status.st_dev,
-    )
+    return FileState.of(os.stat(file))  # noqa: PTH116 (takes open files, too)
 
 
 def _write(edits: Edits, source: ByteSource, copy: int, should_stop: Callable[[], bool]) -> None:

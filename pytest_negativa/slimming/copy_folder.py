@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming.replace import copy_file
-from pytest_negativa.slimming.tree import is_leftover
+from pytest_negativa.slimming.tree import MANIFEST_NAME, is_unfinished_copy, temporary_at
 
 
 def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
@@ -30,14 +30,14 @@ def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
     copied: dict[tuple[int, int], Path] = {}
     try:
         for folder, folders, files in os.walk(source, onerror=_raise):
-            folders[:] = [name for name in folders if not is_leftover(name)]
+            folders[:] = [name for name in folders if not is_unfinished_copy(name)]
             below = os.path.relpath(folder, source)
             new = target / below
             new.mkdir(parents=True, exist_ok=True)
             links = [name for name in folders if Path(folder, name).is_symlink()]
             for name in (*links, *files):
                 if (
-                    not is_leftover(name)
+                    temporary_at(Path(name)) is None
                     and os.path.normpath(os.path.join(below, name)) not in skipped
                 ):
                     _copy_one(Path(folder, name), new / name, copied)
@@ -62,12 +62,12 @@ def copy_attributes(source: Path, target: Path) -> None:
 
 
 def empty_folder(folder: Path) -> None:
-    """Remove everything in a folder.
+    """Remove everything in a folder that was to become a slimmed copy; its manifest goes last.
 
     Raises:
         OSError: something can't be removed.
     """
-    for path in folder.iterdir():
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -7,6 +7,7 @@ may still be the old one, and the next run slims it. There is never a new file w
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,11 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
+from pytest_negativa.storage.atomic import sync_folder, write_atomically
+
+# By the sorted keys.
+_MANIFEST_START = b'{\n "format_version": '
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -47,21 +51,54 @@ def load_manifest(root: Path) -> SlimManifest:
     return manifest
 
 
-def save_manifest(root: Path, manifest: SlimManifest) -> None:
-    """Write the manifest, or remove it when nothing is left in it.
+def token_of(manifest: SlimManifest) -> str:
+    """The token for a run: after a run that was killed, the same one."""
+    return manifest.run or secrets.token_hex(8)
+
+
+def begin_run(root: Path, manifest: SlimManifest, token: str) -> SlimManifest:
+    """Note in the manifest of a folder that a run is at work there; call before the first change.
+
+    Raises:
+        StoreError: the manifest can't be written; then it is as it was.
+    """
+    manifest = msgspec.structs.replace(manifest, run=token)
+    save_manifest(root, manifest, token)
+    return manifest
+
+
+def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
+    """Write the manifest, or remove it when nothing is left in it. It is on disk then.
+
+    Args:
+        root: the folder.
+        manifest: what to write.
+        token: of the run.
 
     Raises:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    if manifest.slimmed or manifest.left:
-        data = msgspec.json.encode(manifest, order="sorted")
-        write_atomically(path, msgspec.json.format(data, indent=1) + b"\n")
+    if manifest.slimmed or manifest.left or manifest.run:
+        data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+        write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return
     try:
         path.unlink(missing_ok=True)
+        sync_folder(root)
     except OSError as e:
         raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+
+
+def is_part_of_manifest(path: Path) -> bool:
+    """Whether a file has the beginning of a manifest, or nothing.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(len(_MANIFEST_START))
+    return _MANIFEST_START.startswith(start)
 
 
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:

@@ -1,7 +1,9 @@
 """A new file takes the place of an old one, under all its names; and originals are kept.
 
 No file is ever written to: names are given to another file, so a process that has the old file
-mapped keeps it.
+mapped keeps it. Another process, such as pip, may put a file of its own in that place meanwhile.
+Then that file stays. The old file is looked at right before its name is taken, and again when it
+came out of the place.
 """
 
 from __future__ import annotations
@@ -9,33 +11,44 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
-from pytest_negativa.slimming.tree import ORIGINALS_MARK, STAGED_SUFFIX
-from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.slimming.exchange import exchange
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, swap_name
+from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENODATA}
+# SELinux labels follow from where a file lies; the system gives them.
+_NEVER_COPIED = {"security.selinux"}
+# The kernel's measurements of a file's bytes and of its attributes: a signature that doesn't fit
+# the new bytes makes the file unreadable where IMA appraises.
+_OF_THE_BYTES = {"security.ima", "security.evm"}
 
 
-def staged_name(path: Path) -> Path:
-    """A hidden name beside ``path`` for the file that is to take its place; each is different."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGED_SUFFIX}")
+class TakenError(ReconstructError):
+    """Another process put another file into a place, or removed the file there."""
+
+    def __init__(self, path: Path, what: str = "another file took its place") -> None:
+        super().__init__(
+            f"{path}: {what} while negativa worked, so it was left as it is; run the command again"
+        )
 
 
-def copy_metadata(original: Path, new: Path | int) -> tuple[str, ...]:
+def copy_metadata(original: Path, new: Path | int, *, same_bytes: bool = False) -> tuple[str, ...]:
     """Give a new file the owner, mode, extended attributes and times of the original.
 
     Args:
         original: whose they are.
         new: the file, or its descriptor.
+        same_bytes: the content is the same, so attributes that vouch for it are copied, too.
 
     Returns:
         A sentence for each that could not be given.
@@ -53,6 +66,9 @@ def copy_metadata(original: Path, new: Path | int) -> tuple[str, ...]:
             except PermissionError:
                 lost.append(f"its owner is no longer {old.st_uid}:{old.st_gid}")
         for name in _attributes(original):
+            if name in _OF_THE_BYTES and not same_bytes:
+                lost.append(f"its attribute {name} is gone, because it vouches for the old bytes")
+                continue
             try:
                 os.setxattr(new, name, os.getxattr(original, name))
             except OSError as e:
@@ -66,65 +82,199 @@ def copy_metadata(original: Path, new: Path | int) -> tuple[str, ...]:
     return tuple(lost)
 
 
-def replace_all(staged: Path, names: Sequence[Path]) -> None:
-    """Let all ``names`` lead to the new file, one after the other, each at once.
+def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: str) -> None:
+    """Let all names lead to the new file, one after the other, each at once.
+
+    The new file is on disk before it gets a name, and so are the names when this returns.
+
+    Args:
+        staged: the new file; its name is gone afterwards.
+        places: the names, with the state of the file that each leads to; None if there is none.
+        token: of the run.
 
     Raises:
-        ReconstructError: some could not be replaced; the staged name is gone.
+        TakenError: a name leads to another file; this name and those behind it were left.
+        ReconstructError: some could not be replaced.
     """
+    first, *others = places
+    touched = set()
     try:
-        first, *others = names
-        staged.replace(first)
-        for name in others:
-            link(first, name)
+        sync_file(staged)
+        swap = swap_name(first, token)
+        staged.rename(swap)
+        _take(swap, first, places[first], by_ctime=True)
+        touched.add(_inode(places[first]))
+        for place in others:
+            inode = _inode(places[place])
+            # Taking one name of a file changes the file's time of change.
+            link(first, place, places[place], token, by_ctime=inode not in touched)
+            touched.add(inode)
+        for folder in {place.parent for place in places}:
+            sync_folder(folder)
     except OSError as e:
-        raise ReconstructError(f"{e.filename or names[0]}: cannot be replaced: {e.strerror}") from e
+        raise ReconstructError(f"{e.filename or first}: cannot be replaced: {e.strerror}") from e
     finally:
         staged.unlink(missing_ok=True)
 
 
-def link(path: Path, name: Path) -> None:
-    """Let ``name`` lead to the file ``path``, whatever it led to before.
+def link(
+    path: Path, place: Path, state: FileState | None, token: str, *, by_ctime: bool = False
+) -> None:
+    """Let ``place``, which leads to a file of this state, lead to the file ``path``.
+
+    Args:
+        path: the new file.
+        place: the name.
+        state: None if the name leads to no file.
+        token: of the run.
+        by_ctime: compare also the time of change, which naming the old file changes.
+
+    Raises:
+        TakenError: it leads to another file.
+        OSError: it can't.
+    """
+    swap = swap_name(place, token)
+    os.link(path, swap)
+    _take(swap, place, state, by_ctime=by_ctime)
+
+
+def give_back(swap: Path, place: Path, ours: FileState) -> None:
+    """Put a file of another process back that came out of its place in an exchange.
+
+    Args:
+        swap: leads to that file, and afterwards to one that nobody wants: ours, or a file that the
+            other process has replaced itself.
+        place: where it belongs.
+        ours: the state of the file that this process had put there.
 
     Raises:
         OSError: it can't.
     """
-    temporary = staged_name(name)
-    os.link(path, temporary)
+    put = _inode(ours)
+    while (there := _inode_at(place)) == put:
+        came = _inode_at(swap)
+        with contextlib.suppress(FileNotFoundError):
+            exchange(swap, place)
+            if _inode_at(swap) == put:
+                return
+            # The other process was quicker: what came out now is its newer file.
+            put = came
+    if there is None:
+        # If it is there again, that is the newer file.
+        with contextlib.suppress(FileExistsError):
+            os.link(swap, place)
+
+
+def _take(swap: Path, place: Path, state: FileState | None, *, by_ctime: bool) -> None:
+    """Let ``place`` lead to the file ``swap``, whose name goes."""
+    ours = FileState.of(swap.lstat())
+    exchanged = False
     try:
-        temporary.replace(name)
+        if state is None:
+            _take_free(swap, place)
+        elif not _leads_to(place, state, by_ctime=by_ctime):
+            raise TakenError(place)
+        else:
+            exchanged = exchange(swap, place)
+            if not exchanged:
+                swap.replace(place)
+    except FileNotFoundError:
+        raise TakenError(place, "it was removed") from None
     finally:
-        # Renaming a link onto another one of the same file does nothing, and leaves both.
-        temporary.unlink(missing_ok=True)
+        if not exchanged:
+            # Renaming a link onto another one of the same file does nothing, and leaves both.
+            swap.unlink(missing_ok=True)
+    if exchanged and state is not None:
+        # The exchange itself changes the time of change.
+        taken = not _leads_to(swap, state, by_ctime=False)
+        if taken:
+            give_back(swap, place, ours)
+        swap.unlink(missing_ok=True)
+        if taken:
+            raise TakenError(place)
 
 
-def keep_original(original: Path, target: Path) -> None:
+def _take_free(swap: Path, place: Path) -> None:
+    try:
+        os.link(swap, place)
+    except FileExistsError:
+        raise TakenError(place) from None
+    except OSError as e:
+        # A file system without links, such as FAT.
+        if e.errno not in _OTHER_FILE_SYSTEM:
+            raise
+        if os.path.lexists(place):
+            raise TakenError(place) from None
+        swap.rename(place)
+
+
+def _leads_to(place: Path, state: FileState, *, by_ctime: bool) -> bool:
+    now = FileState.of(place.lstat())
+    return now == state if by_ctime else _content(now) == _content(state)
+
+
+def _content(state: FileState) -> tuple[int, ...]:
+    return state.device, state.inode, state.size, state.mtime_ns
+
+
+def _inode(state: FileState | None) -> tuple[int, int] | None:
+    return None if state is None else (state.device, state.inode)
+
+
+def _inode_at(path: Path) -> tuple[int, int] | None:
+    try:
+        return _inode(FileState.of(path.lstat()))
+    except FileNotFoundError:
+        return None
+
+
+def keep_original(original: Path, target: Path) -> FileState | None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
 
     Args:
         original: the library.
         target: named by the SHA-256 of the original, in hex.
 
+    Returns:
+        If it was linked, which changes its time of change: the state of the original.
+
     Raises:
+        TakenError: the library is no longer the file of that digest.
         ReconstructError: it can't be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
-        if target.exists():
-            with ByteSource(target) as kept:
-                if kept.sha256() == target.name:
-                    return
+        if target.exists() and has_digest(target, target.name):
+            return None
         target.unlink(missing_ok=True)
+        state = None
         try:
             os.link(original, target)
+            state = FileState.of(target.lstat())
         except OSError as e:
             if e.errno not in _OTHER_FILE_SYSTEM:
                 raise
             copy_file(original, target)
+        if not has_digest(target, target.name):
+            target.unlink()
+            raise TakenError(original)
+        sync_file(target)
+        sync_folder(target.parent)
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+    return state
+
+
+def has_digest(path: Path, sha256: str) -> bool:
+    """Whether a file has this SHA-256, in hex.
+
+    Raises:
+        FormatError: it can't be read.
+    """
+    with ByteSource(path) as source:
+        return source.sha256() == sha256
 
 
 def copy_file(original: Path, target: Path) -> None:
@@ -136,12 +286,11 @@ def copy_file(original: Path, target: Path) -> None:
     """
     with ByteSource(original) as source, new_file(target) as new:
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
-        copy_metadata(original, new.fd)
+        copy_metadata(original, new.fd, same_bytes=True)
         new.publish()
 
 
 def _attributes(path: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        # SELinux labels follow from where a file lies; the system gives them.
-        return [name for name in os.listxattr(path) if name != "security.selinux"]
+        return [name for name in os.listxattr(path) if name not in _NEVER_COPIED]
     return []

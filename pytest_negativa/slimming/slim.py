@@ -15,11 +15,12 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, SlimManifest, SlimRow
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
+from pytest_negativa.slimming.leftovers import remove_leftovers
 from pytest_negativa.slimming.loaded import require_known
-from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.manifest import begin_run, load_manifest, token_of
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
-from pytest_negativa.slimming.tree import STAGED_SUFFIX, Tree, scan_files, scan_folder
+from pytest_negativa.slimming.tree import Tree, scan_files, scan_folder, unfinished_copy
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 
 OnProgress = Callable[[int, int], None]
@@ -95,7 +96,7 @@ def slim_trees(
         _check_aside(request.options.keep_originals, tree)
     with hold(*(tree.root for tree in trees)):
         # Again: another process may have slimmed them while this one waited.
-        trees = scan(request.paths)
+        trees = scan_held(request.paths, dry_run=request.options.dry_run)
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
@@ -119,6 +120,24 @@ def scan(paths: Sequence[Path]) -> list[Tree]:
         if outer := next((f for f in folders if f in inner.parents), None):
             raise OptionError(f"{inner} is in {outer}; give one of them")
     return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+
+
+def scan_held(paths: Sequence[Path], *, dry_run: bool) -> list[Tree]:
+    """List them again, while this process holds them, without what killed runs left.
+
+    Args:
+        paths: folders and files.
+        dry_run: remove nothing.
+
+    Raises:
+        OptionError: see ``scan``.
+        StoreError: a manifest can't be read.
+    """
+    trees = scan(paths)
+    changed = False
+    for tree in trees if not dry_run else ():
+        changed |= remove_leftovers(tree)
+    return scan(paths) if changed else trees
 
 
 def default_paths() -> tuple[Path, ...]:
@@ -219,15 +238,21 @@ def _build_copy(
     slimmer: Slimmer, unmet: Sequence[SlimRow], target: Path, on_progress: OnProgress
 ) -> SlimReport:
     source = slimmer.tree.root
-    growing = target.with_name(f".{target.name}{STAGED_SUFFIX}")
+    growing = unfinished_copy(target)
     replaced = {name for task in slimmer.work.tasks for name in task.names}
     try:
         growing.mkdir(parents=True, exist_ok=True)
         with hold_new(growing):
+            if any(growing.iterdir()) and load_manifest(growing).run is None:
+                raise ReconstructError(
+                    f"{growing} is not empty, and no run of negativa slim left it; move it away"
+                )
             try:
                 # A killed run may have left a part of a copy.
                 empty_folder(growing)
+                token = token_of(load_manifest(growing))
                 slimmer.root = growing
+                slimmer.manifest = begin_run(growing, slimmer.manifest, token)
                 copy_folder(source, growing, replaced)
                 report = _run([slimmer], unmet, on_progress)
                 # Libraries that failed or were left as they are.

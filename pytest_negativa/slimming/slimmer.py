@@ -21,6 +21,7 @@ import msgspec
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     LeftFile,
@@ -32,7 +33,7 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import may_be_kept, save_manifest
+from pytest_negativa.slimming.manifest import begin_run, may_be_kept, save_manifest, token_of
 from pytest_negativa.slimming.recipes import (
     ALL_NEVER_LOADED,
     NO_GPU_CODE,
@@ -49,9 +50,8 @@ from pytest_negativa.slimming.replace import (
     keep_original,
     link,
     replace_all,
-    staged_name,
 )
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -106,6 +106,7 @@ class Slimmer:
     options: SlimOptions
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
+    _token: str = ""
     _sites: list[Site] = field(default_factory=list)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
@@ -117,23 +118,32 @@ class Slimmer:
                 that have no name, so the process should end.
         """
         self.rows = [self._with_note(row) for row in self.work.rows]
+        self._token = token_of(self.manifest)
         if self.options.dry_run:
             self._process(self._foresee, self._add_forecast, on_done)
             return self.rows
-        for path in self.tree.leftovers if self.root == self.tree.root else ():
-            with contextlib.suppress(OSError):
-                path.unlink()
         self._sites = [Site(folder) for folder in self._site_folders()]
         before = self._copy_of_manifest()
         self._forget_stale()
+        begun = bool(self.work.tasks or self.work.links or self.manifest.run)
+        if begun:
+            self.manifest = begin_run(self.root, self.manifest, self._token)
+        run: str | None = None
         try:
             self._link_names()
             self._process(self._slim, self._publish, on_done)
+        except KeyboardInterrupt:
+            # Threads at work may still give their files names, which the next run removes.
+            run = self.manifest.run
+            raise
         finally:
             # Also when interrupted: what was replaced must be in order.
-            if self.manifest != before:
-                save_manifest(self.root, self.manifest)
-            self._update_records()
+            try:
+                self._update_records()
+            finally:
+                self.manifest = msgspec.structs.replace(self.manifest, run=run)
+                if begun or self.manifest != before:
+                    save_manifest(self.root, self.manifest, self._token)
         return self.rows
 
     def _with_note(self, row: SlimRow) -> SlimRow:
@@ -169,7 +179,7 @@ class Slimmer:
     def _link_names(self) -> None:
         for name, result in self.work.links.items():
             try:
-                link(self.root / result, self.root / name)
+                link(self.root / result, self.root / name, self._state(name), self._token)
             except OSError as e:
                 raise ReconstructError(f"{name}: cannot be replaced: {e.strerror}") from e
             self.work.current.add(name)
@@ -189,7 +199,7 @@ class Slimmer:
         """
         # The largest first, so that none is left to run alone at the end.
         tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
-        staged = {task.name: staged_name(self.root / task.name) for task in tasks}
+        staged = {task.name: staged_name(self.root / task.name, self._token) for task in tasks}
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
@@ -247,24 +257,24 @@ class Slimmer:
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         removal, result = made.removal, made.compacted
-        names = [self.root / name for name in task.names]
         notes = [*removal.notes, *result.notes, *copy_metadata(task.source, staged)]
         if task.outside:
             notes.append(
                 "the original still takes its space: it has "
                 f"{format_items(task.outside, 'hard link', 'hard links')} outside of the folder"
             )
+        linked: FileState | None = None
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / result.original_sha256
-            keep_original(task.source, aside)
+            linked = keep_original(task.source, aside)
             original = str(aside)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
-        for name in task.names:
-            self.manifest.slimmed.pop(name, None)
+        slimmed = self.manifest.slimmed
+        before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
         self.manifest.left.pop(task.name, None)
-        self.manifest.slimmed[task.name] = SlimmedFile(
+        slimmed[task.name] = SlimmedFile(
             names=task.names,
             original_sha256=result.original_sha256,
             original_size=task.size,
@@ -279,17 +289,24 @@ class Slimmer:
             original=original,
             notes=tuple(notes),
         )
-        save_manifest(self.root, self.manifest)
+        save_manifest(self.root, self.manifest, self._token)
+        places = {self.root / name: linked or self._state(name) for name in task.names}
         try:
-            replace_all(staged, names)
+            replace_all(staged, places, self._token)
         except ReconstructError:
-            if task.before is None and not any(_is_file(name, status) for name in names):
-                del self.manifest.slimmed[task.name]
-                save_manifest(self.root, self.manifest)
+            if not any(_is_file(place, status) for place in places):
+                del slimmed[task.name]
+                slimmed.update(before)
+                save_manifest(self.root, self.manifest, self._token)
             raise
         self.work.current.update(task.names)
         detail = _why_slimmed(task, removal)
         self._add_row(task, SlimStatus.SLIMMED, result.size_after, detail, tuple(notes))
+
+    def _state(self, name: str) -> FileState | None:
+        """The state of the file to replace; None if a copy grows where none is."""
+        group = self.tree.group_of(name) if self.root == self.tree.root else None
+        return None if group is None else group.state
 
     def _add_row(
         self,
@@ -338,7 +355,7 @@ class Slimmer:
             for name in entry.names
             if name in self.work.current
         }
-        write_records((self.root, *self.held), self._sites, lambda record: changes)
+        write_records((self.root, *self.held), self._sites, lambda record: changes, self._token)
 
 
 def _why_slimmed(task: Task, removal: Removal) -> str | None:
@@ -365,6 +382,7 @@ def write_records(
     roots: Sequence[Path],
     sites: Sequence[Site],
     changes_of: Callable[[Path], Mapping[str, RecordLine]],
+    token: str,
 ) -> None:
     """Change the rows of libraries in RECORD files.
 
@@ -372,6 +390,7 @@ def write_records(
         roots: the folders that this process has locked.
         sites: where the RECORD files lie.
         changes_of: from a RECORD to the new rows, by absolute path of the library.
+        token: of the run.
 
     Raises:
         StoreError: one can't be read or written; the others are.
@@ -386,7 +405,10 @@ def write_records(
             try:
                 with hold_metadata(installed.record.parent, *roots):
                     update_record(
-                        installed.record, site.folder, {path: changes[path] for path in wanted}
+                        installed.record,
+                        site.folder,
+                        {path: changes[path] for path in wanted},
+                        staged_name(installed.record, token),
                     )
             except NegativaError as e:
                 problem = e

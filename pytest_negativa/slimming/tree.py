@@ -14,6 +14,7 @@ from pathlib import Path
 from pytest_negativa.errors import StoreError
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 
@@ -24,17 +25,70 @@ ORIGINALS_MARK = ".negativa-originals"
 """An empty file in a folder of kept originals, which no scan enters."""
 
 STAGED_SUFFIX = ".negativa-slim"
-"""Ends the hidden names of files that will replace a library; their writer adds a suffix."""
+"""Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
-_LEFTOVER = re.compile(
-    rf"\..+{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?"
-    rf"|\.({RECORD}|{re.escape(MANIFEST_NAME)})\.[^.]+\{TEMPORARY_SUFFIX}",
-    re.DOTALL,
+SWAP_SUFFIX = ".negativa-swap"
+"""Ends the hidden names by which a file goes into its place, and the old file comes out."""
+
+_OF_RUN = r"\.(?P<token>[0-9a-f]{16})"
+_STAGED = re.compile(
+    rf"\..+{_OF_RUN}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
+_SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.DOTALL)
+_UNFINISHED_COPY = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
+
+
+def staged_name(path: Path, token: str) -> Path:
+    """A hidden name beside ``path`` for the file that is to take its place.
+
+    Args:
+        path: the place.
+        token: of the run, which the manifest holds; by it the next run knows the file for ours.
+    """
+    return path.with_name(f".{path.name}.{token}{STAGED_SUFFIX}")
+
+
+def swap_name(path: Path, token: str) -> Path:
+    """A hidden name beside ``path`` by which it is exchanged; see ``staged_name``."""
+    return path.with_name(f".{path.name}.{token}{SWAP_SUFFIX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A file that has the name of a temporary one of a run.
+
+    Attributes:
+        path: the file.
+        token: of the run.
+        place: if the file went into a place, or came out of it: the place.
+    """
+
+    path: Path
+    token: str
+    place: Path | None = None
+
+
+def temporary_at(path: Path) -> Temporary | None:
+    """What the name of a temporary file tells; None if it is no such name."""
+    if (match := _SWAPPED.fullmatch(path.name)) is not None:
+        return Temporary(path, match["token"], path.with_name(match["place"]))
+    if (match := _STAGED.fullmatch(path.name)) is not None:
+        return Temporary(path, match["token"])
+    return None
+
+
+def unfinished_copy(target: Path) -> Path:
+    """The hidden name of a folder that becomes the slimmed copy ``target``."""
+    return target.with_name(f".{target.name}{STAGED_SUFFIX}")
+
+
+def is_unfinished_copy(name: str) -> bool:
+    """Whether a folder has the name of a copy that a killed run left."""
+    return _UNFINISHED_COPY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +96,26 @@ class FileGroup:
     """A regular file with the names that it has below a folder, sorted, with ``/``.
 
     Attributes:
+        state: as it was found.
         links: how many names it has in all.
     """
 
     names: tuple[str, ...]
-    size: int
-    mtime_ns: int
+    state: FileState
     links: int
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.state.size
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.state.mtime_ns
 
 
 @dataclass(slots=True)
@@ -63,7 +126,7 @@ class Tree:
         root: real path of the folder; names are below it.
         groups: its files, by name.
         sites: folders that distributions are installed in.
-        leftovers: files that killed runs left.
+        leftovers: files with names of temporary ones, which killed runs may have left.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
     """
@@ -71,7 +134,7 @@ class Tree:
     root: Path
     groups: list[FileGroup] = field(default_factory=list)
     sites: list[Path] = field(default_factory=list)
-    leftovers: list[Path] = field(default_factory=list)
+    leftovers: list[Temporary] = field(default_factory=list)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
@@ -82,8 +145,7 @@ class Tree:
             status = names[0][1]
             group = FileGroup(
                 names=tuple(sorted(name for name, _ in names)),
-                size=status.st_size,
-                mtime_ns=status.st_mtime_ns,
+                state=FileState.of(status),
                 links=status.st_nlink,
             )
             self.groups.append(group)
@@ -148,11 +210,12 @@ def scan_folder(folder: Path) -> Tree:
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
     for name, status in _walk(root, tree.unlisted):
+        if (temporary := temporary_at(root / name)) is not None:
+            tree.leftovers.append(temporary)
+            continue
         found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
         if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
             sites.add(root.joinpath(name).parents[1])
-        elif is_leftover(name):
-            tree.leftovers.append(root / name)
     if (above := find_site(root / MANIFEST_NAME)) is not None:
         sites.add(above)
     tree.add(found.values())
@@ -188,20 +251,15 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
         for name, status in listed:
             if not stat.S_ISREG(status.st_mode):
                 continue
-            if (status.st_dev, status.st_ino) in wanted:
+            if (temporary := temporary_at(folder / name)) is not None:
+                tree.leftovers.append(temporary)
+            elif (status.st_dev, status.st_ino) in wanted:
                 found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
-            elif is_leftover(name):
-                tree.leftovers.append(folder / name)
         tree.add(found.values())
         site = find_site(folder / MANIFEST_NAME)
         tree.sites = [] if site is None else [site]
         trees.append(tree)
     return trees
-
-
-def is_leftover(name: str) -> bool:
-    """Whether a file or folder has the name of a temporary one of a run."""
-    return _LEFTOVER.fullmatch(os.path.basename(name)) is not None  # noqa: PTH119
 
 
 def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
@@ -224,9 +282,8 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
         for base_name, status in listed:
             name = f"{below}{base_name}"
             if stat.S_ISDIR(status.st_mode):
-                # __pycache__ has half of the files and no libraries; a leftover is the unfinished
-                # copy of a killed run.
-                if base_name != "__pycache__" and not is_leftover(base_name):
+                # __pycache__ has half of the files and no libraries.
+                if base_name != "__pycache__" and not is_unfinished_copy(base_name):
                     waiting.append(f"{name}/")
             elif stat.S_ISREG(status.st_mode) and _is_utf8(name):
                 yield name, status

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.installed.sites import Site
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.identity import (
@@ -19,61 +22,79 @@ from pytest_negativa.slimming.identity import (
     why_another,
 )
 from pytest_negativa.slimming.manifest import (
+    begin_run,
     digest_of,
     is_original,
     load_manifest,
     may_be_kept,
     save_manifest,
+    token_of,
 )
-from pytest_negativa.slimming.replace import copy_file, link, replace_all, staged_name
+from pytest_negativa.slimming.replace import (
+    copy_file,
+    copy_metadata,
+    has_digest,
+    link,
+    replace_all,
+)
+from pytest_negativa.slimming.slim import scan, scan_held
 from pytest_negativa.slimming.slimmer import write_records
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import Tree, staged_name
 
 
-def undo_tree(tree: Tree, *, dry_run: bool = False) -> list[SlimRow]:
+def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]:
     """Put back all originals that were kept, and remove their entries from the manifest.
 
     A slimmed library that was damaged since gets its original back, too. A library that another
     file replaced, such as another version, stays as it is.
 
     Args:
-        tree: a folder that was slimmed, or libraries of it.
+        paths: folders that were slimmed, or libraries of them; if empty, the packages of the
+            interpreter that runs.
         dry_run: report what would be done, and write nothing.
 
     Returns:
-        A row for each entry of the manifest.
+        A row for each entry of the manifests.
 
     Raises:
-        NegativaError: manifest or RECORD can't be read or written.
+        NegativaError: a folder, manifest or RECORD can't be read or written.
     """
-    with hold(tree.root):
-        manifest = load_manifest(tree.root)
-        entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-        records = tree.recorded({name for entry in entries.values() for name in entry.names})
-        rows = tree.unlisted_rows()
-        # By RECORD, because two distributions may each have a line for one file.
-        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
-        try:
-            for key, entry in entries.items():
-                try:
-                    row = _undo_one(tree, key, entry, records, dry_run=dry_run)
-                except NegativaError as e:
-                    row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
-                rows.append(row)
-                if row.status is SlimStatus.UNDONE:
-                    for record, path, line in _lines(tree.root, entry):
-                        lines[record][path] = line
-                if not dry_run and _is_done_with(row, entry):
-                    del manifest.slimmed[key]
-        finally:
-            if not dry_run:
-                # RECORD first: after a run that was killed in between, the next finds the entries.
-                sites = [Site(site) for site in tree.sites]
-                write_records([tree.root], sites, lambda record: lines.get(str(record), {}))
-                if not manifest.slimmed:
-                    manifest.left.clear()
-                save_manifest(tree.root, manifest)
-        return rows
+    with hold(*(tree.root for tree in scan(paths))):
+        trees = scan_held(paths, dry_run=dry_run)
+        return [row for tree in trees for row in _undo_tree(tree, dry_run=dry_run)]
+
+
+def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
+    manifest = load_manifest(tree.root)
+    token = token_of(manifest)
+    entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
+    records = tree.recorded({name for entry in entries.values() for name in entry.names})
+    rows = tree.unlisted_rows()
+    if not dry_run and (entries or manifest.run):
+        manifest = begin_run(tree.root, manifest, token)
+    # By RECORD, because two distributions may each have a line for one file.
+    lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+    try:
+        for key, entry in entries.items():
+            try:
+                row = _undo_one(tree, key, entry, records, token, dry_run=dry_run)
+            except NegativaError as e:
+                row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
+            rows.append(row)
+            if row.status is SlimStatus.UNDONE:
+                for record, path, line in _lines(tree.root, entry):
+                    lines[record][path] = line
+            if not dry_run and _is_done_with(row, entry):
+                del manifest.slimmed[key]
+    finally:
+        if manifest.run and not dry_run:
+            # RECORD first: after a run that was killed in between, the next finds the entries.
+            sites = [Site(site) for site in tree.sites]
+            write_records([tree.root], sites, lambda record: lines.get(str(record), {}), token)
+            if not manifest.slimmed:
+                manifest.left.clear()
+            save_manifest(tree.root, msgspec.structs.replace(manifest, run=None), token)
+    return rows
 
 
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
@@ -88,6 +109,7 @@ def _undo_one(
     key: str,
     entry: SlimmedFile,
     records: Mapping[str, Records],
+    token: str,
     *,
     dry_run: bool,
 ) -> SlimRow:
@@ -102,15 +124,15 @@ def _undo_one(
             status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
             return _row(key, entry, status, entry.original_size, "it was back already")
         if all(tree.group_of(name) is None for name in entry.names):
-            return _undo_gone(tree, key, entry, records, dry_run=dry_run)
+            return _undo_gone(tree, key, entry, records, token, dry_run=dry_run)
         return _row(key, entry, SlimStatus.LEFT, entry.size, next(iter(others.values())))
     aside = _kept_original(key, entry)
     if not dry_run:
-        _put_back(aside, [tree.root / name for name in results])
+        _put_back(aside, {tree.root / name: _state(tree, name) for name in results}, entry, token)
         for name in entry.names:
             # An earlier run was killed between the names of one file.
             if name not in results and is_original(tree, name, entry):
-                link(tree.root / results[0], tree.root / name)
+                link(tree.root / results[0], tree.root / name, _state(tree, name), token)
     status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
     return _row(key, entry, status, entry.original_size, None)
 
@@ -125,6 +147,7 @@ def _undo_gone(
     key: str,
     entry: SlimmedFile,
     records: Mapping[str, Records],
+    token: str,
     *,
     dry_run: bool,
 ) -> SlimRow:
@@ -147,7 +170,7 @@ def _undo_gone(
     aside = _kept_original(key, entry)
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
-    _put_back(aside, names)
+    _put_back(aside, dict.fromkeys(names), entry, token)
     return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
 
 
@@ -162,15 +185,33 @@ def _kept_original(key: str, entry: SlimmedFile) -> Path:
     return aside
 
 
-def _put_back(aside: Path, names: list[Path]) -> None:
-    # Under this name the next run finds a part of a copy that a killed run left.
-    staged = staged_name(names[0])
+def _state(tree: Tree, name: str) -> FileState | None:
+    group = tree.group_of(name)
+    return None if group is None else group.state
+
+
+def _put_back(
+    aside: Path, places: Mapping[Path, FileState | None], entry: SlimmedFile, token: str
+) -> None:
+    """Put a copy of a kept original into its places, with the attributes of the file there.
+
+    The kept original may be that of another folder, too, where its attributes were others.
+    """
+    first = next(iter(places))
+    staged = staged_name(first, token)
     try:
         # Not a link: a program that writes to the library must not change the kept original.
         copy_file(aside, staged)
-        replace_all(staged, names)
+        if not has_digest(staged, entry.original_sha256):
+            raise ReconstructError(f"{aside} changed while it was copied; run the command again")
+        if places[first] is not None:
+            copy_metadata(first, staged)
+        os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
+        replace_all(staged, places, token)
     except OSError as e:
-        raise ReconstructError(f"{names[0]}: cannot be put back: {e.strerror}") from e
+        raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _lines(root: Path, entry: SlimmedFile) -> Iterator[tuple[str, str, RecordLine]]:

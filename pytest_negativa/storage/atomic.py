@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,18 +30,18 @@ class NewFile:
         fd: its descriptor, for reading and writing.
     """
 
-    def __init__(self, target: Path, flag: int) -> None:
+    def __init__(self, target: Path, hidden: Path | None, flag: int) -> None:
         self._target = target
+        self._hidden = hidden
         self._name: Path | None = None
         try:
             self.fd = os.open(target.parent, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as e:
             if e.errno not in _CANNOT_TMPFILE:
                 raise
-            self.fd, name = tempfile.mkstemp(
-                dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX
-            )
-            self._name = Path(name)
+            self._name = hidden or self._random_name()
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.fd = os.open(self._name, flags, 0o600)
 
     def path(self) -> Path:
         """A hidden name beside the target by which other programs can open the file.
@@ -52,21 +51,27 @@ class NewFile:
         """
         if self._name is None:
             # linkat(2) gives a name, but does not replace; its manual page tells this way in.
-            random = os.urandom(6).hex()
-            name = self._target.with_name(f".{self._target.name}.{random}{TEMPORARY_SUFFIX}")
+            name = self._hidden or self._random_name()
             # With a folder given Python calls linkat, and that follows the link.
             os.link(f"/proc/self/fd/{self.fd}", name, src_dir_fd=self.fd, follow_symlinks=True)
             self._name = name
         return self._name
 
-    def publish(self) -> None:
+    def publish(self, *, durable: bool = False) -> None:
         """Give the file its name, and replace what had it.
+
+        Args:
+            durable: force the file and its name to disk, in this order, for a power cut.
 
         Raises:
             OSError: it can't be renamed.
         """
+        if durable:
+            os.fsync(self.fd)
         self.path().replace(self._target)
         self._name = None
+        if durable:
+            sync_folder(self._target.parent)
 
     def close(self) -> None:
         """Close the file; without ``publish`` nothing is left of it."""
@@ -75,19 +80,26 @@ class NewFile:
             with contextlib.suppress(OSError):
                 self._name.unlink()
 
+    def _random_name(self) -> Path:
+        random = os.urandom(6).hex()
+        return self._target.with_name(f".{self._target.name}.{random}{TEMPORARY_SUFFIX}")
+
 
 @contextlib.contextmanager
-def new_file(target: Path, *, flag: int = os.O_TMPFILE) -> Iterator[NewFile]:
+def new_file(
+    target: Path, *, hidden: Path | None = None, flag: int = os.O_TMPFILE
+) -> Iterator[NewFile]:
     """A file that replaces ``target`` when it is published, and is gone if it is not.
 
     Args:
         target: its folder must exist.
+        hidden: its name meanwhile, in the same folder; by default a random one.
         flag: how to open a file without a name; tests give another one.
 
     Raises:
         OSError: it can't be made.
     """
-    new = NewFile(target, flag)
+    new = NewFile(target, hidden, flag)
     try:
         yield new
     finally:
@@ -95,23 +107,61 @@ def new_file(target: Path, *, flag: int = os.O_TMPFILE) -> Iterator[NewFile]:
         new.close()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(
+    path: Path, data: bytes, *, hidden: Path | None = None, durable: bool = False
+) -> None:
     """Write ``data`` to ``path``, whose folder is made if it is not there.
 
     A file that is replaced hands down its mode and its owner.
+
+    Args:
+        path: the file.
+        data: its new content.
+        hidden: see ``new_file``.
+        durable: force it to disk.
 
     Raises:
         StoreError: it can't be written; ``path`` is as it was.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as new:
+        with new_file(path, hidden=hidden) as new:
             with os.fdopen(os.dup(new.fd), "wb") as file:
                 file.write(data)
             _give_attributes(new.fd, path)
-            new.publish()
+            new.publish(durable=durable)
     except OSError as e:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+
+
+def sync_file(path: Path) -> None:
+    """Force the bytes of a file to disk.
+
+    Raises:
+        OSError: it can't be opened or written.
+    """
+    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk, on file systems that can.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        # What fsync(2) says of files that don't support it.
+        if e.errno not in (errno.EINVAL, errno.EROFS):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def remove_abandoned(target: Path) -> None:

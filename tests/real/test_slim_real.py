@@ -19,9 +19,9 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.by_arch import plan_for_devices
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.sites import digests, verdict_of, wrong_files
 
 pytestmark = pytest.mark.real_libs
@@ -98,7 +98,7 @@ def test_by_lock_and_back(site: Path, tmp_path: Path) -> None:
         assert version(site / name, call) > 0
     assert wrong_files(site) == []
     assert {row.status for row in run(site, lock=lock).rows} == {SlimStatus.ALREADY}
-    undo_tree(scan((site,))[0])
+    undo_trees((site,))
     assert digests(site) == before
     for one in planned:
         data = Path(one.plan.library.path).read_bytes()

@@ -16,7 +16,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests
@@ -44,8 +44,7 @@ def run(site: Made, **request: object) -> SlimReport:
 
 
 def undo_all(site: Made) -> dict[str, SlimRow]:
-    [tree] = scan((site.folder,))
-    return {row.path: row for row in undo_tree(tree)}
+    return {row.path: row for row in undo_trees((site.folder,))}
 
 
 def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:

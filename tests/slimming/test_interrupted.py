@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -122,9 +123,9 @@ from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.storage.lockfile import load_lock
 real = engine.{step}
-def step(*arguments):
+def step(*arguments, **options):
     if {when == "after"}:
-        real(*arguments)
+        real(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 engine.{step} = step
 options = SlimOptions(load_check=False, keep_originals=Path({str(tmp_path / "aside")!r}))
@@ -242,9 +243,8 @@ def test_full_disk(site: Made, tmp_path: Path) -> None:
             while file.write(bytes(4096)):
                 pass
         before = digests(folder)
-        full = slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
-        assert full.failed
-        assert all("No space left" in (row.detail or "") for row in full.rows)
+        with pytest.raises(StoreError, match="No space left"):
+            slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
         assert digests(folder) == before
         assert hidden(folder) == []
         (disk / "ballast").unlink()

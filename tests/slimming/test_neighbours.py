@@ -15,7 +15,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, planned_of, verdict_of
 
@@ -36,7 +36,7 @@ def test_undo_of_one_library_is_of_one(site: Made, tmp_path: Path) -> None:
     two = site.two.read_bytes()
     [tree] = scan((site.one,))
     assert [row.status for row in check_tree(tree)] == [SlimStatus.SOUND]
-    assert [row.status for row in undo_tree(tree)] == [SlimStatus.UNDONE]
+    assert [row.status for row in undo_trees((site.one,))] == [SlimStatus.UNDONE]
     assert site.two.read_bytes() == two
     assert list(load_manifest(site.one.parent).slimmed) == [site.two.name]
 
@@ -67,8 +67,7 @@ def test_undo_replaces_no_link(site: Made, tmp_path: Path) -> None:
     slim_at(site.folder, made=site, originals=tmp_path / "originals")
     site.one.unlink()
     site.one.symlink_to(site.two)
-    [tree] = scan((site.folder,))
-    undo_tree(tree)
+    undo_trees((site.folder,))
     assert site.one.is_symlink()
 
 
@@ -80,8 +79,7 @@ def test_undo_writes_through_no_linked_folder(site: Made, tmp_path: Path) -> Non
     other.unlink()
     other.write_bytes(b"another version, shared by others")
     (site.folder / "gpu").symlink_to(store)
-    [tree] = scan((site.folder,))
-    undo_tree(tree)
+    undo_trees((site.folder,))
     assert other.read_bytes() == b"another version, shared by others"
 
 

@@ -25,7 +25,7 @@ from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.records import save_map, write_record
 from tests.support.compacting import needs_compiler, read
@@ -137,7 +137,7 @@ def test_undo_and_check(site: Made, run: Callable[..., SlimReport], tmp_path: Pa
     before = digests(site.folder)
     run(options=replace(FAST, keep_originals=tmp_path / "originals"))
     assert {row.status for row in check_tree(scan((site.folder,))[0])} == {SlimStatus.SOUND}
-    undo_tree(scan((site.folder,))[0])
+    undo_trees((site.folder,))
     assert digests(site.folder) == before
 
 

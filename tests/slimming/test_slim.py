@@ -141,7 +141,7 @@ def test_nothing_slimmed_and_nothing_known_leaves_no_manifest(
 ) -> None:
     """The manifest is written before files are replaced; here no file can be."""
 
-    def refuse(staged: Path, names: object) -> None:
+    def refuse(staged: Path, *arguments: object, **options: object) -> None:
         raise ReconstructError(f"{staged}: cannot be replaced")
 
     monkeypatch.setattr(engine, "replace_all", refuse)
@@ -316,19 +316,6 @@ def test_processes_keep_what_they_have_open(site: Made) -> None:
         run(site)
         assert file.read() == before
     assert site.one.read_bytes() != before
-
-
-def test_leftovers_of_killed_runs_go(site: Made) -> None:
-    left = [
-        site.one.with_name(".libone.so.1.0123abcd.negativa-slim"),
-        site.one.with_name("..libone.so.1.0123abcd.negativa-slim.k3l4.tmp"),
-    ]
-    kept = site.one.with_name(".libone.so.1.tmp")
-    for path in (*left, kept):
-        path.write_bytes(b"half")
-    run(site)
-    assert [path.exists() for path in left] == [False, False]
-    assert kept.exists()
 
 
 def test_record_without_the_line_or_no_record(site: Made) -> None:

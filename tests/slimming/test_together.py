@@ -19,6 +19,7 @@ from pytest_negativa.slimming.copy_folder import copy_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
@@ -187,7 +188,7 @@ class TestTarget:
         assert not slim_trees(request).failed
 
     def test_remains_are_not_copied(self, site: Made, tmp_path: Path) -> None:
-        left = site.one.with_name(".libone.so.1.0123abcd.negativa-slim")
+        left = site.one.with_name(".libone.so.1.0123456789abcdef.negativa-slim")
         left.write_bytes(b"half")
         unfinished = site.folder / ".copy.negativa-slim" / ONE
         unfinished.parent.mkdir(parents=True)
@@ -209,6 +210,9 @@ class TestTarget:
         growing = tmp_path / ".target.negativa-slim"
         growing.mkdir()
         (growing / "of the other").touch()
+        (growing / MANIFEST_NAME).write_text(
+            '{"format_version": 1, "slimmed": {}, "left": {}, "run": "0123456789abcdef"}'
+        )
         with held_by_another(growing), pytest.raises(ReconstructError, match="another process"):
             self.copy(site, tmp_path / "target")
         assert (growing / "of the other").exists()

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, snapshot, wrong_files
@@ -39,8 +39,7 @@ def slimmed(site: Made, tmp_path: Path) -> tuple[Made, dict[str, str]]:
 
 
 def undo_all(site: Made, *, dry_run: bool = False) -> dict[str, SlimRow]:
-    [tree] = scan((site.folder,))
-    return {row.path: row for row in undo_tree(tree, dry_run=dry_run)}
+    return {row.path: row for row in undo_trees((site.folder,), dry_run=dry_run)}
 
 
 def test_all_is_as_before(slimmed: tuple[Made, dict[str, str]]) -> None:
@@ -159,8 +158,7 @@ from pathlib import Path
 from pytest_negativa.slimming import replace, slim, undo
 replace.new_file = partial(replace.new_file, flag=os.O_DIRECTORY)
 replace.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-[tree] = slim.scan((Path({str(site.folder)!r}),))
-undo.undo_tree(tree)
+undo.undo_trees((Path({str(site.folder)!r}),))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -14,7 +14,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_tree
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.made_site import DEBUG, ONE, TWO, Made
 from tests.support.sites import digest_field, lock_of, make_wheel, pip_install, wrong_files
@@ -54,8 +54,7 @@ def upgraded(slimmed: Made, newer: Path) -> Made:
 
 
 def undo_all(site: Made) -> dict[str, SlimRow]:
-    [tree] = scan((site.folder,))
-    return {row.path: row for row in undo_tree(tree)}
+    return {row.path: row for row in undo_trees((site.folder,))}
 
 
 def test_a_newer_version_stays(upgraded: Made) -> None:

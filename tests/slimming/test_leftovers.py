@@ -1,0 +1,167 @@
+"""Temporary files of killed runs: the next run removes them, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo_trees
+from tests.support.compacting import needs_compiler
+from tests.support.made_site import ONE, Made
+from tests.support.sites import digests
+
+pytestmark = needs_compiler
+
+FAST = SlimOptions(load_check=False)
+RUN = "0123456789abcdef"
+OTHER = "fedcba9876543210"
+UPGRADE = b"a newer library"
+
+
+def slim(site: Made) -> SlimReport:
+    return slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+
+
+def kill(site: Made) -> None:
+    """Let the manifest say that a run is at work."""
+    path = site.folder / MANIFEST_NAME
+    manifest = json.loads(path.read_text()) if path.exists() else {"slimmed": {}, "left": {}}
+    path.write_text(json.dumps({**manifest, "format_version": 1, "run": RUN}))
+
+
+def of_a_killed_run(site: Made, run: str) -> list[Path]:
+    """A library, a part of one, and a part of a RECORD."""
+    left = [
+        site.one.with_name(f".libone.so.1.{run}.negativa-slim"),
+        site.one.with_name(f"..libone.so.1.{run}.negativa-slim.0a1b2c.tmp"),
+        site.info / f".RECORD.{run}.negativa-slim",
+    ]
+    left[0].write_bytes(site.one.read_bytes())
+    left[1].write_bytes(site.one.read_bytes()[:70_000])
+    left[2].write_bytes(b"half")
+    return left
+
+
+@pytest.mark.parametrize("by_archs", [False, True])
+def test_the_next_run_removes_its_own_alone(site: Made, by_archs: bool) -> None:
+    kill(site)
+    ours, others = of_a_killed_run(site, RUN), of_a_killed_run(site, OTHER)
+    theirs = [
+        site.one.with_name(name)
+        for name in (".libone.so.1.tmp", "..tmp", "x.negativa-slim", ".x.negativa-slim")
+    ]
+    for path in theirs:
+        path.write_bytes(b"the user's")
+    devices = (ComputeCapability(9, 0),)
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST)
+    if by_archs:
+        request = SlimRequest(paths=(site.folder,), devices=devices, options=FAST)
+    report = slim_trees(request)
+    assert not report.failed
+    assert not any("negativa-slim" in row.path for row in report.rows)
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in (*others, *theirs))
+    assert load_manifest(site.folder).run is None
+
+
+def test_check_does_not_take_them_for_libraries(site: Made) -> None:
+    slim(site)
+    left = site.one.with_name(f".libone.so.1.{RUN}.negativa-slim")
+    left.write_bytes(site.one.read_bytes())
+    rows = check_tree(scan((site.folder,))[0])
+    assert {row.status for row in rows} == {SlimStatus.SOUND}
+    assert left.exists()
+
+
+def test_the_first_manifest_of_a_killed_run(site: Made) -> None:
+    """No manifest has its token: the run was killed before the file got its name."""
+    ours = site.folder / f".{MANIFEST_NAME}.{RUN}.negativa-slim"
+    ours.write_text('{\n "format_version": 1,\n "left": {},\n "ru')
+    theirs = site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim"
+    theirs.write_text("a note of the user")
+    slim(site)
+    assert not ours.exists()
+    assert theirs.exists()
+
+
+def test_undo_removes_them_too(site: Made, tmp_path: Path) -> None:
+    before = digests(site.folder)
+    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    kill(site)
+    of_a_killed_run(site, RUN)
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_an_upgrade_that_came_out_of_its_place_goes_back(site: Made, dry: bool) -> None:
+    """The run was killed right after the exchange, before it saw what came out."""
+    slim(site)
+    kill(site)
+    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
+    swap.write_bytes(UPGRADE)
+    options = SlimOptions(load_check=False, dry_run=dry)
+    before = digests(site.folder)
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    if dry:
+        assert digests(site.folder) == before
+    else:
+        assert site.one.read_bytes() == UPGRADE
+        assert not swap.exists()
+        assert ONE not in load_manifest(site.folder).slimmed
+
+
+def test_an_upgrade_goes_back_to_a_place_that_is_free(site: Made) -> None:
+    slim(site)
+    kill(site)
+    site.one.rename(site.one.with_name(f".libone.so.1.{RUN}.negativa-swap"))
+    site.one.with_name(f".libone.so.1.{RUN}.negativa-swap").write_bytes(UPGRADE)
+    slim(site)
+    assert site.one.read_bytes() == UPGRADE
+
+
+def test_two_upgrades(site: Made) -> None:
+    """Another one is in the place by now: which one the user wants is not ours to say."""
+    slim(site)
+    kill(site)
+    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
+    swap.write_bytes(UPGRADE)
+    site.one.write_bytes(b"a newer one still")
+    slim(site)
+    assert swap.read_bytes() == UPGRADE
+    assert site.one.read_bytes() == b"a newer one still"
+
+
+def test_the_original_that_came_out_is_removed(site: Made) -> None:
+    original = site.one.read_bytes()
+    slim(site)
+    result = site.one.read_bytes()
+    kill(site)
+    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
+    swap.write_bytes(original)
+    assert not slim(site).failed
+    assert site.one.read_bytes() == result
+    assert not swap.exists()
+
+
+def test_folder_of_a_copy_that_is_not_ours(site: Made, tmp_path: Path) -> None:
+    """It has the name of an unfinished copy, and no manifest of one."""
+    growing = tmp_path / ".target.negativa-slim"
+    growing.mkdir()
+    (growing / "thesis.txt").write_text("the only one")
+    request = SlimRequest(
+        paths=(site.folder,), lock=site.lock, target=tmp_path / "target", options=FAST
+    )
+    with pytest.raises(Exception, match="no run of negativa slim left it"):
+        slim_trees(request)
+    assert (growing / "thesis.txt").read_text() == "the only one"
