@@ -48,11 +48,15 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
     The trace covers child processes, too. Exit status: that of COMMAND; 127 if there is no such
     command.
     """
+    from pytest_negativa.analysis.digests import hash_libraries
+
     settings = settings_of(flags)
     run, status = _run_traced(command, settings)
     # What "negativa locate" takes.
     if not run.trace_files():
         _exit_untraced(run, status, settings)
+    # Libraries may be installed anew before "negativa locate" reads them.
+    hash_libraries(run)
     if status != 0:
         run.mark_failed(_ended_with(status))
     run.make_latest()
@@ -113,7 +117,8 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     run = RunsFolder(Path(settings.directory)).new_run()
     run.add_traces(traces)
     failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
-    _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None)
+    # Digests lie beside the traces of the parts.
+    _conclude(traces, run, settings, failure="; ".join(failed) or None)
 
 
 @click.command()

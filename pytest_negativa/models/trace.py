@@ -26,6 +26,9 @@ USAGE_VERSION = 3
 History: 3 renames ``why`` to ``reason``; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
+DIGESTS_VERSION = 1
+"""Of the file of digests. History: 1 is the first."""
+
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
 
@@ -133,6 +136,13 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     def state(self) -> FileState:
         """What a write to the file, or another file at its path, changes."""
         return self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns
+
+
+class LibraryDigests(Record, frozen=True, kw_only=True):
+    """The file of digests: libraries as a run's traces have them, each with its ``sha256``."""
+
+    format_version: int
+    libraries: tuple[TracedLibrary, ...]
 
 
 class Device(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -58,14 +58,19 @@ class Contents:
             (used, self._is_same(used.library, library)) for used in self._by_size[library.size]
         ]
         same = [used for used, is_same in found if is_same]
-        unknown = [used for used, is_same in found if is_same is None and used.images]
+        unknown = [used for used, is_same in found if is_same is None]
+        # What they used outside of their traces may be of this library.
+        processes = {p for used in (*same, *unknown, *self._by_size[None]) for p in used.processes}
         usage = LibraryUsage(
             library=library,
             images=tuple(image for used in same for image in used.images),
-            processes=tuple(sorted({p for used in (*same, *unknown) for p in used.processes})),
+            processes=tuple(sorted(processes)),
         )
         paths = {library.path: None, **{used.library.path: None for used in same}}
-        why = (*self._others_at(paths, library), *(_may_be(used.library) for used in unknown))
+        why = (
+            *self._others_at(paths, library),
+            *(_may_be(used.library) for used in unknown if used.images),
+        )
         return Content(usage, next(iter(why), None))
 
     def usage(self) -> Usage:

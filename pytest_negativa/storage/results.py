@@ -15,6 +15,7 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
+from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.records import decode_versioned, load_map, save_map, write_record
 from pytest_negativa.storage.runs import Run
 
@@ -38,6 +39,7 @@ def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, .
     """
     names = _file_names(analysis.libraries)
     write_record(run.usage_file, analysis.usage)
+    save_digests(run.traces_folder, (used.library for used in analysis.usage.libraries))
     write_record(run.negativa_ml_file, negativa_ml_trace(analysis.usage))
     for library in analysis.libraries:
         name = names[library.plan.library.path]

@@ -2,7 +2,8 @@
 
 A run's folder, ``.negativa/RUN/``, holds:
 
-- ``trace/``: what each of its processes used, a file for each process.
+- ``trace/``: what each of its processes used, a file for each process; ``digests.json``: what the
+  libraries held that these name.
 - ``tests.jsonl``: how its tests ended.
 - ``usage.json``: what its traces add up to; ``trace.json``: the same, as Negativa-ML has it.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
@@ -196,11 +197,16 @@ class Run:
         Raises:
             StoreError: there is none.
         """
-        found = self.trace_files() or find_traces(self.folder)
+        found = find_traces(self.traces_folder)
         if not found:
             where = f"here or in its folder {self.trace_dir.name}"
             raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}")
         return found
+
+    @property
+    def traces_folder(self) -> Path:
+        """The folder with the traces: a recording has no other files."""
+        return self.trace_dir if self.trace_files() else self.folder
 
     def add_traces(self, traces: Iterable[Path]) -> None:
         """Copy traces of other runs, which may share names, into this new run.

@@ -10,6 +10,8 @@ import re
 import struct
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.trace import FileState, TracedLibrary
 from pytest_negativa.storage.system import System
 
@@ -225,6 +227,23 @@ def state_of(path: str) -> FileState | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def hash_library(library: TracedLibrary) -> TracedLibrary:
+    """The library with the digest of its file, if no process changed the file since it was seen."""
+    if library.sha256 is not None or state_of(library.path) != library.state:
+        return library
+    try:
+        fd = System.open(library.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return library
+    try:
+        sha256 = _hash(fd, System.fstat(fd).st_size)
+    except OSError:
+        return library
+    finally:
+        System.close(fd)
+    return replace(library, sha256=sha256) if state_of(library.path) == library.state else library
 
 
 def split_deleted(file: MappedFile) -> tuple[str, bool]:

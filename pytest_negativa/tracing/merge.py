@@ -45,6 +45,7 @@ from pytest_negativa.models.trace import (
     UsedKernel,
     WarningRecord,
 )
+from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.tracing.files import read_trace
 
 # How older traces, and those of children, report a library without an identity.
@@ -61,29 +62,28 @@ _OF_LISTED_LIBRARIES = frozenset(
 
 
 def merge_traces(paths: Iterable[str | os.PathLike[str]]) -> Usage:
-    """Read trace files and merge them.
+    """Read trace files, and the digests of libraries that lie beside them, and merge them.
 
     A file that can't be read makes the usage incomplete. It is no error: the others still count.
     """
-    traces = []
-    for path in paths:
-        try:
-            traces.append(read_trace(path))
-        except StoreError as e:
-            problem = str(e).removeprefix(f"{os.fspath(path)}: ")
-            traces.append(
-                ProcessTrace(path=os.fspath(path), header=None, records=(), problems=(problem,))
-            )
-    return merge_processes(traces)
-
-
-def merge_processes(traces: Iterable[ProcessTrace]) -> Usage:
-    """Merge traces that have been read."""
     merger = _Merger()
-    ordered = sorted(traces, key=_start)
-    for trace in ordered:
+    files = tuple(map(Path, paths))
+    for folder in dict.fromkeys(path.parent for path in files):
+        try:
+            merger.digests.update(load_digests(folder))
+        except StoreError as e:
+            merger.mark_incomplete("digests-unreadable", str(e), None)
+    for trace in sorted(map(_read, files), key=_start):
         merger.add(trace)
     return merger.usage()
+
+
+def _read(path: Path) -> ProcessTrace:
+    try:
+        return read_trace(path)
+    except StoreError as e:
+        problem = str(e).removeprefix(f"{path}: ")
+        return ProcessTrace(path=str(path), header=None, records=(), problems=(problem,))
 
 
 def _start(trace: ProcessTrace) -> tuple[bool, int, int, str]:
@@ -122,6 +122,7 @@ class _Merger:
     """Takes traces in order and builds the usage."""
 
     def __init__(self) -> None:
+        self.digests: dict[TracedLibrary, TracedLibrary] = {}
         self._run_ids: set[str] = set()
         self._devices: set[Device] = set()
         self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
@@ -161,7 +162,7 @@ class _Merger:
         self._devices.add(device)
 
     def library(self, library: TracedLibrary, process: int) -> _Library:
-        found = self._libraries[library]
+        found = self._libraries[self.digests.get(library, library)]
         found.processes.add(process)
         return found
 

@@ -31,6 +31,7 @@ from pytest_negativa.models.trace import (
     TraceRecord,
     WarningRecord,
 )
+from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
@@ -45,12 +46,14 @@ class Recording:
 
     Raises:
         TraceError: the folder holds no trace, or none that can be read.
+        StoreError: its file of digests can't be read.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         found = tuple(map(read_trace, find_traces(folder)))
         self.traces = tuple(t for t in found if t.header is not None)
+        self.digests = load_digests(folder)
         self.unreadable = tuple(
             f"{t.path}: {problem}" for t in found if t.header is None for problem in t.problems
         )
@@ -117,9 +120,8 @@ class ReplayDetector:
             moved, used = _move_ids(record, first_id)
             highest = max(highest, used)
             if isinstance(record, LibraryRecord) and isinstance(moved, LibraryRecord):
-                found = relocate(
-                    record.library, trace.header.root, self._writer.header.root, sys.path
-                )
+                library = self._recording.digests.get(record.library, record.library)
+                found = relocate(library, trace.header.root, self._writer.header.root, sys.path)
                 if found is None and (trace.path, record.id) not in self._used:
                     # The other machine's C library and the like: no GPU code was loaded from it.
                     continue
@@ -211,9 +213,11 @@ def relocate(
     """This machine's copy of a library that another machine traced.
 
     Looked for below the project's root, then as a file of an installed package, then at its
-    old path. A file is that library if its size and build id are the same; the time at which
-    it was installed may differ.
+    old path. A file may be that library if its size and build id are the same. Without a build id
+    it must have a digest, which is compared when the file is planned.
     """
+    if library.size is None or library.build_id is library.sha256 is None:
+        return None
     candidates = []
     if library.path.startswith(old_root.rstrip("/") + "/"):
         candidates.append(os.path.join(new_root, library.path[len(old_root.rstrip("/")) + 1 :]))
@@ -222,9 +226,6 @@ def relocate(
     candidates.append(library.path)
     for candidate in candidates:
         found = identify_library(os.path.realpath(candidate))
-        if found.size is not None and (found.size, found.build_id) == (
-            library.size,
-            library.build_id,
-        ):
-            return found
+        if (found.size, found.build_id) == (library.size, library.build_id):
+            return replace(found, sha256=library.sha256 or found.sha256)
     return None

@@ -278,7 +278,7 @@ def test_combine(recorded: Project) -> None:
 
     assert done.stdout.startswith(HEADLINE)
     assert used_kernels(recorded.latest("usage.json")) == set(KERNELS)
-    assert len(list((recorded.results / "latest" / "trace").iterdir())) == 2
+    assert len(list((recorded.results / "latest" / "trace").glob("*.jsonl"))) == 2
     assert [tuple(d[:2]) for d in recorded.plan() if d[2]] == list(LOADED)
 
 

@@ -39,3 +39,9 @@ def used(*paths: Path, regions: tuple[int, ...] = (), **more: object) -> Usage:
     incomplete = more.get("incomplete", ())
     assert isinstance(incomplete, tuple)
     return usage_of(*(use(path, regions) for path in paths), incomplete=incomplete)
+
+
+def region_starts(path: Path) -> list[int]:
+    """File offsets of the regions of a library."""
+    library_map = read_library(path, Scope(headers_only=True))
+    return [region.span.start for region in library_map.iter_regions()]

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.models.trace import (
     Context,
@@ -20,13 +21,17 @@ from pytest_negativa.models.trace import (
     ImageRecord,
     KernelRecord,
     LaunchRecord,
+    LibraryRecord,
     Phase,
     Role,
+    TracedLibrary,
     TraceRecord,
     WarningRecord,
 )
+from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.tracing.files import read_trace
-from pytest_negativa.tracing.merge import merge_processes, merge_traces
+from pytest_negativa.tracing.merge import merge_traces
+from tests.support.faults import PlantedFault
 from tests.support.traces import DEVICE, LIBRARY, header, records, write
 
 
@@ -183,7 +188,7 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_nothing_merges_to_nothing() -> None:
-    usage = merge_processes([])
+    usage = merge_traces([])
     assert usage.libraries == () and usage.incomplete == ()
 
 
@@ -209,3 +214,41 @@ def test_which_libraries_a_lack_concerns(
     [lack] = usage.incomplete
     assert (lack.process is None) is concerns_all
     assert lack.text == ("process 7 (python3): why" if concerns_all else "why")
+
+
+def test_digests_beside_the_traces_complete_their_libraries(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), records("k"))
+    (library,) = merge_traces([path]).libraries
+    hashed = replace(library.library, sha256="ab" * 32)
+    save_digests(tmp_path, [hashed, LIBRARY])
+    (found,) = merge_traces([path]).libraries
+    assert found == replace(library, library=hashed)
+
+
+@pytest.mark.planted_fault(
+    "the file of digests beside a run's traces is damaged",
+    says="digests.json: not digests of libraries of this release",
+)
+def test_digests_that_cannot_be_read(tmp_path: Path, fault: PlantedFault) -> None:
+    path = write(tmp_path, header(), records("k"))
+    (tmp_path / "digests.json").write_text('{"format_version":1,"libraries":[')
+    (warning,) = merge_traces([path]).incomplete
+    assert warning.process is None
+    fault.check(warning.text)
+
+
+@pytest.mark.planted_fault(
+    "a process loads GPU code from a file that was deleted before tracing saw it",
+    says="/tmp/copy.so: GPU code was loaded from this file after it had been deleted or replaced",
+)
+def test_an_image_of_a_file_that_was_gone_may_be_of_any_library(
+    tmp_path: Path, fault: PlantedFault
+) -> None:
+    gone = LibraryRecord(id=1, library=TracedLibrary(path="/tmp/copy.so"))
+    lines = [gone if isinstance(r, LibraryRecord) else r for r in records("k")]
+    (warning,) = merge_traces([write(tmp_path, header(), lines)]).incomplete
+    assert warning.process is None
+    fault.check(warning.text)
+    # Nothing was loaded from it, whatever an older trace says.
+    warned = WarningRecord(code="library-gone", text="x", incomplete=True)
+    assert not merge_traces([write(tmp_path / "b", header(9), [*lines[:2], warned])]).incomplete
