@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
@@ -16,7 +18,10 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
+    Tolerance,
     Verdict,
+    WorkDifference,
+    WorkKind,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -42,6 +47,12 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
         yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    for tolerance in (None, *Tolerance):
+        for kind in WorkKind:
+            work = [d for d in verdict.work if d.kind is kind and d.tolerance is tolerance]
+            if work:
+                allowed = f", which proves nothing: {tolerance.value}" if tolerance else ""
+                yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
     if verdict.healing is not None:
         yield _healing(verdict.healing, options)
     yield _conclusion(verdict)
@@ -85,6 +96,17 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
             )
     if len(tests) > _MAX_TESTS:
         lines.append(f"  and {len(tests) - _MAX_TESTS:,} more")
+    return "\n".join(lines)
+
+
+def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
+    spell = demangle if options.demangle else str
+    lines = [title]
+    for one in work[:_MAX_TESTS]:
+        named = replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one
+        lines.append(f"  {printable(named.detail)}")
+    if len(work) > _MAX_TESTS:
+        lines.append(f"  and {len(work) - _MAX_TESTS:,} more")
     return "\n".join(lines)
 
 

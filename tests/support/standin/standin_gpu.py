@@ -50,6 +50,7 @@ class StandInDetector:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.mappings = Mappings()
+        self._folder = path.parent
         self._writer = TraceWriter(path, replace(header, detector="stand-in"))
         self.recorder = Recorder(self._writer, self.mappings)
         self._stopped = False
@@ -57,6 +58,8 @@ class StandInDetector:
     def start(self) -> None:
         global _current
         _current = self
+        # For children that a test starts, see trace_program.
+        os.environ["NEGATIVA_TRACE_DIR"] = str(self._folder)
         self._writer.write(DeviceRecord(device=DEVICE))
 
     def set_context(self, context: Context) -> None:
@@ -91,7 +94,9 @@ def trace_program() -> StandInDetector:
     header = make_header(run, Role.CHILD, root=Path.cwd(), detector="stand-in")
     detector = StandInDetector(run.new_trace_file(), header)
     detector.start()
-    detector.set_context(Context(phase=Phase.PROCESS))
+    test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    context = Context(phase=Phase(phase.strip("()")), nodeid=test) if test else None
+    detector.set_context(context or Context(phase=Phase.PROCESS))
     return detector
 
 
