@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -103,6 +104,18 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
         is_running=is_running,
         problems=tuple(problems),
     )
+
+
+def require_ended(paths: Iterable[Path]) -> None:
+    """Refuse to copy traces that still grow: nothing would tell it by the copies.
+
+    Raises:
+        StoreError: a process is still running.
+        OSError: a trace can't be opened.
+    """
+    for path in paths:
+        if _is_locked(path):
+            raise StoreError(f"{path}: its process is still running; wait for its end")
 
 
 def _is_locked(path: str | os.PathLike[str]) -> bool:
