@@ -266,7 +266,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         command: the words that started the tests.
         exit_status: that of the first round on the copies, negative for a signal.
         fill: the byte that unused spans were filled with.
-        copies: ``overwritten``, or ``compacted``: without the unused code.
+        copies: ``overwritten``; ``compacted``: without the unused code; or ``both``.
         granularity: ``element`` or ``kernel``.
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
@@ -277,6 +277,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         rounds: every start of the program.
         healing: how healing went; None without it.
         work: what the tests used otherwise than when traced; not compared if their outcomes differ.
+        parts: the verdict on each kind of copies if the tests ran on both kinds.
     """
 
     format_version: int
@@ -297,6 +298,16 @@ class Verdict(Record, frozen=True, kw_only=True):
     rounds: tuple[RoundFacts, ...]
     healing: Healing | None = None
     work: tuple[WorkDifference, ...] = ()
+    parts: tuple[Verdict, ...] = ()
+
+    @property
+    def each_kind(self) -> tuple[Verdict, ...]:
+        """The verdict on each kind of copies; the verdict itself if there is one kind."""
+        return self.parts or (self,)
+
+    def row_of(self, path: str) -> ProvedLibrary | None:
+        """The row of the library with this real path."""
+        return next((row for row in self.libraries if row.path == path), None)
 
     @property
     def differences(self) -> tuple[TestVerdict, ...]:

@@ -35,14 +35,10 @@ _MAX_LIBRARIES = 3
 def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
     """The verdict, a paragraph at a time; ``path`` is that of its record."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
-    shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
-    if shown:
-        yield _libraries(shown)
-    for row in shown:
-        # That tests differ is said below, once.
-        if row.detail is not None and row.detail != TESTS_DIFFER:
-            yield f"{printable(Path(row.path).name)}: {printable(row.detail)}"
-        yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
+    for part in verdict.each_kind:
+        if verdict.parts:
+            yield f"On {part.copies} copies: {'proved' if part.proved else 'not proved'}"
+        yield from _libraries_of(part)
     if verdict.differences:
         yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
@@ -57,6 +53,17 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         yield _healing(verdict.healing, options)
     yield _conclusion(verdict)
     yield f"Record: {_for_people(path)}"
+
+
+def _libraries_of(verdict: Verdict) -> Iterator[str]:
+    shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
+    if shown:
+        yield _libraries(shown)
+    for row in shown:
+        # That tests differ is said below, once.
+        if row.detail is not None and row.detail != TESTS_DIFFER:
+            yield f"{printable(Path(row.path).name)}: {printable(row.detail)}"
+        yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
 
 
 def _libraries(rows: Sequence[ProvedLibrary]) -> str:
@@ -148,8 +155,10 @@ def _conclusion(verdict: Verdict) -> str:
         outcomes = "all outcomes as in the traced run"
         if any(t.differs for t in verdict.tests):
             outcomes += ", but for flaky tests"
+        kinds = " and ".join(part.copies for part in verdict.parts)
+        kinds = f" on {kinds} copies" if kinds else ""
         text = (
-            f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
+            f"PROVED{kinds}: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({_small_share(left, code)}) is left."

@@ -12,6 +12,8 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -85,6 +87,12 @@ class Verification:
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
         self._originals = OriginalRuns()
+
+    def go_on_with(self, kind: CopyKind, traced: TracedRun) -> None:
+        """Go on with another kind of copies, and with the plans as they are now."""
+        self.traced = traced
+        verify = msgspec.structs.replace(self.settings.verify, copies=kind)
+        self.settings = msgspec.structs.replace(self.settings, verify=verify)
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict."""
@@ -269,7 +277,7 @@ class Verification:
 
 def compact_options(settings: Settings) -> CompactOptions | None:
     """How to compact copies; None to overwrite unused code."""
-    return CompactOptions() if settings.verify.copies is CopyKind.COMPACTED else None
+    return None if settings.verify.copies is CopyKind.OVERWRITTEN else CompactOptions()
 
 
 def exit_code(verdict: Verdict) -> int:
