@@ -28,8 +28,7 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock
 from pytest_negativa.storage.outcomes import read_outcomes
-from pytest_negativa.tracing.files import read_trace
-from pytest_negativa.tracing.merge import merge_processes
+from pytest_negativa.tracing.merge import merge_traces
 from tests.support import builders
 from tests.support.invariants import check_map
 from tests.support.libraries import BIN, QUICKSTART, TRACES
@@ -81,7 +80,7 @@ def _unpack(data: bytes) -> None:
 
 def _trace(data: bytes) -> None:
     _SCRATCH.write_bytes(data)
-    merge_processes([read_trace(_SCRATCH)])
+    merge_traces([_SCRATCH])
 
 
 def _outcomes(data: bytes) -> None:
