@@ -31,7 +31,7 @@ MISSING = {
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
-LINK_FLAGS = ["-Wl,-z,relro,-z,now,-z,nodelete", "-Wl,--as-needed", "-ldl", "-lpthread"]
+LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
 class BuildLibraries(build_ext):

@@ -49,7 +49,7 @@ class StoreError(NegativaError):
     """A file of our own cannot be read or written."""
 
 
-def describe_fault(error: Exception) -> str:
+def describe_fault(error: BaseException) -> str:
     """An unexpected error in one line: its type and its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,7 +6,9 @@ modules for tracing are imported when ``--negativa`` is given.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -36,6 +38,14 @@ _RUNS_NO_TEST = (
     "show_fixtures_per_test",
     "cacheshow",
 )
+
+
+@atexit.register
+def _end_tracing() -> None:
+    """End tracing, after the handlers of everything that was imported later."""
+    # Only a session that traces has imported it.
+    if (process_end := sys.modules.get("pytest_negativa.session.process_end")) is not None:
+        process_end.end_tracing()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

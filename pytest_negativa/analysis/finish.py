@@ -9,7 +9,7 @@ from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
@@ -27,6 +27,7 @@ def conclude(
     sound: bool,
     reason: str = "it failed, was interrupted or ran no test",
     hooks: Hooks | None = None,
+    jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> RunReport:
     """Analyze a run, write its files and reports, and return what there is to show.
@@ -36,6 +37,8 @@ def conclude(
         sound: the run ended well. If not, plans and spans are written only where the
             settings accept that.
         reason: what is wrong with it, if it isn't sound.
+        hooks: what plugins contribute.
+        jobs: how many processes read libraries; see ``map_libraries``.
 
     Raises:
         NegativaError: something could not be written.
@@ -43,7 +46,7 @@ def conclude(
     if not sound:
         run.mark_failed(reason)
     planned = sound or settings.trace.accept_failed
-    analysis = analyze(usage, settings, hooks, healed=load_healed(run), on_done=on_done)
+    analysis = analyze(usage, settings, hooks, healed=load_healed(run), jobs=jobs, on_done=on_done)
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     files = write_run(run, analysis, with_plans=planned)
@@ -69,6 +72,35 @@ def killed_process(usage: Usage) -> str | None:
         if not process.ended and process.header.role is not Role.CHILD:
             return f"process {process.header.pid} did not end by itself"
     return None
+
+
+def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
+    """What the complete trace has, and the trace of the report had not."""
+    known = _describe_uses(reported)
+    return tuple(text for use, text in _describe_uses(complete).items() if use not in known)
+
+
+def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
+    """All uses: in words, by what they are."""
+    images: list[tuple[str, object, ImageUse]] = [
+        (library.library.path, (library.library.path, image.offset), image.use)
+        for library in usage.libraries
+        for image in library.images
+    ]
+    images += [("memory", i.sha256, i.use) for i in (*usage.memory_images, *usage.compiled)]
+    uses: dict[tuple[object, ...], str] = {}
+    for name, place, image in images:
+        if image.whole:
+            uses[place, "image"] = f"code in {name}"
+        for kernel in image.kernels:
+            where = usage.context_of(kernel.first)
+            uses[place, "kernel", kernel.name] = f"kernel {kernel.name} in {where}"
+        for data in image.data:
+            uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
+        for call in image.enumerated_by:
+            uses[place, "call", call] = f"all code of an image in {name} ({call})"
+    uses.update({("incomplete", warning.text): warning.text for warning in usage.incomplete})
+    return uses
 
 
 def _for_people(path: Path) -> str:

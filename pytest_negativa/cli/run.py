@@ -110,12 +110,10 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     status: 0, or 1 if a threshold is crossed or nothing is planned because one of RUNS failed.
     """
     from pytest_negativa.storage.runs import Run, RunsFolder
-    from pytest_negativa.tracing.files import require_ended
 
     settings = settings_of(flags)
     parts = [Run(folder) for folder in runs]
     traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in part.require_traces()))
-    require_ended(traces)
     run = RunsFolder(Path(settings.directory)).new_run()
     run.add_traces(traces)
     failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
@@ -225,6 +223,7 @@ def _conclude(
             reason=failure or "",
             on_done=progress.update,
         )
+        run.mark_complete()
     if paragraphs := tuple(render_to_screen(report, settings.reports)):
         click.echo(render_nothing(report) or "\n\n".join(paragraphs))
     for limit in report.crossed:

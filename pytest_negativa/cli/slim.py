@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
-_COMPACTED = "compacted"
 _EXIT_INTERRUPTED = 130
 _GOES_ON = "what is done stays done, and the same command goes on from there"
 _NOTHING = "nothing was changed"
@@ -91,7 +90,7 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     )
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
-    _show_proof(made)
+    _warn_unproved(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +322,7 @@ def _slim(request: SlimRequest) -> None:
     from pytest_negativa.slimming.slim import slim_trees
 
     if request.lock is not None:
-        _show_proof(request.lock)
+        _warn_unproved(request.lock)
     show_notice(lambda text: click.echo(text, err=True))
     nothing = request.options.dry_run or request.target is not None
     with (
@@ -366,20 +365,12 @@ def _devices(archs: str) -> tuple[ComputeCapability, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _show_proof(lock: Lock) -> None:
-    """Tell what a lock doesn't rest on."""
+def _warn_unproved(lock: Lock) -> None:
     from pytest_negativa.reporting.text import printable
 
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
-    elif _COMPACTED not in lock.proof.copies:
-        click.echo(
-            "negativa: note: this lock was proved on overwritten copies alone, and slim writes "
-            "compacted files; to prove both, use pytest --negativa-verify --negativa-copies=both "
-            "(or negativa verify --copies both) and lock again",
-            err=True,
-        )
 
 
 def _places(*paths: Path) -> str:

@@ -136,6 +136,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         exit_status: None if the session died.
         context_lost: it stopped because the CUDA context was lost.
         complete: the last line is there.
+        running: tests that began and did not end, if the session died.
         kind: what ran.
     """
 
@@ -147,6 +148,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
     exit_status: int | None
     context_lost: bool = False
     kind: SessionKind = SessionKind.PYTEST
+    running: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

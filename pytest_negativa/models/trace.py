@@ -23,7 +23,8 @@ TRACE_VERSION = 1
 USAGE_VERSION = 3
 """Of the usage file.
 
-History: 3 renames ``why`` to ``reason``; 2 adds ``time_ns`` to first uses; 1 is the first.
+History: 3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns``
+to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 1
@@ -76,6 +77,10 @@ class Context(Record, frozen=True, kw_only=True, omit_defaults=True):
         if self.nodeid is None:
             return self.phase.value if self.detail is None else self.detail
         return f"{self.nodeid} ({self.phase.value})"
+
+
+AFTER_SESSION = Context(phase=Phase.SESSION, detail="after the session")
+"""What a pytest process does after its last hook: ``atexit`` handlers, threads that still run."""
 
 
 class ImageForm(str, enum.Enum):
@@ -188,9 +193,6 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
         python: version of Python, or None for a program that isn't Python.
         root: the folder against which paths of the project can be understood.
         replay: set if nothing ran on a GPU here.
-        locked: the process holds a lock (flock(2)) on the file for as long as it lives.
-        lost: a record could not be written. The process overwrites the value in place, which needs
-            no space on the disk.
     """
 
     format_version: int
@@ -206,9 +208,6 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
     worker: str | None = None
     python: str | None = None
     replay: Replay | None = None
-    locked: bool = False
-    # Never left out, and the last key: it is overwritten in place.
-    lost: bool | None = None
 
 
 class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
@@ -351,7 +350,6 @@ class ProcessTrace(Record, frozen=True, kw_only=True):
         header: None where the first line could not be read.
         records: all other lines that could be read, in order.
         torn: the last line was cut off, as happens when a process is killed in its write.
-        is_running: the process held its lock when the file was read.
         problems: lines that could not be read; what they said is lost.
     """
 
@@ -359,7 +357,6 @@ class ProcessTrace(Record, frozen=True, kw_only=True):
     header: Header | None
     records: tuple[AnyTraceRecord, ...]
     torn: bool = False
-    is_running: bool = False
     problems: tuple[str, ...] = ()
 
 
@@ -452,14 +449,17 @@ class LibraryUsage(Record, frozen=True, kw_only=True):
 class UsageProcess(Record, frozen=True, kw_only=True):
     """A process of the traced run.
 
-    ``ended`` is False for a process that was killed, or left without saying so
-    (``_exit``, ``exec``). What it had done until then is in its trace all the same.
+    Attributes:
+        ended: False for a process that was killed, or left without saying so (``_exit``,
+            ``exec``). What it had done until then is in its trace all the same.
+        last: the context that its trace names last.
     """
 
     header: Header
     trace: str
     ended: bool
     torn: bool
+    last: Context | None = None
 
 
 class Launches(Record, frozen=True, kw_only=True):

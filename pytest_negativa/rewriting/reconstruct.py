@@ -233,10 +233,7 @@ class _Reconstructor:
                     spared=made.spared,
                     repacked=cubins,
                     compaction=Compaction(
-                        size=made.size_after,
-                        load_segments=made.load_segments,
-                        notes=made.notes,
-                        kept=made.kept,
+                        size=made.size_after, load_segments=made.load_segments, notes=made.notes
                     ),
                 )
         edits = merge_edits(unused, trimmed)

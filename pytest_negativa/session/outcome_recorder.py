@@ -6,9 +6,11 @@ They run in the process that reports. pytest-xdist passes its workers' reports t
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
@@ -49,6 +51,7 @@ class OutcomeRecorder:
                 kind=SessionKind.PYTEST,
             )
         )
+        self._finished: SessionFinished | None = None
 
     @property
     def failure(self) -> str | None:
@@ -67,7 +70,7 @@ class OutcomeRecorder:
                 duration=float(getattr(report, "duration", 0.0)),
                 time_ns=System.time_ns(),
                 expected_failure=hasattr(report, "wasxfail"),
-                worker=getattr(report, "worker_id", None),
+                worker=_worker(report),
                 text=None if report.passed else _text(report),
                 gpu_error=getattr(report, GPU_ERROR_ATTRIBUTE, None),
             )
@@ -79,16 +82,29 @@ class OutcomeRecorder:
                 CollectionFailed(nodeid=printable_id(report.nodeid), text=_text(report) or "")
             )
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._writer.write(
-            SessionFinished(
-                # Other plugins may have changed it by now.
-                exit_status=int(session.exitstatus),
-                time_ns=System.time_ns(),
-                context_lost=_is_context_lost(session),
-            )
+        self._finished = SessionFinished(
+            exit_status=int(session.exitstatus),
+            # What comes now is no test: it must not count as a long one.
+            time_ns=System.time_ns(),
+            context_lost=_is_context_lost(session),
         )
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self) -> Generator[None, int, int]:
+        """Write the last line, unless a hook at the session's end raised an error."""
+        status = yield
+        if self._finished is not None:
+            self._writer.write(replace(self._finished, exit_status=int(status)))
+        return status
+
+
+def _worker(report: Any) -> str | None:
+    """pytest-xdist's name of the worker; a report of its crash has only the node."""
+    node = getattr(report, "node", None)
+    worker: str | None = getattr(report, "worker_id", node and node.gateway.id)
+    return worker
 
 
 def _is_context_lost(session: pytest.Session) -> bool:

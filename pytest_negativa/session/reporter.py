@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,6 +39,10 @@ class Reporter:
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
+        # What the report was made from.
+        self._reported: Usage | None = None
+        self._failure: str | None = None
+        self._has_crossed = False
 
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.
@@ -68,25 +72,27 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
         try:
-            crossed = self._report(session)
+            self._has_crossed = self._report(session)
         except NegativaError as e:
             self._write_no_report(str(e))
-            crossed = True
+            self._has_crossed = True
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
             text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
             self._write_no_report(text)
-            crossed = True
-        if crossed and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._has_crossed = True
         return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self) -> Generator[None, int, int]:
+        """Fail the session for its report; its recorded status stays that of its tests."""
+        status = yield
+        if self._has_crossed and status == pytest.ExitCode.OK:
+            return pytest.ExitCode.TESTS_FAILED
+        return status
 
     def _report(self, session: pytest.Session) -> bool:
         """Report; True if the session must fail: a threshold was crossed, or there is no trace."""
-        # These imports take 60 ms, so not before the tests.
-        from pytest_negativa.analysis.finish import conclude
-        from pytest_negativa.tracing.merge import merge_traces
-
         traces = self._run.trace_files()
         if (not_traced := self._traced.not_traced) is not None and not traces:
             faulty = not_traced.is_faulty
@@ -98,19 +104,75 @@ class Reporter:
             return faulty
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
-        usage = self._with_incomplete_workers(merge_traces(traces))
-        report = conclude(
-            usage,
-            self._settings,
-            self._run,
-            sound=(failure := self._failure(session)) is None,
-            reason=failure or "",
-            hooks=self._hooks(usage),
-        )
+        self._failure = self._why_failed(session)
+        usage = self._merge()
+        self._run.mark_incomplete("its pytest process was not seen to end after the report")
+        report = self._conclude(usage)
+        self._traced.disregard_children()
+        self._reported = usage
         self._show(report)
         return bool(report.crossed)
 
-    def _failure(self, session: pytest.Session) -> str | None:
+    def _merge(self) -> Usage:
+        """What all traces add up to; this process still runs."""
+        # These imports take 60 ms, so not before the tests.
+        from pytest_negativa.tracing.merge import merge_traces
+
+        return self._with_incomplete_workers(
+            merge_traces(self._run.trace_files(), running=(os.getpid(),))
+        )
+
+    def _conclude(self, usage: Usage, jobs: int | None = None) -> RunReport:
+        from pytest_negativa.analysis.finish import conclude
+
+        return conclude(
+            usage,
+            self._settings,
+            self._run,
+            sound=self._failure is None,
+            reason=self._failure or "",
+            hooks=self._hooks(usage),
+            jobs=jobs,
+        )
+
+    def complete(self) -> None:
+        """Plan anew if code was used after the report; called when the process has ended tracing.
+
+        The plan stays unusable until this is done.
+        """
+        if self._reported is None:
+            return
+        try:
+            if not self._traced.session_ended:
+                self._run.mark_incomplete(f"an error ended the session in {self._traced.where}")
+                return
+            late = self._plan_late_uses(self._reported)
+            self._run.mark_complete()
+        except Exception as e:
+            text = f"{self._run}: no plan of the complete trace: {describe_fault(e)}"
+            sys.stderr.write(f"negativa: {text}; plan it again: {self._run.locate_command}\n")
+            return
+        if late:
+            sys.stderr.write(
+                f"negativa: used after the report: {', '.join(late)}. The plan in {self._run} was "
+                "made anew and keeps this code; the report above does not count it\n"
+            )
+
+    def _plan_late_uses(self, reported: Usage) -> Sequence[str]:
+        """Plan what the complete trace says; what it says more than the reported usage."""
+        from pytest_negativa.analysis.finish import describe_late_uses
+        from pytest_negativa.storage.records import write_record
+
+        usage = self._merge()
+        late = describe_late_uses(reported, usage)
+        if late:
+            # At the interpreter's end, no other process can be started to help.
+            self._conclude(usage, jobs=1)
+        elif usage != reported:
+            write_record(self._run.usage_file, usage)
+        return late
+
+    def _why_failed(self, session: pytest.Session) -> str | None:
         """Why nothing may be planned; None if all selected tests ran and passed."""
         from pytest_negativa.reporting.units import format_items
 

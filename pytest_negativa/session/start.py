@@ -22,6 +22,7 @@ from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
+from pytest_negativa.session import process_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
@@ -55,6 +56,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
+    process_end.end_former_sessions()
     role, run, root, round_spec = _role_and_run(config, settings)
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
@@ -68,6 +70,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         plugins.register(RoundReports(config, round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
+    process_end.at_end(traced, traced.stop)
     if role is Role.WORKER:
         return
     run.hold()
@@ -76,7 +79,9 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder(run), "negativa-outcomes")
     if not verified:
-        plugins.register(Reporter(config, settings, run, traced), "negativa-reporter")
+        reporter = Reporter(config, settings, run, traced)
+        plugins.register(reporter, "negativa-reporter")
+        process_end.at_end(traced, reporter.complete)
 
 
 def _start_tracing(

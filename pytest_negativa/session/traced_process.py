@@ -1,4 +1,7 @@
-"""Traces a pytest process: tells the detector which test and phase is running."""
+"""Traces a pytest process: tells the detector which test, phase or last hook is running.
+
+Tracing lasts until the process ends, see ``process_end``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.errors import describe_fault
+from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
+from pytest_negativa.session.outcome_recorder import printable_id
 from pytest_negativa.tracing.start import Tracing
 
 _SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
@@ -30,6 +35,7 @@ class TracedProcess:
 
     Attributes:
         not_traced: why this process is not traced; None if it is.
+        session_ended: pytest's last hook has returned, and none raised an error.
     """
 
     def __init__(self, role: Role, started: Tracing | NotTraced) -> None:
@@ -37,6 +43,12 @@ class TracedProcess:
         self._role = role
         self._tracing = started if isinstance(started, Tracing) else None
         self._current = Context(phase=Phase.IMPORT)
+        self.session_ended = False
+
+    @property
+    def where(self) -> str:
+        """The test, hook or phase that is running."""
+        return str(self._current)
 
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:
@@ -48,6 +60,15 @@ class TracedProcess:
         finally:
             self._current = before
             self._tell(before)
+
+    @contextmanager
+    def _hook(self, name: str) -> Iterator[None]:
+        """Tell the detector of a hook at the session's end; after an error, it stays there."""
+        before, self._current = self._current, Context(phase=Phase.SESSION, detail=name)
+        self._tell(self._current)
+        yield
+        self._current = before
+        self._tell(before)
 
     def _tell(self, context: Context) -> None:
         if self._tracing is not None:
@@ -64,6 +85,11 @@ class TracedProcess:
             yield
         finally:
             self._tracing.resume()
+
+    def disregard_children(self) -> None:
+        """Note that the processes started until now read libraries for the report."""
+        if self._tracing is not None:
+            self._tracing.disregard_children()
 
     def stop(self) -> None:
         """End tracing; the trace file is complete."""
@@ -126,15 +152,43 @@ class TracedProcess:
             with self._context(Context(phase=Phase.CALL, nodeid=report.nodeid)):
                 pass
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.stop()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["negativa"] = self.not_traced.reason if self.not_traced else ""
+        with self._hook("pytest_sessionfinish"):
+            result = yield
+        if self._tracing is not None:
+            self._tracing.drain()
+            if self._tracing.is_replay:
+                # Nothing more can come, and it knows by now which recorded tests did not run.
+                self.stop()
+        return result
 
-    def pytest_unconfigure(self) -> None:
-        # After an error of usage there was no session to finish.
-        self.stop()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        with self._hook("pytest_terminal_summary"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_unconfigure(self) -> Generator[None, object, object]:
+        with self._hook("pytest_unconfigure"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self) -> Generator[None, object, object]:
+        """Note that the session ended; an error of its last hooks passes through here."""
+        try:
+            result = yield
+        except BaseException as e:
+            detail = printable_id(f"{self.where}, which raised {describe_fault(e)}")
+            self._current = Context(phase=Phase.SESSION, detail=detail)
+            self._tell(self._current)
+            raise
+        self.session_ended = True
+        self._tell(AFTER_SESSION)
+        return result
 
 
 def _reason(marker: pytest.Mark) -> str:

@@ -322,11 +322,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.copies",
         flag_name="copies",
-        type=value_types.Choice("overwritten", "compacted", "both"),
+        type=value_types.Choice("overwritten", "compacted"),
         default="overwritten",
-        help="Overwrite unused GPU code in copies, remove it, or prove on both kinds.",
-        detail="`both` proves on overwritten copies, then on the compacted files that slim writes. "
-        "`negativa reconstruct` writes compacted copies for it.",
+        help="Overwrite unused GPU code in the copies, or remove it from them.",
         requires=_PROVED,
     ),
     Option(

@@ -169,6 +169,11 @@ class _Session:
             exit_status=None if self._end is None else self._end.exit_status,
             context_lost=self._end is not None and self._end.context_lost,
             kind=self._kind,
+            running=tuple(
+                nodeid
+                for nodeid, test in self._tests.items()
+                if self._end is None and not test.ended
+            ),
         )
 
 

@@ -144,6 +144,11 @@ def _save_plan(run: Run, name: str, plan: LibraryPlan) -> None:
 
 
 def _plan_files(run: Run) -> tuple[Path, ...]:
+    if (reason := run.incomplete_reason) is not None:
+        raise StoreError(
+            f"{run}: its plans may lack code that was used after the report: {reason}; plan it "
+            f"again with {run.locate_command}, or trace again"
+        )
     if not (paths := run.plan_files()):
         raise StoreError(run.why_unplanned())
     return paths

@@ -9,6 +9,7 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``report.json``: what the run's report shows.
 - ``failed``: why the run did not end well; absent if it did.
+- ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
 - ``verdict.json``: the last verdict.
 - ``healed.json``: what healing gave back; ``unhealed.json``: the plans before a search that is
@@ -134,6 +135,10 @@ class Run:
     def _failed_file(self) -> Path:
         return self.folder / "failed"
 
+    @property
+    def _incomplete_file(self) -> Path:
+        return self.folder / "incomplete"
+
     def make(self) -> None:
         """Make the folder for traces, and the folder for runs if it is not there.
 
@@ -251,13 +256,12 @@ class Run:
     @property
     def failure(self) -> str | None:
         """Why the run failed, in one line; None if it didn't."""
-        try:
-            reason = self._failed_file.read_text("utf-8", errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError as e:
-            reason = f"{self._failed_file.name} cannot be read: {e.strerror}"
-        return " ".join(reason.split()) or "it is marked as failed"
+        return _read_mark(self._failed_file)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether something is planned from it, and from all of it."""
+        return not self.is_failed and self.incomplete_reason is None and bool(self.plan_files())
 
     def mark_failed(self, reason: str) -> None:
         """Note that the run failed or was interrupted.
@@ -265,7 +269,32 @@ class Run:
         Raises:
             StoreError: the note can't be written.
         """
-        write_atomically(self._failed_file, f"{reason}\n".encode(errors="backslashreplace"))
+        _write_mark(self._failed_file, reason)
+
+    @property
+    def incomplete_reason(self) -> str | None:
+        """Why the plans may lack used code, in one line; None if they are of the whole trace."""
+        return _read_mark(self._incomplete_file)
+
+    def mark_incomplete(self, reason: str) -> None:
+        """Note that the run's processes may use code that its plans don't know of.
+
+        Raises:
+            StoreError: the note can't be written.
+        """
+        _write_mark(self._incomplete_file, reason)
+
+    def mark_complete(self) -> None:
+        """Note that the plans are of the whole trace.
+
+        Raises:
+            StoreError: the note can't be removed.
+        """
+        path = self._incomplete_file
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.
@@ -283,9 +312,14 @@ class Run:
         except OSError as e:
             raise StoreError(f"{link}: cannot be written: {e.strerror}") from e
 
+    @property
+    def locate_command(self) -> str:
+        """The command that makes the run's plans."""
+        return f"negativa locate --run {shlex.quote(str(self))}"
+
     def why_unplanned(self) -> str:
         """Why nothing is planned from the run, and what to do about it."""
-        again = f"negativa locate --run {shlex.quote(str(self))}"
+        again = self.locate_command
         if (failure := self.failure) is not None:
             return (
                 f"{self}: nothing is planned from this run: {failure}; "
@@ -426,7 +460,22 @@ class RunsFolder:
 
     def _last_good(self) -> Run | None:
         """The newest run that something is planned from."""
-        return next((run for run in self.runs() if not run.is_failed and run.plan_files()), None)
+        return next((run for run in self.runs() if run.is_good), None)
+
+
+def _read_mark(path: Path) -> str | None:
+    """What a mark says, in one line; None if there is no mark."""
+    try:
+        reason = path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        reason = f"{path.name} cannot be read: {e.strerror}"
+    return " ".join(reason.split()) or f"it is marked as {path.name}"
+
+
+def _write_mark(path: Path, reason: str) -> None:
+    write_atomically(path, f"{reason}\n".encode(errors="backslashreplace"))
 
 
 def find_traces(folder: Path) -> tuple[Path, ...]:

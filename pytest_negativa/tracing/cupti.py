@@ -7,7 +7,6 @@ driver holds a lock; a Python callback needs the GIL and hangs under it.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import struct
@@ -97,7 +96,6 @@ class CuptiDetector:
             ) from e
         self._cupti = cupti
         self._subscribe()
-        atexit.register(self.stop)
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
 
     def set_context(self, context: Context) -> None:
@@ -145,7 +143,6 @@ class CuptiDetector:
         if self._subscriber is not None:
             self._unsubscribe()
         self._recorder.end()
-        atexit.unregister(self.stop)
 
     def _subscribe(self) -> None:
         cupti = self._cupti
@@ -205,7 +202,6 @@ class CuptiDetector:
             return
         self._stopped = True
         self._writer.abandon()
-        atexit.unregister(self.stop)
         subscriber, self._subscriber = self._subscriber, None
         if subscriber is not None and self._child_can_use_cuda:
             self._cupti.unsubscribe(subscriber)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +37,6 @@ from pytest_negativa.models.trace import (
     MemoryImage,
     Phase,
     ProcessTrace,
-    Role,
     TracedLibrary,
     Usage,
     UsageProcess,
@@ -62,12 +61,17 @@ _OF_LISTED_LIBRARIES = frozenset(
 )  # fmt: skip
 
 
-def merge_traces(paths: Iterable[str | os.PathLike[str]]) -> Usage:
+def merge_traces(
+    paths: Iterable[str | os.PathLike[str]], *, running: Collection[int] = ()
+) -> Usage:
     """Read trace files, and the digests of libraries that lie beside them, and merge them.
 
     A file that can't be read makes the usage incomplete. It is no error: the others still count.
+
+    Args:
+        running: ids of processes that still run; their traces need no end.
     """
-    merger = _Merger()
+    merger = _Merger(running)
     files = tuple(map(Path, paths))
     for folder in dict.fromkeys(path.parent for path in files):
         try:
@@ -122,8 +126,9 @@ class _Library:
 class _Merger:
     """Takes traces in order and builds the usage."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Collection[int]) -> None:
         self.digests: dict[TracedLibrary, TracedLibrary] = {}
+        self._running = running
         self._run_ids: set[str] = set()
         self._devices: set[Device] = set()
         self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
@@ -150,29 +155,16 @@ class _Merger:
             UsageProcess(
                 header=trace.header,
                 trace=Path(trace.path).name,
-                ended=any(isinstance(record, EndRecord) for record in trace.records),
+                ended=trace.header.pid in self._running
+                or any(isinstance(record, EndRecord) for record in trace.records),
                 torn=trace.torn,
+                last=next(
+                    (r.context for r in reversed(trace.records) if isinstance(r, ContextRecord)),
+                    None,
+                ),
             )
         )
-        self._check_end(trace, trace.header, process)
         _TraceReader(self, trace, process).read()
-
-    def _check_end(self, trace: ProcessTrace, header: Header, process: int) -> None:
-        """Mark a trace that may lack what its process used at last.
-
-        Records are written before the driver's call returns. So a child that is gone, and whose
-        writes all succeeded, lost nothing, however it died. Of processes that run tests an end is
-        required elsewhere.
-        """
-        if header.lost:
-            text = "a record could not be written: is the disk full, or a quota reached?"
-            self.mark_incomplete("trace-lost", text, process)
-        elif header.role is Role.CHILD and not self._processes[process].ended:
-            if trace.is_running:
-                self.mark_incomplete("still-running", "it is still running", process)
-            elif not header.locked:
-                text = "its trace has no end, and nothing tells whether it has ended"
-                self.mark_incomplete("end-unknown", text, process)
 
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))

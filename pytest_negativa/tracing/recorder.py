@@ -68,6 +68,11 @@ class Recorder:
     def set_context(self, context: Context) -> None:
         """Note which test and phase the following records belong to."""
         self._context = context
+        if context.phase is Phase.SESSION and context.detail is not None:
+            # A hook at the session's end. If the process ends in it, its trace says so: such a
+            # context is written each time, and before anything is used in it.
+            self._contexts.pop(context, None)
+            self._context_id()
 
     def _context_id(self) -> int:
         context = self._context

@@ -20,8 +20,6 @@ from pytest_negativa.verifying.traced_run import TracedRun
 
 # Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
-# Exit statuses that a shell gives for signals start here; Python gives negative ones.
-_SIGNALS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class Attempt:
         rounds: the rounds that ran all tests on the copies.
         all_rounds: every start of the program until now.
         usage: what the tests used on the copies.
-        count_launches: every launch was traced.
         originals: reruns on the originals.
         loads: which processes loaded what.
         opened: see ``opened_originals``.
@@ -67,7 +64,6 @@ class Attempt:
     rounds: tuple[RoundResult, ...]
     all_rounds: tuple[RoundResult, ...]
     usage: Usage
-    count_launches: bool
     originals: OriginalRuns
     loads: LoadEvidence
     opened: Mapping[str, str]
@@ -116,8 +112,6 @@ def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
             how = f"signal {-result.status}" if result.status < 0 else f"status {result.status}"
             how = "no test began in time" if result.silent else how
             yield f"the session ended before its first test ({how})"
-        elif not result.died and not 0 <= result.status < _SIGNALS:
-            yield f"the session's process was killed after its last test (status {result.status})"
     if len(rounds) == MAX_ROUNDS and rounds[-1].goes_on:
         yield f"{MAX_ROUNDS} sessions in a row died or lost their CUDA context; no more were run"
 

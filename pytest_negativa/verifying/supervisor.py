@@ -16,9 +16,10 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
-from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.verifying.copy_kinds import verify_kinds
-from pytest_negativa.verifying.rounds import Program, run_round
+from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.verifying.heal import verify_and_heal
+from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, exit_code
 
@@ -53,38 +54,39 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
         NegativaError: the run can't be verified.
         Interrupted: a signal asked this process to end.
     """
-    status = 0
-    run: Run | None
+    status, own_status = 0, None
     if trace_first:
-        status, run = _trace(program, settings)
-        if run is None:
-            return status
+        result = _trace(program, settings)
+        status = result.status if result.status >= 0 else 128 - result.status
+        run = result.run
+        if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
+            _say("negativa: nothing to verify: the traced run has no plan")
+            return status or 1
+        # A crossed threshold changes the status of the traced session alone.
+        own_status = None if settings.thresholds.are_set else result.status
     else:
         run = RunsFolder(Path(settings.directory)).find(settings.run)
     run.hold()
-    verification = Verification(load_traced_run(run, settings), program, settings, _say)
-    verdict = verify_kinds(verification, settings)
+    verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
+    if settings.healing:
+        verdict = verify_and_heal(verification)
+    else:
+        verdict = judge(verification.attempt(verification.traced.planned))
     path = verification.write(verdict)
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)
     return exit_code(verdict) or status
 
 
-def _trace(program: Program, settings: Settings) -> tuple[int, Run | None]:
-    """Run the traced session; its status, and its run if that can be verified."""
+def _trace(program: Program, settings: Settings) -> RoundResult:
+    """Run the traced session."""
     round_spec = Round(
         kind=RoundKind.TRACE,
         supervisor=os.getpid(),
         folder=str(RunsFolder(Path(settings.directory)).new_run()),
         is_pytest=program.is_pytest,
     )
-    result = run_round(program, round_spec, program.environ, None)
-    status = result.status if result.status >= 0 else 128 - result.status
-    run = result.run
-    if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
-        _say("negativa: nothing to verify: the traced run has no plan")
-        return status or 1, None
-    return status, run
+    return run_round(program, round_spec, program.environ, None)
 
 
 def _say(text: str) -> None:

@@ -25,12 +25,15 @@ class TracedRun:
         planned: maps and plans of the run's libraries.
         usage: the GPU code that the run used.
         session: how the run's tests ended.
+        status: exit status of the process itself, negative for a signal; None if no supervisor
+            saw it.
     """
 
     run: Run
     planned: tuple[AnalyzedLibrary, ...]
     usage: Usage
     session: SessionResult
+    status: int | None = None
 
     @property
     def run_id(self) -> str:
@@ -46,8 +49,11 @@ class TracedRun:
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)
 
 
-def load_traced_run(run: Run, settings: Settings) -> TracedRun:
+def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> TracedRun:
     """Read a traced run.
+
+    Args:
+        status: see ``TracedRun``.
 
     Raises:
         NegativaError: the run can't be verified; the message says why.
@@ -77,6 +83,7 @@ def load_traced_run(run: Run, settings: Settings) -> TracedRun:
         planned=planned,
         usage=usage,
         session=read_outcomes(outcomes),
+        status=status,
     )
 
 

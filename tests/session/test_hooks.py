@@ -97,6 +97,13 @@ def test_own_detector_where_there_is_no_gpu(project: Project) -> None:
         "session None None",
         "teardown test_a.py::test_a None",
         "session None None",
+        "session None pytest_sessionfinish",
+        "session None pytest_terminal_summary",
+        "session None pytest_sessionfinish",
+        "session None None",
+        "session None pytest_unconfigure",
+        "session None None",
+        "session None after the session",
     ]
 
 

@@ -1,0 +1,55 @@
+"""The end of a traced process: tracing ends, and the plan is made anew if code was used late.
+
+GPU work may follow pytest's report: hooks at the end of the session, ``atexit`` handlers, threads
+that still run. CUPTI must be released before the interpreter is gone, because a callback would then
+be a segmentation fault. The last moment for both is the ``atexit`` handler that was registered
+first: that of ``plugin``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pytest_negativa.session.traced_process import TracedProcess
+
+
+class _Step(NamedTuple):
+    """What to do at the end of a process for one of its sessions."""
+
+    pid: int
+    traced: TracedProcess
+    act: Callable[[], None]
+
+
+# A test may start a session inside of its own.
+_steps: list[_Step] = []
+
+
+def at_end(traced: TracedProcess, act: Callable[[], None]) -> None:
+    """Have ``act`` called when the process ends, after what was given before it.
+
+    Args:
+        traced: the session that it belongs to.
+    """
+    _steps.append(_Step(os.getpid(), traced, act))
+
+
+def end_former_sessions() -> None:
+    """End tracing for sessions of this process that are over: another one begins."""
+    _end([step for step in _steps if step.traced.session_ended])
+
+
+def end_tracing() -> None:
+    """End tracing for good, and complete the runs; called when the process ends."""
+    _end(list(_steps))
+
+
+def _end(steps: list[_Step]) -> None:
+    for step in steps:
+        _steps.remove(step)
+        # A forked child inherits the steps.
+        if step.pid == os.getpid():
+            step.act()

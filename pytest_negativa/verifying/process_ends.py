@@ -1,0 +1,133 @@
+"""Whether each process of the rounds came to its end: what was not seen to end well did not.
+
+A pytest process ends well if its last hook returned, its trace has an end, and it ended with the
+exit status of its session. A process that ended in the middle of a test needs no reason here: the
+test's outcome says so. A child may end without a word if it did so in the traced run, too: its test
+kills it, or it ends by ``os._exit`` (``multiprocessing``).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.outcomes import Outcome, SessionKind
+from pytest_negativa.models.trace import AFTER_SESSION, Header, Role, Usage, UsageProcess
+from pytest_negativa.verifying.rounds import RoundResult
+from pytest_negativa.verifying.traced_run import TracedRun
+
+# What differs between two runs in the words of one command: names of temporary files, numbers.
+_VARYING = re.compile(r"(?<=/tmp)[^/]+|[0-9a-fA-F]*[0-9][0-9a-fA-F]*")
+
+_Command = tuple[str, ...]
+
+
+def reasons_of_ends(
+    rounds: Sequence[RoundResult], usage: Usage, traced: TracedRun
+) -> Iterator[str]:
+    """Why the ends of processes prove nothing; empty if all ended as they should.
+
+    Args:
+        rounds: the rounds on the copies.
+        usage: what the traces of the rounds add up to.
+        traced: the run that the rounds are compared with.
+    """
+    children: list[UsageProcess] = []
+    for result in rounds:
+        if result.session.running:
+            continue
+        processes = [p for p in usage.processes if p.header.run_id == result.name]
+        children += [p for p in processes if p.header.role is Role.CHILD]
+        if result.session.tests and result.session.kind is SessionKind.PYTEST:
+            yield from _reasons_of_session(result, processes, traced)
+            yield from _reasons_of_workers(result, processes)
+    before = [p for p in traced.usage.processes if p.header.role is Role.CHILD]
+    yield from _reasons_of_children(children, before, len(rounds))
+
+
+def _reasons_of_session(
+    result: RoundResult, processes: Sequence[UsageProcess], traced: TracedRun
+) -> Iterator[str]:
+    """Why the process that reports did not end well; at most one reason."""
+    own = next((p for p in processes if p.header.role in (Role.SOLO, Role.CONTROLLER)), None)
+    where = "" if own is None or own.last is None else f" in {own.last}"
+    name = f"round {result.name}: the pytest process"
+    session = result.session.exit_status
+    when_traced = traced.session.exit_status
+    expected = traced.status if traced.status not in (None, when_traced) else session
+    if own is not None and own.last == AFTER_SESSION:
+        where = " after its session"
+    if result.silent:
+        yield f"{name} hung{where} and was ended"
+    elif session is None:
+        yield f"{name} ended with {describe_status(result.status)}{where}, before its session's end"
+    elif result.status != expected:
+        yield (
+            f"{name} ended with {describe_status(result.status)}{where}, expected was "
+            f"{describe_status(expected)}"
+        )
+    elif own is not None and not own.ended:
+        yield (
+            f"{name} ended with {describe_status(result.status)}{where}, but its trace has no end"
+        )
+
+
+def describe_status(status: int | None) -> str:
+    """An exit status in words; a negative one is the signal that ended the process."""
+    if status is None or status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _reasons_of_workers(result: RoundResult, processes: Sequence[UsageProcess]) -> Iterator[str]:
+    """Why workers of pytest-xdist did not end well."""
+    # pytest-xdist replaces a worker that crashes in a test. The test's outcome says so.
+    crashed = {t.worker for t in result.session.tests if t.outcome is Outcome.CRASHED}
+    for process in processes:
+        worker = process.header.worker
+        if process.header.role is not Role.WORKER or worker in crashed:
+            continue
+        if not process.ended or process.last != AFTER_SESSION:
+            yield (
+                f"round {result.name}: worker {worker} (process {process.header.pid}) did not come "
+                f"to its end; it was last seen in {process.last or 'no test'}"
+            )
+
+
+def _reasons_of_children(
+    after: Sequence[UsageProcess], before: Sequence[UsageProcess], rounds: int
+) -> Iterator[str]:
+    """Why children of the tests did not end as when traced.
+
+    Children are matched by their command. Commands that only one side has are matched by their
+    executable: a test may make up a new name each time.
+    """
+    common = {_command(p.header) for p in after} & {_command(p.header) for p in before}
+
+    def kind(process: UsageProcess) -> _Command:
+        command = _command(process.header)
+        return command if command in common else command[:1]
+
+    allowed = Counter(kind(p) for p in before if not p.ended)
+    found = Counter[_Command]()
+    for process in after:
+        if process.ended:
+            continue
+        found[kind(process)] += 1
+        # More rounds than one start a child of a shared fixture more than once.
+        if found[kind(process)] > rounds * allowed[kind(process)]:
+            header = process.header
+            yield (
+                f"round {header.run_id}: the child process {header.pid} ({' '.join(header.argv)}) "
+                f"of {process.last or 'no known test'} did not come to its end, as it had when "
+                "traced"
+            )
+
+
+def _command(header: Header) -> _Command:
+    return tuple(_VARYING.sub("0", word) for word in (header.executable, *header.argv))
