@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,10 @@ from pytest_negativa.settings.flags import click_options
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.lock import Lock
-    from pytest_negativa.models.slimming import SlimRow
+    from pytest_negativa.models.slimming import Origin, SlimRow
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
-_EXIT_INTERRUPTED = 130
 _GOES_ON = "what is done stays done, and the same command goes on from there"
 _NOTHING = "nothing was changed"
 
@@ -231,7 +231,7 @@ def slim(**flags: Any) -> None:
     A folder that is called undo or check is ./undo or ./check.
 
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
-    usage; 130 if interrupted.
+    usage; 128 + N if signal N interrupted it.
     """
     _slim(_request(_Flags(**flags)))
 
@@ -246,7 +246,8 @@ def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
     that runs negativa.
 
-    Exit status: 0; 1 if an original is gone; 2 wrong usage; 130 if interrupted.
+    Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
+    signal N interrupted it.
     """
     from pytest_negativa.slimming.undo import undo_trees
 
@@ -263,8 +264,8 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote; 2 wrong usage; 130 if
-    interrupted.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote; 2 wrong usage; 128 + N
+    if signal N interrupted it.
     """
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
@@ -329,20 +330,61 @@ def _slim(request: SlimRequest) -> None:
         _interruptible(_NOTHING if nothing else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        report = slim_trees(request, progress.update)
+        report = slim_trees(request, progress.update, _say_how_to_reinstall)
     _finish(report.rows, f"nothing to slim in {_places(*request.paths)}", report)
+
+
+def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
+    """Say before the first change that originals are not kept, and what brings them back."""
+    from pytest_negativa.installed.origin import reinstall_commands
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+
+    if not origins:
+        return
+    commands = reinstall_commands(origin for origin in origins if origin is not None)
+    unknown = sum(origin is None for origin in origins)
+    lines = [
+        "negativa: note: slim does not keep the originals of "
+        f"{format_items(len(origins), 'library', 'libraries')} that it may change; "
+        "--keep-originals DIR keeps them"
+    ]
+    if commands:
+        lines.append("To get them back later:")
+        lines += [f"  {printable(command)}" for command in commands]
+    if unknown:
+        lines.append(
+            f"No distribution claims {format_items(unknown, 'library', 'libraries')} of these: "
+            "copy them first, or keep them"
+        )
+    click.echo("\n".join(lines), err=True)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal asked the process to end; its number is the argument."""
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise _Stopped(number)
 
 
 @contextlib.contextmanager
 def _interruptible(text: str) -> Iterator[None]:
-    """Let Ctrl-C end the process at once, with a line that says how things are."""
+    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon, with a line that says how things are."""
+    # nohup has SIGHUP ignored.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _stop)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         click.echo(f"negativa: interrupted: {text}", err=True)
         sys.stdout.flush()
         # Not by an exception: Python would wait for the threads that are in a library still.
-        os._exit(_EXIT_INTERRUPTED)
+        os._exit(128 + (e.args[0] if isinstance(e, _Stopped) else signal.SIGINT))
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _load_lock(path: Path | None) -> Lock:

@@ -29,6 +29,21 @@ class RecordRow(Record, frozen=True, kw_only=True):
     size: str
 
 
+class Origin(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The distribution that brought a file.
+
+    Attributes:
+        name, version: of the distribution, or of the conda package.
+        installer: the program that installed it, such as ``pip``; empty if unknown.
+        url: where it came from, if that was no index.
+    """
+
+    name: str
+    version: str
+    installer: str = ""
+    url: str | None = None
+
+
 class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A library that was replaced. Paths are below the folder.
 
@@ -44,6 +59,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
         never_loaded: all its GPU code is gone, because the run of the lock did not load it.
+        origin: the distribution that brought the original, if one is known.
     """
 
     names: tuple[str, ...]
@@ -59,6 +75,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     original: str | None = None
     notes: tuple[str, ...] = ()
     never_loaded: bool = False
+    origin: Origin | None = None
 
 
 class LeftFile(Record, frozen=True, kw_only=True):
@@ -100,9 +117,19 @@ class SlimStatus(str, enum.Enum):
     GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
+    AT_WORK = "at work"
+    INTERRUPTED = "interrupted"
 
 
-PROBLEMS = frozenset({SlimStatus.CHANGED, SlimStatus.GONE, SlimStatus.DAMAGED, SlimStatus.FAILED})
+PROBLEMS = frozenset(
+    {
+        SlimStatus.CHANGED,
+        SlimStatus.GONE,
+        SlimStatus.DAMAGED,
+        SlimStatus.FAILED,
+        SlimStatus.AT_WORK,
+    }
+)
 """Statuses that end the command with an error."""
 
 UNMET = frozenset({SlimStatus.DIFFERENT, SlimStatus.MISSING})

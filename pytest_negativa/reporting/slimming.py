@@ -95,7 +95,8 @@ def _share(after: int, before: int) -> str:
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
     notes = [(note, f"{row.path}: {note}") for row in rows for note in row.notes]
     yield from _united(notes, "libraries")
-    yield from (_line(row) for row in rows if row.status in UNMET)
+    told = {*UNMET, SlimStatus.INTERRUPTED}
+    yield from (_line(row) for row in rows if row.status in told)
     left = [(_kind(row), _line(row)) for row in rows if row.status is SlimStatus.LEFT]
     yield from _united(left, "libraries left as they are")
 

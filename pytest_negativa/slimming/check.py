@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
+from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 _Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]
@@ -24,12 +27,18 @@ def check_tree(tree: Tree) -> list[SlimRow]:
     the RECORD of its distribution has that digest. Then it was installed again.
 
     Returns:
-        A row for each slimmed library.
+        A row for each slimmed library. If a run is at work, a row that says so, and no others: the
+        libraries and RECORD agree only when it has ended.
 
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = load_manifest(tree.root)
+    if (at_work := _folder_at_work(tree.root)) is not None:
+        detail = (
+            "negativa slim or undo changes the libraries there; run check again when it has ended"
+        )
+        return [SlimRow.unchanged(f"{at_work}/", SlimStatus.AT_WORK, 0, detail)]
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group
@@ -38,12 +47,26 @@ def check_tree(tree: Tree) -> list[SlimRow]:
     ]
     records = tree.recorded({*known, *(name for group in others for name in group.names)})
     rows = tree.unlisted_rows()
+    if manifest.run is not None:
+        detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
+        rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
     rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
     for group in others:
         lines = {line for name in group.names for line in records.get(name, {})}
         if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
             rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
+
+
+def _folder_at_work(root: Path) -> Path | None:
+    """The folder, this one or one around it, in which a run is at work; None if there is none."""
+    for folder in (root, *root.parents):
+        # Another program may have locked the folder; a run notes itself in the manifest.
+        if os.path.isfile(folder / MANIFEST_NAME) and is_held(folder):  # noqa: PTH113
+            with contextlib.suppress(StoreError):
+                if load_manifest(folder).run is not None:
+                    return folder
+    return None
 
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
@@ -87,7 +110,8 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
 
 
 def _remedy(entry: SlimmedFile) -> str:
-    return "reinstall" if entry.original is None else "reinstall, or negativa slim undo"
+    undo = "" if entry.original is None else "negativa slim undo, or "
+    return undo + how_to_reinstall(entry)
 
 
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:

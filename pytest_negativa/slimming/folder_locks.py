@@ -62,6 +62,15 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
         yield
 
 
+def is_held(folder: Path) -> bool:
+    """Whether another process holds a folder; does not wait."""
+    try:
+        with open_to_lock(folder, _FOLDER) as descriptor:
+            return not lock(descriptor, shared=True, wait=False)
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def hold_new(folder: Path) -> Iterator[None]:
     """Hold a folder that this process just made, or that a killed process left.

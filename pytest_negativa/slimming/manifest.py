@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
@@ -130,6 +131,13 @@ def may_be_kept(entry: SlimmedFile) -> bool:
         return name in os.listdir(folder)  # noqa: PTH208
     except OSError:
         return True
+
+
+def how_to_reinstall(entry: SlimmedFile) -> str:
+    """What brings the original of a library back if it was not kept."""
+    if entry.origin is None:
+        return "install it again"
+    return f"install it again: {reinstall_commands([entry.origin])[0]}"
 
 
 def digest_of(path: Path) -> str | None:

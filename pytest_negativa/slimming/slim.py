@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, SlimManifest, SlimRow
+from pytest_negativa.models.slimming import PROBLEMS, Origin, SlimManifest, SlimRow
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
 from pytest_negativa.slimming.leftovers import remove_leftovers
@@ -25,6 +25,9 @@ from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_l
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
+
+OnStart = Callable[[Sequence[Origin | None]], None]
+"""Called before the first change, with the origin of each library whose original is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,15 @@ class SlimReport:
 
 
 def slim_trees(
-    request: SlimRequest, on_progress: OnProgress = lambda done, total: None
+    request: SlimRequest,
+    on_progress: OnProgress = lambda done, total: None,
+    on_start: OnStart = lambda origins: None,
 ) -> SlimReport:
     """Slim libraries.
+
+    Args:
+        request: what to slim, and how.
+        on_progress, on_start: told of the work.
 
     Raises:
         OptionError: the request contradicts itself; nothing was done.
@@ -100,6 +109,9 @@ def slim_trees(
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
+        if request.options.keep_originals is None and not request.options.dry_run:
+            lost = [(slimmer, task) for slimmer in slimmers for task in slimmer.work.tasks]
+            on_start([slimmer.origin_of(task) for slimmer, task in lost if task.before is None])
         return _run(slimmers, unmet, on_progress)
 
 

@@ -19,12 +19,14 @@ from typing import TypeVar
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     LeftFile,
+    Origin,
     RecordRow,
     SlimManifest,
     SlimmedFile,
@@ -107,7 +109,23 @@ class Slimmer:
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
     _token: str = ""
-    _sites: list[Site] = field(default_factory=list)
+    _known_sites: list[Site] | None = None
+    _known_origins: Origins | None = None
+
+    @property
+    def _sites(self) -> list[Site]:
+        if self._known_sites is None:
+            self._known_sites = [Site(folder) for folder in self._site_folders()]
+        return self._known_sites
+
+    def origin_of(self, task: Task) -> Origin | None:
+        """The distribution that brought a library, if one is known."""
+        if task.before is not None:
+            return task.before.origin
+        if self._known_origins is None:
+            self._known_origins = Origins(self._sites)
+        found = (self._known_origins.of(self.root / name) for name in task.names)
+        return next(filter(None, found), None)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -122,7 +140,6 @@ class Slimmer:
         if self.options.dry_run:
             self._process(self._foresee, self._add_forecast, on_done)
             return self.rows
-        self._sites = [Site(folder) for folder in self._site_folders()]
         before = self._copy_of_manifest()
         self._forget_stale()
         begun = bool(self.work.tasks or self.work.links or self.manifest.run)
@@ -288,6 +305,7 @@ class Slimmer:
             rows=rows,
             original=original,
             notes=tuple(notes),
+            origin=self.origin_of(task),
         )
         save_manifest(self.root, self.manifest, self._token)
         places = {self.root / name: linked or self._state(name) for name in task.names}

@@ -24,6 +24,7 @@ from pytest_negativa.slimming.identity import (
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    how_to_reinstall,
     is_original,
     load_manifest,
     may_be_kept,
@@ -176,12 +177,12 @@ def _undo_gone(
 
 def _kept_original(key: str, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError(
-            "its original was not kept; install its distribution again, or copy the original back"
-        )
+        raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry)}")
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
-        raise ReconstructError(f"{aside} is gone, or no longer its original")
+        raise ReconstructError(
+            f"{aside} is gone, or no longer its original; {how_to_reinstall(entry)}"
+        )
     return aside
 
 

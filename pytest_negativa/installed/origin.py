@@ -1,0 +1,109 @@
+"""Tells which distribution brought a file, and the command that installs it again.
+
+Sources: the installer's name is in ``INSTALLER``, the address of a distribution that did not come
+from an index in ``direct_url.json`` (PyPA, "Recording installed projects" and "Direct URL data
+structure"). conda lists the files of each package in ``conda-meta`` (conda's ``PrefixRecord``).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.installed.sites import Installed, Site
+from pytest_negativa.models.slimming import Origin
+
+_COMMANDS = {
+    "uv": ("uv pip install --reinstall --no-deps", "=="),
+    "conda": ("conda install --force-reinstall --no-deps", "="),
+}
+_PIP = ("pip install --force-reinstall --no-deps", "==")
+_CONDA_LISTS = "conda-meta"
+
+
+class _CondaPackage(msgspec.Struct):
+    name: str
+    version: str
+    files: list[str]
+
+
+class _DirectUrl(msgspec.Struct):
+    url: str
+    vcs_info: dict[str, str] | None = None
+
+
+class Origins:
+    """Finds the origin of files.
+
+    Args:
+        sites: where distributions are installed.
+    """
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._by_path = {
+            path: installed
+            for site in sites
+            for installed in site.installed()
+            for path in installed.libraries
+        }
+        self._conda: dict[Path, dict[str, Origin]] = {}
+
+    def of(self, path: Path) -> Origin | None:
+        """The distribution that a file belongs to; ``path`` is absolute and normalized."""
+        if (installed := self._by_path.get(str(path))) is not None:
+            return _of_distribution(installed)
+        for prefix in path.parents:
+            if (prefix / _CONDA_LISTS).is_dir():
+                if prefix not in self._conda:
+                    self._conda[prefix] = dict(_read_conda(prefix))
+                return self._conda[prefix].get(path.relative_to(prefix).as_posix())
+        return None
+
+
+def reinstall_commands(origins: Iterable[Origin]) -> tuple[str, ...]:
+    """The commands that install distributions again, one for each installer."""
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for origin in sorted(set(origins), key=lambda one: (one.name, one.version)):
+        command = _COMMANDS.get(origin.installer, _PIP)
+        text = f"{origin.name}{command[1]}{origin.version}"
+        if origin.url is not None:
+            text = f"{origin.name} @ {origin.url}"
+        wanted.setdefault(command, []).append(shlex.quote(text))
+    return tuple(f"{command} {' '.join(texts)}" for (command, _), texts in wanted.items())
+
+
+def _of_distribution(installed: Installed) -> Origin:
+    folder = installed.record.parent
+    try:
+        installer = (folder / "INSTALLER").read_text(errors="replace").strip()
+    except OSError:
+        installer = ""
+    return Origin(
+        name=installed.name,
+        version=installed.version,
+        installer=installer,
+        url=_url_of(folder / "direct_url.json"),
+    )
+
+
+def _url_of(path: Path) -> str | None:
+    try:
+        direct = msgspec.json.decode(path.read_bytes(), type=_DirectUrl)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if direct.vcs_info is None:
+        return direct.url
+    return f"{direct.vcs_info.get('vcs')}+{direct.url}@{direct.vcs_info.get('commit_id')}"
+
+
+def _read_conda(prefix: Path) -> Iterator[tuple[str, Origin]]:
+    for path in sorted((prefix / _CONDA_LISTS).glob("*.json")):
+        try:
+            package = msgspec.json.decode(path.read_bytes(), type=_CondaPackage)
+        except (OSError, msgspec.DecodeError):
+            continue
+        origin = Origin(name=package.name, version=package.version, installer="conda")
+        yield from ((file, origin) for file in package.files)

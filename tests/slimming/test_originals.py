@@ -1,0 +1,212 @@
+"""What slim says of originals, what undo gives back, and what goes to disk in which order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.slimming import replace as replacing
+from pytest_negativa.slimming.exchange import exchange
+from pytest_negativa.slimming.folder_locks import hold
+from pytest_negativa.slimming.manifest import begin_run, load_manifest
+from pytest_negativa.slimming.replace import copy_file, copy_metadata
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.undo import undo_trees
+from tests.support.compacting import needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.libraries import NEGATIVA
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests, snapshot
+
+pytestmark = needs_compiler
+
+FAST = SlimOptions(load_check=False)
+COMMAND = "pip install --force-reinstall --no-deps gpu-code==1.0"
+RUN = "0123456789abcdef"
+
+
+def slim(site: Made, options: SlimOptions = FAST) -> None:
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    assert not report.failed
+
+
+def negativa(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.planted_fault(
+    "The user slims without --keep-originals and wants the originals back later.",
+    says="To get them back later: pip install --force-reinstall --no-deps gpu-code==1.0",
+)
+def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) -> None:
+    # As if it had come from an index.
+    (site.info / "direct_url.json").unlink()
+    arguments = ("slim", "--lock", site.lock_file, "--no-load-check")
+    assert "get them back" not in negativa(*arguments, "--dry-run", site.folder)
+    output = negativa(*arguments, site.folder)
+    fault.check(output)
+    assert output.index("2 libraries that it may change") < output.index("after")
+    # A second run changes nothing.
+    assert "get them back" not in negativa(*arguments, site.folder)
+    assert f"was not kept; install it again: {COMMAND}" in negativa(
+        "slim", "undo", site.folder, code=1
+    )
+    site.one.write_bytes(b"damaged")
+    assert COMMAND in negativa("slim", "check", site.folder, code=1)
+
+
+def test_originals_that_are_kept_need_no_way_back(site: Made, tmp_path: Path) -> None:
+    arguments = ("slim", "--lock", site.lock_file, "--no-load-check")
+    kept = ("--keep-originals", tmp_path / "originals")
+    assert "get them back" not in negativa(*arguments, *kept, site.folder)
+
+
+def test_libraries_of_no_distribution(site: Made) -> None:
+    (site.info / "RECORD").unlink()
+    output = negativa("slim", "--lock", site.lock_file, "--no-load-check", site.folder)
+    assert "No distribution claims 2 libraries of these" in output
+    assert load_manifest(site.folder).slimmed[ONE].origin is None
+
+
+def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> None:
+    """One kept original may be that of two files, whose times and modes differ."""
+    site.two.write_bytes(site.one.read_bytes())
+    site.one.chmod(0o755)
+    site.two.chmod(0o640)
+    os.utime(site.one, ns=(1_000_000_001, 1_000_000_002))
+    os.utime(site.two, ns=(2_000_000_001, 2_000_000_003))
+    os.setxattr(site.two, "user.note", b"of the second")
+    slim(site, replace(FAST, keep_originals=tmp_path / "originals"))
+    assert len(list((tmp_path / "originals").glob("[0-9a-f]*"))) == 1
+    undo_trees((site.folder,))
+    facts = [(p.stat().st_mtime_ns, p.stat().st_mode & 0o777) for p in (site.one, site.two)]
+    assert facts == [(1_000_000_002, 0o755), (2_000_000_003, 0o640)]
+    assert os.getxattr(site.two, "user.note") == b"of the second"
+    assert "user.note" not in os.listxattr(site.one)
+
+
+def test_undo_restores_the_time_of_a_file_that_was_touched(site: Made, tmp_path: Path) -> None:
+    os.utime(site.one, ns=(1_000_000_001, 1_000_000_002))
+    slim(site, replace(FAST, keep_originals=tmp_path / "originals"))
+    site.one.write_bytes(site.one.read_bytes())
+    undo_trees((site.folder,))
+    assert site.one.stat().st_mtime_ns == 1_000_000_002
+
+
+@pytest.mark.planted_fault(
+    "A library carries an IMA signature, which doesn't fit its slimmed bytes.",
+    says="its attribute security.ima is gone, because it vouches for the old bytes",
+)
+def test_signatures_of_the_bytes_are_not_copied(tmp_path: Path, fault: PlantedFault) -> None:
+    original, changed, same = (tmp_path / name for name in ("original", "changed", "same"))
+    original.write_bytes(b"bytes")
+    changed.write_bytes(b"others")
+    try:
+        os.setxattr(original, "security.ima", b"\x03\x02signature")
+    except OSError as e:
+        pytest.skip(f"security.ima: {e.strerror}")
+    os.setxattr(original, "user.note", b"kept")
+    fault.check("; ".join(copy_metadata(original, changed)))
+    assert os.listxattr(changed) == ["user.note"]
+    copy_file(original, same)
+    assert os.getxattr(same, "security.ima") == b"\x03\x02signature"
+
+
+def test_a_power_cut_leaves_the_old_or_the_new(site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data before names, the manifest before the library, and the folder at the end."""
+    events: list[tuple[str, object]] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        events.append(("sync", os.fstat(descriptor).st_ino))
+        real(descriptor)
+
+    def take(swap: Path, place: Path) -> bool:
+        events.append(("take", swap.stat().st_ino))
+        return exchange(swap, place)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(replacing, "exchange", take)
+    slim(site)
+    for path in (site.one, site.two):
+        at = events.index(("take", path.stat().st_ino))
+        before, after = events[:at], events[at + 1 :]
+        assert before[-3][0] == before[-2][0] == before[-1][0] == "sync"
+        assert before[-1] == ("sync", path.stat().st_ino)
+        # The manifest's name.
+        assert before[-2] == ("sync", site.folder.stat().st_ino)
+        assert after[0] == ("sync", path.parent.stat().st_ino)
+    last = [inode for _, inode in events][-4:]
+    assert last[:2] == [(site.info / "RECORD").stat().st_ino, site.info.stat().st_ino]
+
+
+@pytest.mark.planted_fault(
+    "The user checks a folder while slim changes it.", says="run check again when it has ended"
+)
+def test_check_reports_a_run_at_work(site: Made, fault: PlantedFault) -> None:
+    slim(site)
+    manifest = begin_run(site.folder, load_manifest(site.folder), RUN)
+    assert manifest.run == RUN
+    holder = subprocess.Popen(["flock", site.folder, "sleep", "60"])
+    try:
+        subprocess.run(
+            ["sh", "-c", 'while flock -n "$0" true; do sleep 0.05; done', site.folder], check=True
+        )
+        before = snapshot(site.folder)
+        for path in (site.folder, site.one.parent):
+            output = negativa("slim", "check", path, code=1)
+            assert f"{site.folder}/: at work" in output
+            fault.check(output)
+        assert snapshot(site.folder) == before
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_check_reports_a_run_that_was_killed(site: Made) -> None:
+    slim(site)
+    begin_run(site.folder, load_manifest(site.folder), RUN)
+    output = negativa("slim", "check", site.folder)
+    assert "interrupted: a run was killed here" in output
+    slim(site)
+    assert "killed" not in negativa("slim", "check", site.folder)
+
+
+def test_check_is_not_misled_by_another_lock(site: Made) -> None:
+    """A script may lock the folder around its commands."""
+    slim(site)
+    with hold(site.folder):
+        assert "sound" in negativa("slim", "check", site.folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
+    before = digests(site.folder)
+    # Slim waits for the folder: there is time to send the signal.
+    with hold(site.folder):
+        process = subprocess.Popen(
+            [NEGATIVA, "slim", "--lock", site.lock_file, "--no-load-check", site.folder],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        while "waiting" not in process.stderr.readline():
+            pass
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert errors.endswith(
+        "negativa: interrupted: what is done stays done, and the same command goes on from there\n"
+    )
+    assert digests(site.folder) == before
+    assert TWO in before
