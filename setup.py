@@ -31,6 +31,8 @@ MISSING = {
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# CUPTI may call the tracer until the process is gone. glibc can't keep an auditor that declines.
+NEVER_UNLOADED = {"pytest_negativa.tracing._injection"}
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
@@ -51,6 +53,7 @@ class BuildLibraries(build_ext):
             *("-o", str(target), *ext.sources),
             *shlex.split(os.environ.get("LDFLAGS", "")),
             *LINK_FLAGS,
+            *(["-Wl,-z,nodelete"] if ext.name in NEVER_UNLOADED else []),
         ]
         try:
             subprocess.run(command, check=True)
