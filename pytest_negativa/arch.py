@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from pytest_negativa.errors import OptionError
@@ -59,6 +60,29 @@ class ComputeCapability:
         raise OptionError(
             f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a or 9.0"
         )
+
+
+_KNOWN = (
+    "2.0 2.1 3.0 3.2 3.5 3.7 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.8 8.9 9.0 10.0 10.1 "
+    "10.3 11.0 12.0 12.1"
+)
+KNOWN_DEVICES = frozenset(map(ComputeCapability.parse, _KNOWN.split()))
+"""Compute capabilities of devices. Source: the manuals of nvcc 8 to 13, "GPU Feature List"."""
+
+OLDEST_DEVICES: Mapping[int, ComputeCapability] = MappingProxyType(
+    {
+        9: ComputeCapability(3, 0),
+        10: ComputeCapability(3, 0),
+        11: ComputeCapability(3, 5),
+        12: ComputeCapability(5, 0),
+        13: ComputeCapability(7, 5),
+    }
+)
+"""By major version of CUDA: the oldest device that its nvcc compiles for.
+
+Later devices than those it knows can load what it compiles, if there is PTX. Source: the release
+notes of CUDA 9.0, 11.0, 12.0 and 13.0, "Deprecated Features".
+"""
 
 
 @functools.total_ordering

@@ -101,6 +101,7 @@ class _Flags:
     sites: tuple[Path, ...]
     lock_file: Path | None
     archs: str | None
+    force_arch: bool
     keep_ptx: bool
     drop_never_loaded: bool
     strip_others: bool
@@ -172,6 +173,11 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 )
 @click.option(
     "--archs", metavar="ARCH,...", help="Keep what GPUs of these archs can load (sm_80,sm_90)."
+)
+@click.option(
+    "--force-arch",
+    is_flag=True,
+    help="Take archs that this release or a library's CUDA does not know.",
 )
 @click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --archs).")
 @click.option(
@@ -281,6 +287,7 @@ def _request(flags: _Flags) -> SlimRequest:
 
     by_lock = flags.lock_file is not None or flags.archs is None
     for given, allowed, problem in (
+        (flags.force_arch, flags.archs, "--force-arch goes with --archs"),
         (flags.keep_ptx, flags.archs, "--keep-ptx goes with --archs; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
         (
@@ -301,7 +308,8 @@ def _request(flags: _Flags) -> SlimRequest:
     return SlimRequest(
         paths=(*flags.paths, *flags.sites),
         lock=_load_lock(flags.lock_file) if by_lock else None,
-        devices=() if flags.archs is None else _devices(flags.archs),
+        devices=() if flags.archs is None else _devices(flags.archs, force=flags.force_arch),
+        force_archs=flags.force_arch,
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
         drop_never_loaded=flags.drop_never_loaded,
@@ -397,13 +405,21 @@ def _load_lock(path: Path | None) -> Lock:
     return load_lock(path or Path(_LOCK))
 
 
-def _devices(archs: str) -> tuple[ComputeCapability, ...]:
-    from pytest_negativa.arch import ComputeCapability
+def _devices(archs: str, *, force: bool) -> tuple[ComputeCapability, ...]:
+    from pytest_negativa.arch import KNOWN_DEVICES, ComputeCapability
 
+    words = [arch.strip() for arch in archs.split(",")]
     try:
-        found = [ComputeCapability.parse(arch.strip()) for arch in archs.split(",")]
+        found = [ComputeCapability.parse(word) for word in words]
     except OptionError as e:
         raise click.BadParameter(str(e), param_hint="--archs") from e
+    unknown = [w for w, device in zip(words, found, strict=True) if device not in KNOWN_DEVICES]
+    if unknown and not force:
+        raise click.BadParameter(
+            f"this release knows no GPU of arch {', '.join(unknown)}: all code for the GPUs that "
+            "you have could go; check the name, or pass --force-arch",
+            param_hint="--archs",
+        )
     return tuple(dict.fromkeys(found))
 
 

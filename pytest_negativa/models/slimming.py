@@ -144,6 +144,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         before, after: size of the file in bytes.
         detail: the reason, for people.
         others: how many further names lead to the file.
+        useless: no code for any of the named archs stays; such rows come first in a report.
     """
 
     path: str
@@ -152,6 +153,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     after: Offset
     detail: str | None = None
     others: Offset = 0
+    useless: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -26,7 +26,10 @@ def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
         nothing: the text if there are no rows.
     """
     parts = []
-    changed = sorted((r for r in rows if r.status in _IN_TABLE), key=lambda r: (-r.before, r.path))
+    changed = sorted(
+        (row for row in rows if row.status in _IN_TABLE),
+        key=lambda row: (not row.useless, -row.before, row.path),
+    )
     if changed:
         before, after = sum(r.before for r in changed), sum(r.after for r in changed)
         parts.append(

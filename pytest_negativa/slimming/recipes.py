@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.planning.by_arch import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
@@ -51,6 +51,7 @@ class Removal:
         state: of the file before it was read, if the plan knows no digest.
         trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
             smaller they get, others by the code that is taken out.
+        useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
     """
 
@@ -59,6 +60,7 @@ class Removal:
     edits: Edits | None = None
     state: FileState | None = None
     trimmed: int = 0
+    useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
 
     def code_removed(self, spared: Sequence[Span]) -> int:
@@ -172,7 +174,11 @@ class ByArchs:
         def plan_for(library_map: LibraryMap) -> LibraryPlan:
             return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
 
-        return _plan_by_headers(path, plan_for, strip_others=self.strip_others)
+        found = _plan_by_headers(path, plan_for, strip_others=self.strip_others)
+        if isinstance(found, NotSlimmed) or found.plan is None or not found.plan.decisions:
+            return found
+        loadable = any(d.reason == KeepReason.ARCH_POLICY.value for d in found.plan.decisions)
+        return found if loadable else replace(found, useless_for=self.devices)
 
 
 @dataclass(frozen=True)

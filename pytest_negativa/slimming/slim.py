@@ -18,6 +18,7 @@ from pytest_negativa.slimming.folder_locks import hold, hold_new
 from pytest_negativa.slimming.leftovers import remove_leftovers
 from pytest_negativa.slimming.loaded import require_known
 from pytest_negativa.slimming.manifest import begin_run, load_manifest, token_of
+from pytest_negativa.slimming.named_archs import refuse_impossible
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import Tree, scan_files, scan_folder, unfinished_copy
@@ -43,6 +44,7 @@ class SlimRequest:
         devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
         strip_others: strip also those of the others that lose no GPU code.
+        force_archs: take devices for which the CUDA of a library can't compile.
         drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
         require: do nothing unless all libraries of the lock are there.
         target: the folder that becomes a slimmed copy of the one in ``paths``; None: slim in place.
@@ -53,6 +55,7 @@ class SlimRequest:
     lock: Lock | None = None
     devices: tuple[ComputeCapability, ...] = ()
     keep_ptx: bool = False
+    force_archs: bool = False
     strip_others: bool = False
     drop_never_loaded: bool = False
     require: bool = False
@@ -186,6 +189,8 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
         Slimmer(tree, tree.root, manifest, work, options, held)
         for tree, manifest, work in zip(trees, manifests, lists, strict=True)
     ]
+    if not request.force_archs:
+        refuse_impossible((task for work in lists for task in work.tasks), request.devices)
     return slimmers, unmet
 
 

@@ -36,6 +36,7 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import begin_run, may_be_kept, save_manifest, token_of
+from pytest_negativa.slimming.named_archs import names_of
 from pytest_negativa.slimming.recipes import (
     ALL_NEVER_LOADED,
     NO_GPU_CODE,
@@ -251,8 +252,7 @@ class Slimmer:
         return foresee_library(task.recipe, task.source, strip=self.options.strip)
 
     def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
-        detail = _why_slimmed(task, foreseen.removal)
-        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, detail)
+        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, foreseen.removal)
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
@@ -262,7 +262,8 @@ class Slimmer:
             )
         # Libraries without GPU code are not what the user asked about.
         if reason != NO_GPU_CODE:
-            self._add_row(task, SlimStatus.LEFT, task.size, reason)
+            row = SlimRow.unchanged(task.name, SlimStatus.LEFT, task.size, reason)
+            self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
         group = self.tree.group_of(task.name)
         if group is not None:
             self.manifest.left[task.name] = LeftFile(
@@ -318,8 +319,7 @@ class Slimmer:
                 save_manifest(self.root, self.manifest, self._token)
             raise
         self.work.current.update(task.names)
-        detail = _why_slimmed(task, removal)
-        self._add_row(task, SlimStatus.SLIMMED, result.size_after, detail, tuple(notes))
+        self._add_row(task, SlimStatus.SLIMMED, result.size_after, removal, tuple(notes))
 
     def _state(self, name: str) -> FileState | None:
         """The state of the file to replace; None if a copy grows where none is."""
@@ -331,7 +331,7 @@ class Slimmer:
         task: Task,
         status: SlimStatus,
         after: int,
-        detail: str | None,
+        removal: Removal,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.rows.append(
@@ -340,8 +340,9 @@ class Slimmer:
                 status=status,
                 before=task.size,
                 after=after,
-                detail=detail,
+                detail=_why_slimmed(task, removal),
                 others=len(task.names) - 1,
+                useless=bool(removal.useless_for),
                 notes=notes,
             )
         )
@@ -377,6 +378,8 @@ class Slimmer:
 
 
 def _why_slimmed(task: Task, removal: Removal) -> str | None:
+    if removal.useless_for:
+        return f"keeps no code for {names_of(removal.useless_for)}"
     is_never = isinstance(task.recipe, NeverLoaded) and removal.plan is not None
     return ALL_NEVER_LOADED if is_never else None
 

@@ -130,7 +130,9 @@ class TestSlim:
         assert "not found" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
 
     def test_archs(self, site: Made) -> None:
-        result = negativa("slim", "--archs", "sm_90, 9.1", "--strip-others", site.folder)
+        result = negativa(
+            "slim", "--archs", "sm_90, 9.1", "--force-arch", "--strip-others", site.folder
+        )
         assert HOST in result.stdout and ONE in result.stdout
 
     def test_target(self, site: Made, tmp_path: Path) -> None:
@@ -145,6 +147,8 @@ class TestSlim:
         [
             (("--archs", "sm_9x"), "no GPU architecture"),
             (("--archs", ""), "no GPU architecture"),
+            (("--archs", "sm_90,sm_901"), "knows no GPU of arch sm_901:"),
+            (("--lock", "LOCK", "--force-arch"), "goes with --archs"),
             (("--lock", "LOCK", "--keep-ptx"), "goes with --archs"),
             (("--archs", "sm_90", "--require"), "goes with a lock"),
             (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
