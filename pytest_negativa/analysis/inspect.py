@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,8 +52,7 @@ class InspectionRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedSet:
+class InspectedSet(NamedTuple):
     """One argument and what came of its libraries, in order."""
 
     libraries: LibrarySet

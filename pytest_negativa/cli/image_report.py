@@ -108,6 +108,3 @@ def image_report(
         print_error(f"{more:,} more files could not be read (see --json)")
     if report.unreadable:
         click.get_current_context().exit(EXIT_FAILED)
-
-
-COMMANDS = (image_report,)

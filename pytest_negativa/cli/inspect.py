@@ -89,6 +89,3 @@ def inspect(
         print_error(error)
     if errors:
         click.get_current_context().exit(EXIT_FAILED)
-
-
-COMMANDS = (inspect,)

@@ -1,29 +1,54 @@
 """The command ``negativa``: its group, and how an error ends it.
 
-A command parses, calls a stage and prints; what decides lives below. A command imports what only it
-needs when it runs, for a quick ``--help``.
+A command parses, calls a stage and prints; what decides lives below. A command is imported when it
+is asked for, and imports what only it needs when it runs, for a quick start.
 """
 
 from __future__ import annotations
 
 import errno
+from importlib import import_module
 from typing import Any
 
 import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE
-from pytest_negativa.cli.image_report import COMMANDS as IMAGE_COMMANDS
-from pytest_negativa.cli.inspect import COMMANDS as INSPECT_COMMANDS
-from pytest_negativa.cli.measure import COMMANDS as MEASURE_COMMANDS
-from pytest_negativa.cli.run import COMMANDS as RUN_COMMANDS
-from pytest_negativa.cli.runs import COMMANDS as RUNS_COMMANDS
-from pytest_negativa.cli.slim import COMMANDS as SLIM_COMMANDS
-from pytest_negativa.cli.verify import COMMANDS as VERIFY_COMMANDS
 from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.reporting.text import print_error
 
+_MODULES = {
+    "combine": "run",
+    "debloat": "run",
+    "explain": "slim",
+    "heal": "verify",
+    "image-report": "image_report",
+    "inspect": "inspect",
+    "kernels": "run",
+    "locate": "run",
+    "lock": "slim",
+    "measure": "measure",
+    "reconstruct": "verify",
+    "runs": "runs",
+    "slim": "slim",
+    "trace": "run",
+    "verify": "verify",
+}
+"""The module of ``cli`` that has the command."""
+
 
 class _Group(click.Group):
+    """A group that imports a command when it runs or is listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted((*self.commands, *_MODULES))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"pytest_negativa.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -65,15 +90,3 @@ def schema(name: str | None) -> None:
         click.echo(shipped_schema(name), nl=False)
     else:
         raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")
-
-
-for _command in (
-    *INSPECT_COMMANDS,
-    *RUN_COMMANDS,
-    *RUNS_COMMANDS,
-    *VERIFY_COMMANDS,
-    *SLIM_COMMANDS,
-    *MEASURE_COMMANDS,
-    *IMAGE_COMMANDS,
-):
-    main.add_command(_command)

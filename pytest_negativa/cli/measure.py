@@ -93,6 +93,3 @@ def measure(
     else:
         status = measured.show(measurement, request.folder)
     click.get_current_context().exit(status)
-
-
-COMMANDS = (measure,)

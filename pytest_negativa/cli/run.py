@@ -233,6 +233,3 @@ def _conclude(
         raise StoreError(run.why_unplanned())
     if report.crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
-
-
-COMMANDS = (trace, locate, debloat, combine, kernels)

@@ -183,6 +183,3 @@ def _delete_copies(root: Path) -> None:
         click.echo(f"deleted the copies in {root}")
     else:
         click.echo(f"no copies in {root}")
-
-
-COMMANDS = (runs,)

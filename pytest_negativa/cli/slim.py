@@ -486,6 +486,3 @@ def explain(error: str, folders: tuple[Path, ...]) -> None:
 
     asked = folders or default_paths()
     click.echo(explain_error(error, slimmed_in(asked), asked))
-
-
-COMMANDS = (lock, slim, explain)

@@ -115,6 +115,3 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
     )
     settings = replace(settings, run=str(run), healing=healing)
     click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings)))
-
-
-COMMANDS = (reconstruct, verify, heal)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from pytest_negativa.errors import FormatError
@@ -185,9 +184,9 @@ def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...
             and before.name == piece.name
             and before.offset + before.size == piece.vaddr > before.offset
         ):
-            whole[-1] = replace(before, size=end - before.offset)
+            whole[-1] = before._replace(size=end - before.offset)
         else:
-            whole.append(replace(piece, offset=piece.vaddr, size=end - piece.vaddr))
+            whole.append(piece._replace(offset=piece.vaddr, size=end - piece.vaddr))
     return tuple(whole)
 
 

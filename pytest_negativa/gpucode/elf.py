@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from elftools.elf.constants import P_FLAGS, SH_FLAGS
 from elftools.elf.dynamic import DynamicSection
@@ -44,8 +43,7 @@ _READ_COST = 64
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class HostSection:
+class HostSection(NamedTuple):
     """A section whose bytes lie in the file and are loaded at run time."""
 
     name: str
@@ -55,8 +53,7 @@ class HostSection:
     executable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostSegment:
+class HostSegment(NamedTuple):
     """A program header; ``kind`` is its type's name, such as ``PT_LOAD``."""
 
     kind: str
@@ -69,8 +66,7 @@ class HostSegment:
     executable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostElf:
+class HostElf(NamedTuple):
     """The facts about a library apart from its GPU code.
 
     Attributes:
@@ -114,7 +110,7 @@ def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
 
 def _guarded(source: ByteSource, read: Callable[[ELFFile], _T]) -> _T:
     try:
-        return read(ELFFile(_BudgetedReader(source)))
+        return read(_ElfFile(_BudgetedReader(source)))
     except FormatError:
         raise
     # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
@@ -300,6 +296,15 @@ def _find_soname(section: DynamicSection) -> str | None:
     for tag in section.iter_tags("DT_SONAME"):
         return str(tag.soname)  # type: ignore[attr-defined]
     return None
+
+
+class _ElfFile(ELFFile):
+    """Leaves hash tables of symbols unread: pyelftools would unpack each number of them."""
+
+    def _make_elf_hash_section(self, section_header: Any, name: str) -> Any:
+        return Section(section_header, name, self)
+
+    _make_gnu_hash_section = _make_elf_hash_section
 
 
 class _BudgetedReader(io.BufferedReader):

@@ -126,29 +126,12 @@ class Symbol(NamedTuple):
         return self.st_info & 0xF
 
 
-class Rel(NamedTuple):
-    """``Elf64_Rel``: a relocation with its addend in the place that it changes."""
+class Relocation(NamedTuple):
+    """``Elf64_Rela``; ``Elf64_Rel`` has its addend in the place that it changes."""
 
     r_offset: int
     r_info: int
-
-    @property
-    def symbol(self) -> int:
-        """Index in the symbol table: the upper half of ``r_info``."""
-        return self.r_info >> 32
-
-    @property
-    def type(self) -> int:
-        """A number that the machine defines: the lower half of ``r_info``."""
-        return self.r_info & 0xFFFFFFFF
-
-
-class Rela(NamedTuple):
-    """``Elf64_Rela``: a relocation with its addend in the row."""
-
-    r_offset: int
-    r_info: int
-    r_addend: int
+    r_addend: int = 0
 
     @property
     def symbol(self) -> int:
@@ -172,8 +155,8 @@ EHDR = RowLayout("<16sHHIQQQIHHHHHH", ElfHeader._make)
 PHDR = RowLayout("<IIQQQQQQ", ProgramHeader._make)
 SHDR = RowLayout("<IIQQQQIIQQ", SectionHeader._make)
 SYM = RowLayout("<IBBHQQ", Symbol._make)
-REL = RowLayout("<QQ", Rel._make)
-RELA = RowLayout("<QQq", Rela._make)
+REL = RowLayout("<QQ", lambda row: Relocation(*row))
+RELA = RowLayout("<QQq", Relocation._make)
 DYN = RowLayout("<qQ", DynamicEntry._make)
 
 

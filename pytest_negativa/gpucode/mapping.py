@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +57,7 @@ class MapRequest:
     slimmed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MappedLibrary:
+class MappedLibrary(NamedTuple):
     """The result for one library: ``error``, or what the request asks for.
 
     Attributes:
@@ -149,7 +148,7 @@ def _read_in_processes(
                     yield MappedLibrary(path, error=FormatError(path, None, problem))
                     continue
                 if encoded is not None:
-                    mapped = replace(mapped, library_map=decode_map(encoded, str(mapped.path)))
+                    mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
                 yield mapped
         finally:
             for waiting in pending:
@@ -319,4 +318,4 @@ def _map_encoded(
     mapped = _map(path, request, cache, known)
     if mapped.library_map is None:
         return mapped, None
-    return replace(mapped, library_map=None), encode_map(mapped.library_map)
+    return mapped._replace(library_map=None), encode_map(mapped.library_map)

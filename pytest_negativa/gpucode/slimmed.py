@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
+
+import msgspec
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader, SectionHeader
@@ -80,8 +81,8 @@ def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:
             source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"
         )
     try:
-        facts = json.loads(source.read(offset, size))
-    except (ValueError, RecursionError) as e:
+        facts = msgspec.json.decode(source.read(offset, size))
+    except (msgspec.DecodeError, RecursionError) as e:
         raise FormatError(
             source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
         ) from e

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.errors import OptionError
 
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 _ELF_MAGIC = b"\x7fELF"
 
 
-@dataclass(frozen=True, slots=True)
-class LibrarySet:
+class LibrarySet(NamedTuple):
     """The libraries that one argument names.
 
     Attributes:
@@ -174,6 +171,7 @@ def with_requirements(
 
 
 def _not_found(argument: str) -> str:
+    import difflib
     import importlib.metadata
 
     # An interrupted removal leaves a distribution without a name.

@@ -389,8 +389,8 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         devices = tuple(devices)
         return frozenset(
             region.elements[index].payload.start
-            for region in self.iter_regions()
             for device in devices
+            for region in self.iter_regions()
             for index in choose_elements(region.elements, device)
         ).union(
             frame.span.start

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, cubin_runs_on
 from pytest_negativa.models.library import (
@@ -91,7 +92,7 @@ def plan_library(
     """
     planner = _Planner(located, devices, policy, incomplete)
     kernels, used = planner.loadable_kernels(), planner.used_kernels()
-    decisions = tuple(sorted(planner.decisions(), key=lambda d: d.start))
+    decisions = tuple(sorted(planner.decisions(), key=attrgetter("start")))
     trimmed = tuple(planner.trimmed(decisions)) if policy.granularity == "kernel" else ()
     plan = LibraryPlan(
         format_version=PLAN_VERSION,
@@ -104,7 +105,7 @@ def plan_library(
         ),
         unused_kernels=tuple(sorted(kernels - used.keys())),
         notes=tuple(planner.notes()),
-        trimmed=tuple(sorted(trimmed, key=lambda t: t.start)),
+        trimmed=tuple(sorted(trimmed, key=attrgetter("start"))),
         granularity=policy.granularity,
     )
     return give_back_spans(plan, policy.healed)
@@ -155,7 +156,7 @@ class _Planner:
             (KeepReason.KERNEL_POLICY, policy.kernels.globs, self._wanted_kernel),
             (KeepReason.HOOK, policy.vetoes, self._veto),
         )
-        self._rules = tuple((reason, rule) for reason, data, rule in rules if data)
+        self._rules = tuple((reason.value, rule) for reason, data, rule in rules if data)
 
     def decisions(self) -> Iterator[Decision]:
         for block in self._blocks:
@@ -166,7 +167,7 @@ class _Planner:
             return True, self._whole[0].value, None
         for reason, rule in self._rules:
             if (detail := rule(block)) is not None:
-                return True, reason.value, detail
+                return True, reason, detail
         if block.start in self._fitting:
             return False, UnusedReason.NO_USED_KERNEL.value, None
         return False, UnusedReason.WRONG_ARCH.value, None
@@ -368,6 +369,7 @@ class _Planner:
             return None
         return self._policy.kernels.match(name, self._policy.demangle(name))
 
-    def _kernels(self, content: Content | None) -> Iterator[str]:
-        for kernel in self._map.kernels_of(content):
-            yield kernel.name
+    def _kernels(self, content: Content | None) -> list[str]:
+        if isinstance(content, Cubin):
+            return [self._map.names[kernel.name] for kernel in content.kernels]
+        return [kernel.name for kernel in self._map.kernels_of(content)]

@@ -24,8 +24,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SHT_REL,
     SHT_RELA,
     SYM,
-    Rel,
-    Rela,
+    Relocation,
     SectionHeader,
 )
 from pytest_negativa.gpucode.payload import PayloadError
@@ -34,7 +33,7 @@ from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from pytest_negativa.rewriting.edits import Edits, Fill
 
-_RELOCATIONS: dict[int, RowLayout[Rel] | RowLayout[Rela]] = {SHT_REL: REL, SHT_RELA: RELA}
+_RELOCATIONS: dict[int, RowLayout[Relocation]] = {SHT_REL: REL, SHT_RELA: RELA}
 # "cuobjdump -elf" prints .nv.capmerc.text.NAME in cubins from sm_100 on: code in a second form.
 _CAPSULE_TYPE = 0x70000016
 

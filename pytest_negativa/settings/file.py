@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class FileValue:
+class FileValue(NamedTuple):
     """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``."""
 
     value: Any
@@ -28,8 +26,7 @@ class FileValue:
     items: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """What one file sets.
 
     Attributes:

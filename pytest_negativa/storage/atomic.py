@@ -30,18 +30,23 @@ class NewFile:
         fd: its descriptor, for reading and writing.
     """
 
-    def __init__(self, target: Path, hidden: Path | None, flag: int) -> None:
+    def __init__(self, fd: int, target: Path, hidden: Path, *, named: bool) -> None:
+        self.fd = fd
         self._target = target
         self._hidden = hidden
-        self._name: Path | None = None
+        self._named = named
+
+    @classmethod
+    def create(cls, target: Path, hidden: Path, flag: int) -> NewFile:
+        """Make the file; see ``new_file``."""
+        flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            self.fd = os.open(target.parent, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            return cls(os.open(target.parent, flags | flag, 0o600), target, hidden, named=False)
         except OSError as e:
             if e.errno not in _CANNOT_TMPFILE:
                 raise
-            self._name = hidden or self._random_name()
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.fd = os.open(self._name, flags, 0o600)
+        flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        return cls(os.open(hidden, flags, 0o600), target, hidden, named=True)
 
     def path(self) -> Path:
         """A hidden name beside the target by which other programs can open the file.
@@ -49,13 +54,13 @@ class NewFile:
         Raises:
             OSError: it can't be made.
         """
-        if self._name is None:
+        if not self._named:
             # linkat(2) gives a name, but does not replace; its manual page tells this way in.
-            name = self._hidden or self._random_name()
             # With a folder given Python calls linkat, and that follows the link.
-            os.link(f"/proc/self/fd/{self.fd}", name, src_dir_fd=self.fd, follow_symlinks=True)
-            self._name = name
-        return self._name
+            link = f"/proc/self/fd/{self.fd}"
+            os.link(link, self._hidden, src_dir_fd=self.fd, follow_symlinks=True)
+            self._named = True
+        return self._hidden
 
     def publish(self, *, durable: bool = False) -> None:
         """Give the file its name, and replace what had it.
@@ -69,20 +74,16 @@ class NewFile:
         if durable:
             os.fsync(self.fd)
         self.path().replace(self._target)
-        self._name = None
+        self._named = False
         if durable:
             sync_folder(self._target.parent)
 
     def close(self) -> None:
         """Close the file; without ``publish`` nothing is left of it."""
         os.close(self.fd)
-        if self._name is not None:
+        if self._named:
             with contextlib.suppress(OSError):
-                self._name.unlink()
-
-    def _random_name(self) -> Path:
-        random = os.urandom(6).hex()
-        return self._target.with_name(f".{self._target.name}.{random}{TEMPORARY_SUFFIX}")
+                self._hidden.unlink()
 
 
 @contextlib.contextmanager
@@ -99,7 +100,8 @@ def new_file(
     Raises:
         OSError: it can't be made.
     """
-    new = NewFile(target, hidden, flag)
+    random = f".{target.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
+    new = NewFile.create(target, hidden or target.with_name(random), flag)
     try:
         yield new
     finally:

@@ -5,7 +5,6 @@ The first key of each JSON file is ``format_version``.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -189,7 +188,7 @@ def _schema(model: type, title: str) -> dict[str, Any]:
 
 def schema_text(schema: dict[str, Any]) -> str:
     """A schema as its file has it."""
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+    return msgspec.json.format(msgspec.json.encode(schema), indent=1).decode() + "\n"
 
 
 def schema_names() -> tuple[str, ...]:

@@ -223,35 +223,22 @@ def test_section_header_of_a_real_library_with_any_field_changed(tmp_path: Path)
 # --- What ends in time, and within memory ------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        pytest.param(
-            [HostSection(name=".n", kind=SHT_NOTE, offset=64, size=60_000, flags=0)] * 400
-            + [HostSection(name=".d", data=bytes(60_000))],
-            id="notes",
-        ),
-        pytest.param(
-            [
-                HostSection(
-                    name=".h",
-                    kind=SHT_HASH,
-                    link=2,
-                    data=b"\xff\xff\xff\x7f" + bytes(12_000_000),
-                ),
-                HostSection(name=".t", kind=SHT_SYMTAB, link=3, entry_size=24, data=bytes(24)),
-                HostSection(name=".s", kind=SHT_STRTAB, data=b"\0"),
-            ],
-            id="hash-table",
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_tables_that_take_for_ever_are_given_up(
-    tmp_path: Path, sections: list[HostSection]
-) -> None:
+def test_a_hash_table_is_not_read(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
+    sections = [
+        HostSection(name=".h", kind=SHT_HASH, link=2, data=b"\xff\xff\xff\x7f" + bytes(12_000)),
+        HostSection(name=".t", kind=SHT_SYMTAB, link=3, entry_size=24, data=bytes(24)),
+        HostSection(name=".s", kind=SHT_STRTAB, data=b"\0"),
+    ]
     library.write_bytes(build_host(sections).data)
+    assert read_library(library, Scope()).sections == ()
+
+
+@pytest.mark.slow
+def test_tables_that_take_for_ever_are_given_up(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    sections = [HostSection(name=".n", kind=SHT_NOTE, offset=64, size=60_000, flags=0)] * 400
+    library.write_bytes(build_host([*sections, HostSection(name=".d", data=bytes(60_000))]).data)
     with pytest.raises(FormatError, match="take too much reading") as caught:
         read_library(library, Scope())
     assert str(caught.value).count(str(library)) == 1
