@@ -8,23 +8,28 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.models.library import Scope
-from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, Usage
+from pytest_negativa.models.library import LibraryIdentity, Scope
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary
 from pytest_negativa.slimming.loaded import soname_of
 
 
-def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
+def find_unplanned(usage: Usage | None, planned: Collection[LibraryIdentity]) -> Unplanned:
     """The other libraries of a run that have, or may have, GPU code.
 
     Args:
         usage: of the run, if it is known.
-        planned: real paths of the libraries that are in its plan.
+        planned: the libraries that are in its plan.
     """
     if usage is None:
         return Unplanned((), ("the run has no usage.json, which tells what it loaded",))
-    others = (library.library.path for library in usage.libraries)
-    found = ((path, _why_unplanned(Path(path))) for path in others if path not in planned)
+    paths = {library.path for library in planned}
+    others = dict.fromkeys(
+        used.library.path
+        for used in usage.libraries
+        if used.library.path not in paths and not _is_planned_copy(used.library, planned)
+    )
+    found = ((path, _why_unplanned(Path(path))) for path in others)
     return Unplanned(
         tuple(
             UnplannedLibrary(path, reason, soname_of(Path(path)))
@@ -32,6 +37,17 @@ def find_unplanned(usage: Usage | None, planned: Collection[str]) -> Unplanned:
             if reason is not None
         ),
         tuple(dict.fromkeys(_incomplete_reasons(usage))),
+    )
+
+
+def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
+    """Whether a file that is gone was a copy of a planned library, which has its uses."""
+    return not Path(traced.path).exists() and any(
+        traced.sha256 == library.sha256
+        if traced.sha256 is not None
+        else traced.build_id is not None
+        and (traced.size, traced.build_id) == (library.size, library.build_id)
+        for library in planned
     )
 
 

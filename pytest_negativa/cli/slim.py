@@ -67,7 +67,7 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     planned = load_planned(run)
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
-    unplanned = find_unplanned(load_usage(run), {one.plan.library.path for one in planned})
+    unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
     made = make_lock(
         run_id,
         planned,

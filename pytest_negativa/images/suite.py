@@ -10,7 +10,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.image import SlimmableBy
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.storage.results import load_plans, load_usage
 from pytest_negativa.storage.runs import Run
 
@@ -80,9 +80,11 @@ def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Sui
     libraries = []
     for loaded in usage.libraries:
         plan = by_path.get(loaded.library.path)
+        if plan is not None and not _is_planned(loaded.library, plan):
+            plan = None
         libraries.append(
             KnownLibrary(
-                sha256=None if plan is None else plan.library.sha256,
+                sha256=loaded.library.sha256 if plan is None else plan.library.sha256,
                 build_id=loaded.library.build_id,
                 size=loaded.library.size,
                 used=bool(loaded.images),
@@ -96,6 +98,14 @@ def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Sui
         libraries=tuple(libraries),
         notes=tuple(_notes_of_run(run_id, usage, plans)),
     )
+
+
+def _is_planned(traced: TracedLibrary, plan: LibraryPlan) -> bool:
+    """Whether a plan is for the content that a process had at the plan's path."""
+    library = plan.library
+    if traced.sha256 is not None and library.sha256 is not None:
+        return traced.sha256 == library.sha256
+    return (traced.size, traced.build_id) == (library.size, library.build_id)
 
 
 def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Iterator[str]:

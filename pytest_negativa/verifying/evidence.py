@@ -14,6 +14,7 @@ from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import Versions
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
+from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRuns
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
@@ -119,14 +120,14 @@ def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
 def gather_loads(
     rounds: Sequence[RoundResult],
     usage: Usage,
-    copied: Collection[str],
+    reconstruction: Reconstruction,
     unsubstituted: Mapping[str, str],
 ) -> LoadEvidence:
     """Read from logs and traces which processes loaded copies and originals.
 
     Args:
         usage: what the rounds' own traces add up to.
-        copied: real paths of the originals that have a copy.
+        reconstruction: the copies.
         unsubstituted: see ``LoadEvidence``.
     """
     copies: dict[str, set[object]] = defaultdict(set)
@@ -148,12 +149,12 @@ def gather_loads(
             problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
-    _add_traced(usage, copied, originals)
+    traced = loaded_originals(usage, reconstruction)
     return LoadEvidence(
         copies=copies,
-        originals=originals,
+        originals={**traced.processes, **originals},
         unsubstituted=unsubstituted,
-        incomplete=incomplete or _why_not_logged(usage, logged),
+        incomplete=incomplete or traced.unknown or _why_not_logged(usage, logged),
     )
 
 
@@ -164,14 +165,3 @@ def _why_not_logged(usage: Usage, logged: Collection[int]) -> str | None:
         if header.pid not in logged and (reason := why_not_redirected(header.executable)):
             return f"process {header.pid} ({header.executable}) was not redirected: {reason}"
     return None
-
-
-def _add_traced(usage: Usage, copied: Collection[str], originals: dict[str, str]) -> None:
-    """Add originals that traced processes had mapped, even if the redirect has no log of them."""
-    for library in usage.libraries:
-        path = library.library.path
-        if path in copied and library.processes:
-            process = usage.processes[library.processes[0]].header
-            originals.setdefault(
-                path, f"process {process.pid} ({process.executable}) had the original mapped"
-            )

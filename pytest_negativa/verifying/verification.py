@@ -94,7 +94,6 @@ class Verification:
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
         usage = merge_traces(trace_files(rounds))
-        copied = {c.library.path for c in reconstruction.libraries}
         return Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
@@ -105,7 +104,7 @@ class Verification:
             all_rounds=tuple(self._rounds),
             usage=usage,
             originals=self._originals,
-            loads=gather_loads(rounds, usage, copied, self._unsubstituted),
+            loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
             problems=(*dict.fromkeys(problems_of(rounds)), *check_copies(reconstruction)),
             versions=_versions(usage),
