@@ -110,10 +110,12 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     status: 0, or 1 if a threshold is crossed or nothing is planned because one of RUNS failed.
     """
     from pytest_negativa.storage.runs import Run, RunsFolder
+    from pytest_negativa.tracing.files import require_ended
 
     settings = settings_of(flags)
     parts = [Run(folder) for folder in runs]
     traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in part.require_traces()))
+    require_ended(traces)
     run = RunsFolder(Path(settings.directory)).new_run()
     run.add_traces(traces)
     failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]

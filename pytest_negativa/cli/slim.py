@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
 
 _LOCK = "negativa.lock"
+_COMPACTED = "compacted"
 _GOES_ON = "what is done stays done, and the same command goes on from there"
 _NOTHING = "nothing was changed"
 
@@ -90,7 +91,7 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     )
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
-    _warn_unproved(made)
+    _show_proof(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +332,7 @@ def _slim(request: SlimRequest) -> None:
     from pytest_negativa.slimming.slim import slim_trees
 
     if request.lock is not None:
-        _warn_unproved(request.lock)
+        _show_proof(request.lock)
     show_notice(lambda text: click.echo(text, err=True))
     nothing = request.options.dry_run or request.target is not None
     with (
@@ -423,12 +424,20 @@ def _devices(archs: str, *, force: bool) -> tuple[ComputeCapability, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _warn_unproved(lock: Lock) -> None:
+def _show_proof(lock: Lock) -> None:
+    """Tell what a lock doesn't rest on."""
     from pytest_negativa.reporting.text import printable
 
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
+    elif _COMPACTED not in lock.proof.copies:
+        click.echo(
+            "negativa: note: this lock was proved on overwritten copies alone, and slim writes "
+            "compacted files; to prove both, use pytest --negativa-verify --negativa-copies=both "
+            "(or negativa verify --copies both) and lock again",
+            err=True,
+        )
 
 
 def _places(*paths: Path) -> str:

@@ -18,7 +18,7 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_RUN_ID",
         "NEGATIVA_SESSION",
         "NEGATIVA_SUPERVISE",
-        "NEGATIVA_TRACED_PID",
+        "NEGATIVA_LACKS",
         "NEGATIVA_TRACE_DIR",
     }
 )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 
-from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.base import Offset, Record, Row, Span
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import CodeRange
 
 RECONSTRUCTION_VERSION = 2
 """Of the reconstruction file. History: 2 renames ``why`` to ``reason``; 1 is the first."""
 
-MANIFEST_VERSION = 2
-"""Of the manifest in the folder of copies. History: 2 tells what was spared, and which code."""
+MANIFEST_VERSION = 3
+"""Of the manifest in the folder of copies. History: 3 tells where kept bytes lie in compacted
+copies; 2 tells what was spared, and which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -58,6 +59,14 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
         return sum(code.size for code in self.filled)
 
 
+class KeptRange(Row, frozen=True):
+    """Bytes ``[start, end)`` of an original, which lie at ``target`` in its copy."""
+
+    start: Offset
+    end: Offset
+    target: Offset
+
+
 class Compaction(Record, frozen=True, kw_only=True):
     """A copy without its unused code. Sizes in bytes.
 
@@ -65,11 +74,13 @@ class Compaction(Record, frozen=True, kw_only=True):
         size: of the copy's file.
         load_segments: number of its ``PT_LOAD`` headers.
         notes: what a reader of the report should know.
+        kept: what of the original lies where in the copy, by offset.
     """
 
     size: Offset
     load_segments: Offset
     notes: tuple[str, ...] = ()
+    kept: tuple[KeptRange, ...]
 
 
 class ReconstructedLibrary(Record, frozen=True, kw_only=True):

@@ -193,6 +193,9 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
         python: version of Python, or None for a program that isn't Python.
         root: the folder against which paths of the project can be understood.
         replay: set if nothing ran on a GPU here.
+        locked: the process holds a lock (flock(2)) on the file for as long as it lives.
+        lost: a record could not be written. The process overwrites the value in place, which needs
+            no space on the disk.
     """
 
     format_version: int
@@ -208,6 +211,9 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
     worker: str | None = None
     python: str | None = None
     replay: Replay | None = None
+    locked: bool = False
+    # Never left out, and the last key: it is overwritten in place.
+    lost: bool | None = None
 
 
 class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
@@ -350,6 +356,7 @@ class ProcessTrace(Record, frozen=True, kw_only=True):
         header: None where the first line could not be read.
         records: all other lines that could be read, in order.
         torn: the last line was cut off, as happens when a process is killed in its write.
+        is_running: the process held its lock when the file was read.
         problems: lines that could not be read; what they said is lost.
     """
 
@@ -357,6 +364,7 @@ class ProcessTrace(Record, frozen=True, kw_only=True):
     header: Header | None
     records: tuple[AnyTraceRecord, ...]
     torn: bool = False
+    is_running: bool = False
     problems: tuple[str, ...] = ()
 
 

@@ -10,7 +10,8 @@ from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
 VERDICT_VERSION = 2
-"""Of ``verdict.json``. History: 2 renames ``why`` to ``detail`` and ``reason``; 1 is the first."""
+"""Of ``verdict.json``. History: 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``;
+1 is the first."""
 
 
 TESTS_DIFFER = "the tests don't agree with the traced run"
@@ -114,6 +115,57 @@ class TestVerdict(Record, frozen=True, kw_only=True):
         return self.before is not self.after or self.gpu_error is not None
 
 
+class WorkKind(str, enum.Enum):
+    """How the work on the copies differs from the traced run's."""
+
+    NOT_USED = "used when traced, but not on the copies"
+    NOT_LAUNCHED = "launched when traced, but not on the copies"
+    LAUNCHED = "launched on the copies, but not when traced"
+
+
+class Tolerance(str, enum.Enum):
+    """Why a difference in the work does not speak against a plan."""
+
+    CHOICE = "the originals don't use it in every run"
+    FLAKY = "a flaky test was the first to use it"
+
+
+class WorkDifference(Record, frozen=True, kw_only=True):
+    """A kernel or an image that either run used and the other didn't.
+
+    Attributes:
+        kind: how the runs differ.
+        library: real path of the original, or the file name of a library without a copy; None if
+            no library is known to hold it.
+        image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
+        kernel: mangled name; None for an image whose kernels were not looked up.
+        test: the test, or the phase of the session, that used it first or launched it.
+        nodeid: the node id of that test, or of the module or class of a fixture.
+        tolerance: why it doesn't speak against the plan; None if it does.
+    """
+
+    kind: WorkKind
+    library: str | None = None
+    image: str | None = None
+    kernel: str | None = None
+    test: str
+    nodeid: str | None = None
+    tolerance: Tolerance | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the same difference in another run."""
+        return self.kind, self.image, self.kernel, self.test
+
+    @property
+    def detail(self) -> str:
+        """What differs, for people."""
+        what = self.kernel or f"the image at {self.image}"
+        of = f" of {self.library.rpartition('/')[2]}" if self.library is not None else ""
+        how = "first used in" if self.kind is WorkKind.NOT_USED else "in"
+        return f"{what}{of}, {how} {self.test}"
+
+
 class RoundFacts(Record, frozen=True, kw_only=True):
     """One start of the program.
 
@@ -214,7 +266,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         command: the words that started the tests.
         exit_status: that of the first round on the copies, negative for a signal.
         fill: the byte that unused spans were filled with.
-        copies: ``overwritten``, or ``compacted``: without the unused code.
+        copies: ``overwritten``; ``compacted``: without the unused code; or ``both``.
         granularity: ``element`` or ``kernel``.
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
@@ -224,6 +276,8 @@ class Verdict(Record, frozen=True, kw_only=True):
         tests: of both runs.
         rounds: every start of the program.
         healing: how healing went; None without it.
+        work: what the tests used otherwise than when traced; not compared if their outcomes differ.
+        parts: the verdict on each kind of copies if the tests ran on both kinds.
     """
 
     format_version: int
@@ -243,11 +297,27 @@ class Verdict(Record, frozen=True, kw_only=True):
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
     healing: Healing | None = None
+    work: tuple[WorkDifference, ...] = ()
+    parts: tuple[Verdict, ...] = ()
+
+    @property
+    def each_kind(self) -> tuple[Verdict, ...]:
+        """The verdict on each kind of copies; the verdict itself if there is one kind."""
+        return self.parts or (self,)
+
+    def row_of(self, path: str) -> ProvedLibrary | None:
+        """The row of the library with this real path."""
+        return next((row for row in self.libraries if row.path == path), None)
 
     @property
     def differences(self) -> tuple[TestVerdict, ...]:
         """Tests that speak against the plan."""
         return tuple(t for t in self.tests if t.differs and not t.flaky)
+
+    @property
+    def other_work(self) -> tuple[WorkDifference, ...]:
+        """Differences in the work that speak against the plan."""
+        return tuple(d for d in self.work if d.tolerance is None)
 
     @property
     def unused_bytes(self) -> int:

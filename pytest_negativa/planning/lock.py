@@ -47,6 +47,7 @@ from pytest_negativa.planning.reachable import reach
 _SPAN = struct.Struct("<QQ")
 _COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
+_NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 _UNSEALED = ""
 # Without a verdict, what would have been the default.
@@ -105,7 +106,6 @@ def make_lock(
             "pytest --negativa-verify, or lock it --unproved"
         )
     unplanned = unplanned or Unplanned()
-    proved = {row.path: row for row in verdict.libraries} if verdict is not None else {}
     libraries: list[LockedLibrary] = []
     left_out = [
         _left_out(place_of(one.path), one.reason, one.soname) for one in unplanned.libraries
@@ -114,7 +114,7 @@ def make_lock(
     spared: dict[str | None, str] = {}
     for one in planned:
         path = one.plan.library.path
-        row = _lock_or_leave(one, proved.get(path), verdict, place_of(path), unproved=unproved)
+        row = _lock_or_leave(one, verdict, place_of(path), unproved=unproved)
         if isinstance(row, LockedLibrary):
             libraries.append(row)
         else:
@@ -137,22 +137,17 @@ def make_lock(
 
 
 def _lock_or_leave(
-    one: AnalyzedLibrary,
-    row: ProvedLibrary | None,
-    verdict: Verdict | None,
-    place: Place,
-    *,
-    unproved: bool,
+    one: AnalyzedLibrary, verdict: Verdict | None, place: Place, *, unproved: bool
 ) -> LockedLibrary | LeftOut:
     """A library as the lock has it, or why the lock leaves it out.
 
     Args:
-        row: what the verdict says of the library.
         unproved: lock it even if its plan is not proved.
     """
-    plan, doubt = one.plan, _doubt(one.plan, row, verdict)
-    if doubt is None and row is not None:
-        plan = _proved_part(plan, row)
+    plan, doubt = one.plan, _doubt(one.plan, verdict)
+    if doubt is None and verdict is not None:
+        for part in verdict.each_kind:
+            plan = _proved_part(plan, part.row_of(plan.library.path))
         if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
             plan, doubt = one.plan, _ALL_SPARED
     plan = _with_all_that_stays(plan, one.library_map)
@@ -253,14 +248,23 @@ def _why_never(plan: LibraryPlan) -> str | None:
     return None
 
 
-def _doubt(plan: LibraryPlan, row: ProvedLibrary | None, verdict: Verdict | None) -> str | None:
+def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
     """Why a library's plan is not proved."""
-    if row is None or verdict is None:
-        return "not verified"
+    if verdict is None:
+        return _NOT_VERIFIED
+    doubts = [_doubt_of_kind(plan, part) for part in verdict.each_kind]
+    if not verdict.proved:
+        doubts.append(LibraryStatus.NOT_PROVED.value)
+    return next(filter(None, doubts), None)
+
+
+def _doubt_of_kind(plan: LibraryPlan, verdict: Verdict) -> str | None:
+    """Why a library's plan is not proved on one kind of copies."""
+    row = verdict.row_of(plan.library.path)
+    if row is None:
+        return _NOT_VERIFIED
     if row.status is not LibraryStatus.PROVED:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
-    if not verdict.proved:
-        return LibraryStatus.NOT_PROVED.value
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved"
     # Of a compacted copy, what isn't gone may have been left for a reason.
@@ -274,11 +278,12 @@ def _doubt(plan: LibraryPlan, row: ProvedLibrary | None, verdict: Verdict | None
     return None
 
 
-def _proved_part(plan: LibraryPlan, row: ProvedLibrary) -> LibraryPlan:
+def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
     """The plan, without what was still in the copy when the tests ran.
 
     Rewriting spares what it can't take out safely.
     """
+    assert row is not None
     gone = _covers(row.spans)
     code = {trimmed.start: _covers(trimmed.filled) for trimmed in row.trimmed}
     nothing = _covers(())
@@ -440,7 +445,7 @@ def _proof(
         run=run_id,
         date=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
         granularity=verdict.granularity,
-        copies=(verdict.copies,),
+        copies=tuple(part.copies for part in verdict.each_kind),
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
         devices=tuple(devices[key] for key in sorted(devices, key=str)),

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
@@ -16,7 +18,10 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
+    Tolerance,
     Verdict,
+    WorkDifference,
+    WorkKind,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -30,6 +35,27 @@ _MAX_LIBRARIES = 3
 def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
     """The verdict, a paragraph at a time; ``path`` is that of its record."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
+    for part in verdict.each_kind:
+        if verdict.parts:
+            yield f"On {part.copies} copies: {'proved' if part.proved else 'not proved'}"
+        yield from _libraries_of(part)
+    if verdict.differences:
+        yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
+    if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
+        yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    for tolerance in (None, *Tolerance):
+        for kind in WorkKind:
+            work = [d for d in verdict.work if d.kind is kind and d.tolerance is tolerance]
+            if work:
+                allowed = f", which proves nothing: {tolerance.value}" if tolerance else ""
+                yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
+    if verdict.healing is not None:
+        yield _healing(verdict.healing, options)
+    yield _conclusion(verdict)
+    yield f"Record: {_for_people(path)}"
+
+
+def _libraries_of(verdict: Verdict) -> Iterator[str]:
     shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
     if shown:
         yield _libraries(shown)
@@ -38,14 +64,6 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         if row.detail is not None and row.detail != TESTS_DIFFER:
             yield f"{printable(Path(row.path).name)}: {printable(row.detail)}"
         yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
-    if verdict.differences:
-        yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
-    if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
-        yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
-    if verdict.healing is not None:
-        yield _healing(verdict.healing, options)
-    yield _conclusion(verdict)
-    yield f"Record: {_for_people(path)}"
 
 
 def _libraries(rows: Sequence[ProvedLibrary]) -> str:
@@ -88,6 +106,17 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
     return "\n".join(lines)
 
 
+def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
+    spell = demangle if options.demangle else str
+    lines = [title]
+    for one in work[:_MAX_TESTS]:
+        named = replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one
+        lines.append(f"  {printable(named.detail)}")
+    if len(work) > _MAX_TESTS:
+        lines.append(f"  and {len(work) - _MAX_TESTS:,} more")
+    return "\n".join(lines)
+
+
 def _outcome(outcome: Outcome | None) -> str:
     return "did not run" if outcome is None else outcome.value
 
@@ -126,8 +155,10 @@ def _conclusion(verdict: Verdict) -> str:
         outcomes = "all outcomes as in the traced run"
         if any(t.differs for t in verdict.tests):
             outcomes += ", but for flaky tests"
+        kinds = " and ".join(part.copies for part in verdict.parts)
+        kinds = f" on {kinds} copies" if kinds else ""
         text = (
-            f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
+            f"PROVED{kinds}: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({_small_share(left, code)}) is left."

@@ -233,7 +233,10 @@ class _Reconstructor:
                     spared=made.spared,
                     repacked=cubins,
                     compaction=Compaction(
-                        size=made.size_after, load_segments=made.load_segments, notes=made.notes
+                        size=made.size_after,
+                        load_segments=made.load_segments,
+                        notes=made.notes,
+                        kept=made.kept,
                     ),
                 )
         edits = merge_edits(unused, trimmed)

@@ -322,9 +322,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.copies",
         flag_name="copies",
-        type=value_types.Choice("overwritten", "compacted"),
+        type=value_types.Choice("overwritten", "compacted", "both"),
         default="overwritten",
-        help="Overwrite unused GPU code in the copies, or remove it from them.",
+        help="Overwrite unused GPU code in copies, remove it, or prove on both kinds.",
+        detail="`both` proves on overwritten copies, then on the compacted files that slim writes. "
+        "`negativa reconstruct` writes compacted copies for it.",
         requires=_PROVED,
     ),
     Option(

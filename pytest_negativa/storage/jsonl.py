@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from functools import partial
@@ -52,15 +53,23 @@ class LineWriter:
         try:
             written = self._write(line)
         except OSError as e:
-            self.failure = self.failure or f"{self.path}: cannot be written: {e.strerror}"
+            # EBADF: this is a forked child, or the file is closed.
+            if self._fd >= 0:
+                self.fail(f"{self.path}: cannot be written: {e.strerror}")
             return
         if written != len(line):
-            self.failure = self.failure or f"{self.path}: cannot be written: disk full?"
+            self.fail(f"{self.path}: cannot be written: no space for a whole line")
+
+    def fail(self, problem: str) -> None:
+        """Write nothing more: what follows a lost line would count as all there is."""
+        self.failure = problem
+        self.abandon()
 
     def abandon(self) -> None:
         """Close this process's handle; in a forked child, which must not write here."""
         if self._fd >= 0:
-            System.close(self._fd)
+            with contextlib.suppress(OSError):
+                System.close(self._fd)
         # Whatever still comes fails with EBADF instead of landing in another file.
         self._fd = -1
         self._write = partial(System.write, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,10 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, WarningRecord
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.start import child_environment
+from pytest_negativa.tracing.start import child_environment, make_header
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
@@ -40,19 +45,38 @@ def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
-    environ = traced_environment(os.environ, run, root)
-    outcome = CommandOutcome(run.outcomes_file, command)
-    begin = time.monotonic()
-    try:
-        status = subprocess.run(command, env=environ, check=False).returncode
-    except OSError as e:
-        raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
-    outcome.finish(status, time.monotonic() - begin)
+    with contextlib.closing(Children(traceable=True)) as children:
+        environ = traced_environment(os.environ, run, root, lacks=children.name)
+        outcome = CommandOutcome(run.outcomes_file, command)
+        begin = time.monotonic()
+        try:
+            status = subprocess.run(command, env=environ, check=False).returncode
+        except OSError as e:
+            raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
+        outcome.finish(status, time.monotonic() - begin)
+        _write_lacks(run, root, tuple(children.untraced()))
     return 128 - status if status < 0 else status
 
 
-def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict[str, str]:
+def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
+    """Write, as a trace, which processes are not traced."""
+    if not lacks:
+        return
+    header = make_header(run, Role.CONTROLLER, root=root, detector="none")
+    writer = TraceWriter(run.new_trace_file(), header)
+    for problem in lacks:
+        writer.write(WarningRecord(code=CHILDREN_UNTRACED, text=problem, incomplete=True))
+    writer.write(EndRecord(time_ns=System.time_ns()))
+    writer.close()
+
+
+def traced_environment(
+    environ: Mapping[str, str], run: Run, root: Path, lacks: str = ""
+) -> dict[str, str]:
     """The environment in which a program is traced by the native library. Creates the folder.
+
+    Args:
+        lacks: see ``child_environment``.
 
     Raises:
         NegativaError: the native library was not built.
@@ -72,7 +96,7 @@ def traced_environment(environ: Mapping[str, str], run: Run, root: Path) -> dict
         root=root,
         injection=injection,
         cupti=find_cupti(sys.path),
-        traced_pid=0,
+        lacks=lacks,
     )
     return {**environ, **changes}
 

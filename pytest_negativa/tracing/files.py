@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
     AnyTraceRecord,
-    EndRecord,
     Header,
     ProcessTrace,
 )
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.system import read_regular
+
+_LOST = b"true }"
+"""Overwrites the end of a header, which is ``false}``."""
 
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
 
@@ -30,16 +36,23 @@ class TraceWriter(LineWriter):
 
     def __init__(self, path: Path, header: Header) -> None:
         super().__init__(path)
-        self.header = header
-        self.write(header)
+        # As long as this process lives, and no longer.
+        self.header = replace(header, locked=_lock(self._fd, fcntl.LOCK_EX), lost=False)
+        self._lost_at = len(self._encode(self.header)) - len(_LOST)
+        self.write(self.header)
 
-    def write(self, record: msgspec.Struct) -> None:
-        """Append a record; never raises.
-
-        A trace that lost a line gets no end either, and so doesn't count as complete.
-        """
-        if self.failure is None or not isinstance(record, EndRecord):
-            super().write(record)
+    def fail(self, problem: str) -> None:
+        """Write nothing more, no end either; the header says so from now on."""
+        fd = self._fd
+        with contextlib.suppress(OSError):
+            # pwrite(2), bugs: with O_APPEND it appends.
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+            try:
+                os.pwrite(fd, _LOST, self._lost_at)
+            except OSError:
+                # An empty file tells the same, and making it needs no space.
+                os.ftruncate(fd, 0)
+        super().fail(problem)
 
 
 def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
@@ -49,6 +62,8 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
         StoreError: the file can't be opened or read.
     """
     try:
+        # Before reading: what a process that is gone had written is all there.
+        is_running = _is_locked(path)
         data = read_regular(path)
     except OSError as e:
         raise StoreError(f"{os.fspath(path)}: cannot be read: {e.strerror}") from e
@@ -86,8 +101,38 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
         header=header,
         records=tuple(records),
         torn=torn,
+        is_running=is_running,
         problems=tuple(problems),
     )
+
+
+def require_ended(paths: Iterable[Path]) -> None:
+    """Refuse to copy traces that still grow: nothing would tell it by the copies.
+
+    Raises:
+        StoreError: a process is still running.
+        OSError: a trace can't be opened.
+    """
+    for path in paths:
+        if _is_locked(path):
+            raise StoreError(f"{path}: its process is still running; wait for its end")
+
+
+def _is_locked(path: str | os.PathLike[str]) -> bool:
+    # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return not _lock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _unreadable(path: str | os.PathLike[str], problem: str, torn: bool) -> ProcessTrace:

@@ -24,9 +24,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -115,12 +119,19 @@ static long next_id;
 static bool devices_known;
 static long open_gap;
 static char trace_path[4096];
+static dev_t trace_device;
+static ino_t trace_inode;
+static off_t lost_at; /* where the header says that nothing is lost */
 static char last_error[1024];
 
-static int64_t now_ns(void) {
+static long long nanoseconds(struct timespec t) {
+    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static long long now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return nanoseconds(t);
 }
 
 /* ---- Text that grows ---- */
@@ -132,7 +143,7 @@ typedef struct {
 } Text;
 
 static void text_bytes(Text *text, const void *bytes, size_t length) {
-    if (text->length + length + 1 > text->room) {
+    if (text->data == NULL || text->length + length + 1 > text->room) {
         size_t room = (text->length + length + 1) * 2 + 256;
         char *data = realloc(text->data, room);
         if (data == NULL) {
@@ -200,13 +211,83 @@ static void text_field(Text *text, const char *name, const char *value) {
     text_json(text, value, strlen(value));
 }
 
+/* Tells the process that waits for it (tracing/children.py) why this one is not traced, or not
+ * wholly. It needs no right and no space on a disk. */
+static void tell(const char *problem) {
+    const char *name = getenv("NEGATIVA_LACKS");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    /* unix(7): an abstract address begins with NUL, and its length is part of it. */
+    size_t length = name != NULL ? strlen(name) : 0;
+    if (length == 0 || length >= sizeof address.sun_path) return;
+    memcpy(address.sun_path + 1, name, length);
+    char text[2048], executable[1024];
+    ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
+    executable[size > 0 ? size : 0] = 0;
+    snprintf(text, sizeof text, "process %d (%s), user %u: %s", (int)getpid(), executable,
+             (unsigned)geteuid(), problem);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return;
+    sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
+           (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length));
+    close(fd);
+}
+
+/* Whether the trace's descriptor still is the trace: programs may close all descriptors. */
+static bool trace_is_open(struct stat *status) {
+    return fstat(trace_fd, status) == 0 && status->st_dev == trace_device &&
+           status->st_ino == trace_inode;
+}
+
+static void close_trace(void) {
+    struct stat status;
+    if (trace_fd >= 0 && trace_is_open(&status)) close(trace_fd);
+    trace_fd = -1;
+}
+
+/* The trace lacks a record: no more are written, and no end. The header says so from now on:
+ * overwriting its bytes needs no space. If even that fails, an empty file says the same. */
+static void lose(const char *problem) {
+    static const char yes[] = "true }";
+    struct stat status;
+    if (trace_fd < 0) return;
+    bool is_open = trace_is_open(&status);
+    int fd = is_open ? trace_fd : open(trace_path, O_WRONLY | O_CLOEXEC);
+    trace_fd = -1;
+    if (fd >= 0) {
+        /* pwrite(2), bugs: with O_APPEND it appends. */
+        fcntl(fd, F_SETFL, 0);
+        if (pwrite(fd, yes, sizeof yes - 1, lost_at) != sizeof yes - 1 && ftruncate(fd, 0) != 0)
+            problem = "its trace has no end, and cannot be marked as incomplete";
+        close(fd);
+    }
+    tell(problem);
+}
+
 static void write_line(Text *line) {
     text_string(line, "\n");
-    if (!line->failed && trace_fd >= 0) {
+    struct stat status;
+    struct rlimit limit;
+    char problem[128];
+    if (trace_fd < 0) {
+        /* lost */
+    } else if (line->failed) {
+        lose("out of memory");
+    } else if (!trace_is_open(&status)) {
+        lose("the program closed the descriptor of its trace");
+    } else if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+               (rlim_t)status.st_size + line->length > limit.rlim_cur) {
+        /* To write would be a signal that ends the program (SIGXFSZ). */
+        lose("the limit of file sizes (ulimit -f) is reached");
+    } else {
         ssize_t written;
         do
             written = write(trace_fd, line->data, line->length);
         while (written < 0 && errno == EINTR);
+        if (written != (ssize_t)line->length) {
+            snprintf(problem, sizeof problem, "its trace cannot be written: %s",
+                     written < 0 ? strerror(errno) : "no space for a whole line");
+            lose(problem);
+        }
     }
     free(line->data);
     memset(line, 0, sizeof *line);
@@ -250,7 +331,10 @@ static void table_put(Table *table, const char *key, size_t size, long value) {
     if ((table->used + 1) * 2 > table->room) {
         Table bigger = {.room = table->room ? table->room * 2 : 256, .used = table->used};
         bigger.entries = calloc(bigger.room, sizeof *bigger.entries);
-        if (bigger.entries == NULL) return; /* forgotten: recorded twice, which does no harm */
+        if (bigger.entries == NULL) {
+            lose("out of memory");
+            return;
+        }
         for (size_t i = 0; i < table->room; i++)
             if (table->entries[i].key != NULL)
                 *table_slot(&bigger, table->entries[i].key, table->entries[i].size) =
@@ -261,7 +345,10 @@ static void table_put(Table *table, const char *key, size_t size, long value) {
     struct Entry *entry = table_slot(table, key, size);
     if (entry->key == NULL) {
         char *copy = malloc(size ? size : 1);
-        if (copy == NULL) return;
+        if (copy == NULL) {
+            lose("out of memory");
+            return;
+        }
         memcpy(copy, key, size);
         entry->key = copy;
         entry->size = size;
@@ -471,6 +558,7 @@ static void unescape(char *path) {
 }
 
 static void record_loaded_libraries(void);
+static void write_warning(const char *code, const char *text, bool incomplete);
 
 static void refresh_mappings(void) {
     unsigned long long counters[2] = {0, 0};
@@ -478,11 +566,18 @@ static void refresh_mappings(void) {
     maps_text.length = 0;
     mapping_count = 0;
     maps_valid = false;
-    if (!read_file("/proc/self/maps", &maps_text)) return;
+    if (!read_file("/proc/self/maps", &maps_text)) {
+        /* In a chroot without /proc: no image can be told to lie in a library. */
+        write_warning("maps-unreadable", "/proc/self/maps cannot be read", true);
+        return;
+    }
     size_t lines = 0;
     for (char *p = maps_text.data; (p = strchr(p, '\n')) != NULL; p++) lines++;
     Mapping *bigger = realloc(mappings, (lines + 1) * sizeof *bigger);
-    if (bigger == NULL) return;
+    if (bigger == NULL) {
+        lose("out of memory");
+        return;
+    }
     mappings = bigger;
     char *line = maps_text.data;
     for (char *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
@@ -539,13 +634,14 @@ static const Mapping *find_mapping(uint64_t address) {
 static Text current_context; /* the "context" object of the record */
 
 static long context_id(void) {
+    if (current_context.failed) lose("out of memory");
     long id = text_get(&contexts, &current_context);
     if (id) return id;
     id = ++next_id;
     Text line = {0};
     text_format(&line, "{\"record\":\"context\",\"id\":%ld,\"context\":", id);
     text_bytes(&line, current_context.data, current_context.length);
-    text_format(&line, ",\"time_ns\":%lld}", (long long)now_ns());
+    text_format(&line, ",\"time_ns\":%lld}", now_ns());
     write_line(&line);
     text_put(&contexts, &current_context, id);
     return id;
@@ -605,29 +701,38 @@ static const char *find_package_path(const char *path) {
 }
 
 static long library_id(const char *path) {
-    size_t length = strlen(path);
-    long id = table_get(&libraries, path, length);
-    if (id) return id;
-    id = ++next_id;
-    table_put(&libraries, path, length, id);
     static const char deleted[] = " (deleted)";
-    size_t tail = sizeof deleted - 1;
+    size_t length = strlen(path), tail = sizeof deleted - 1;
     bool renamed = length > tail && strcmp(path + length - tail, deleted) == 0, gone = renamed;
+    struct stat status = {0};
+    if (!gone) gone = stat(path, &status) != 0;
+    /* A file that changed, or another one at the same path, is another library. */
+    Text key = {0};
+    text_format(&key, "%llu %llu %lld %lld %lld ", (unsigned long long)status.st_dev,
+                (unsigned long long)status.st_ino, (long long)status.st_size,
+                nanoseconds(status.st_mtim), nanoseconds(status.st_ctim));
+    text_string(&key, path);
+    long id = text_get(&libraries, &key);
+    if (!id) text_put(&libraries, &key, ++next_id);
+    free(key.data);
+    if (id) return id;
+    id = next_id;
     Text line = {0};
     text_format(&line, "{\"record\":\"library\",\"id\":%ld,\"library\":{\"path\":", id);
     text_json(&line, path, gone ? length - tail : length);
-    struct stat status;
     int fd = gone ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &status) != 0) {
         gone = true;
     } else {
         text_format(&line, ",\"size\":%lld,\"mtime_ns\":%lld", (long long)status.st_size,
-                    (long long)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec);
+                    nanoseconds(status.st_mtim));
         text_format(&line, ",\"device\":%llu,\"inode\":%llu,\"ctime_ns\":%lld",
                     (unsigned long long)status.st_dev, (unsigned long long)status.st_ino,
-                    (long long)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec);
+                    nanoseconds(status.st_ctim));
         Text build_id = {0};
-        if (find_build_id(fd, &build_id)) text_field(&line, "build_id", build_id.data);
+        bool found = find_build_id(fd, &build_id);
+        line.failed = line.failed || build_id.failed;
+        if (found && !build_id.failed) text_field(&line, "build_id", build_id.data);
         free(build_id.data);
     }
     if (fd >= 0) close(fd);
@@ -639,10 +744,9 @@ static long library_id(const char *path) {
     text_string(&line, "}}");
     write_line(&line);
     if (gone) {
-        Text text = {0};
-        text_format(&text, "%.400s: was replaced or deleted while it was mapped", path);
-        write_warning("library-gone", text.data, true);
-        free(text.data);
+        char text[512];
+        snprintf(text, sizeof text, "%.400s: was replaced or deleted while it was mapped", path);
+        write_warning("library-gone", text, true);
     }
     return id;
 }
@@ -724,7 +828,8 @@ static void place_image(Image *image, const char *form, uint64_t address, uint64
     const Mapping *mapping = find_mapping(address);
     image->size = size;
     image->form = form;
-    if (mapping != NULL && (image->path = strdup(mapping->path)) != NULL) {
+    if (mapping != NULL && (image->path = strdup(mapping->path)) == NULL) lose("out of memory");
+    if (image->path != NULL) {
         image->placed = true;
         image->offset = mapping->offset + (address - mapping->start);
     } else if (size == 0 || size > MAX_SIZE || !hash_memory(address, size, image->sha256)) {
@@ -823,22 +928,20 @@ static void bind_handle(uint64_t handle, long image) {
 /* Takes what the image owns. */
 static long record_image(const char *call, uint64_t handle, Image *image) {
     if (!devices_known) record_devices();
+    long library = image->placed ? library_id(image->path) : 0;
     Text key = {0};
     if (image->placed)
-        text_format(&key, "%llu %s ", (unsigned long long)image->offset, call),
-            text_string(&key, image->path);
+        text_format(&key, "%llu %s %ld", (unsigned long long)image->offset, call, library);
     else if (image->sha256[0])
         text_format(&key, "%s %s", image->sha256, call);
     long id = key.length ? text_get(&images, &key) : 0;
     if (id == 0) {
-        long library = image->placed ? library_id(image->path) : 0;
         long context = context_id();
         id = ++next_id;
         if (strcmp(image->form, "unknown") == 0) {
-            Text text = {0};
-            text_format(&text, "%s was given something that is no known image", call);
-            write_warning("image-unknown", text.data, false);
-            free(text.data);
+            char text[128];
+            snprintf(text, sizeof text, "%s was given something that is no known image", call);
+            write_warning("image-unknown", text, false);
         }
         Text line = {0};
         text_format(&line, "{\"record\":\"image\",\"id\":%ld,\"context\":%ld", id, context);
@@ -850,6 +953,7 @@ static long record_image(const char *call, uint64_t handle, Image *image) {
         if (image->size && (image->placed || image->sha256[0]))
             text_format(&line, ",\"size\":%llu", (unsigned long long)image->size);
         if (image->sha256[0]) text_field(&line, "sha256", image->sha256);
+        line.failed = line.failed || image->prelinked.failed;
         if (image->prelinked.length) {
             text_string(&line, ",\"prelinked\":[");
             text_bytes(&line, image->prelinked.data, image->prelinked.length);
@@ -869,7 +973,8 @@ static long record_image(const char *call, uint64_t handle, Image *image) {
 static long image_of(const char *call, uint64_t handle) {
     long id = table_get(&handles, (const char *)&handle, sizeof handle);
     if (id) return id;
-    /* Loaded before tracing began, or in a gap. */
+    /* Loaded before tracing began, or in a gap: from one of the libraries that are mapped. */
+    refresh_mappings();
     Image unknown = {.form = "unknown"};
     char before[80];
     snprintf(before, sizeof before, "before %s", call);
@@ -1084,6 +1189,7 @@ static void forget(void) {
 }
 
 static bool child_can_use_cuda;
+static atomic_int traced_by_python; /* this process; InitializeInjection leaves it alone */
 
 static void before_fork(void) {
     if (subscriber == NULL) return;
@@ -1100,26 +1206,46 @@ static void after_fork_in_child(void) {
     void *taken = subscriber;
     pthread_mutex_init(&lock, NULL);
     atomic_store(&active, 0);
-    if (trace_fd >= 0) close(trace_fd);
-    trace_fd = -1;
+    close_trace();
     subscriber = NULL;
+    atomic_store(&traced_by_python, 0);
     forget();
     if (taken != NULL && child_can_use_cuda) cupti.unsubscribe(taken);
 }
 
+static void watch_forks(void) {
+    static atomic_int registered;
+    if (!atomic_exchange(&registered, 1))
+        pthread_atfork(before_fork, NULL, after_fork_in_child);
+}
+
 static bool open_trace(const char *folder, const char *run_id, const char *role,
                        const char *worker, const char *root, const char *detector) {
-    unsigned int random = 0;
-    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
-        random = (unsigned int)now_ns();
-    int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
-                          (int)getpid(), random);
-    if (length < 0 || (size_t)length >= sizeof trace_path) return false;
-    trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    if (trace_fd < 0) {
+    do {
+        unsigned int random = 0;
+        if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
+            random = (unsigned int)now_ns();
+        int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
+                              (int)getpid(), random);
+        if (length < 0 || (size_t)length >= sizeof trace_path) {
+            snprintf(last_error, sizeof last_error, "the path of its trace is too long");
+            return false;
+        }
+        trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    } while (trace_fd < 0 && errno == EEXIST);
+    struct stat status;
+    if (trace_fd < 0 || fstat(trace_fd, &status) != 0) {
         snprintf(last_error, sizeof last_error, "%.800s: %s", trace_path, strerror(errno));
+        if (trace_fd >= 0) close(trace_fd);
+        trace_fd = -1;
         return false;
     }
+    trace_device = status.st_dev;
+    trace_inode = status.st_ino;
+    /* Another user's file mask must not hide it from the session. */
+    fchmod(trace_fd, 0644);
+    /* As long as this process lives, and no longer. */
+    bool locked = flock(trace_fd, LOCK_EX | LOCK_NB) == 0;
     char executable[4096] = "", folder_now[4096] = "";
     ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
     if (size < 0) executable[0] = 0;
@@ -1128,7 +1254,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     Text line = {0}, arguments = {0};
     text_format(&line, "{\"record\":\"header\",\"format_version\":%d,\"pid\":%d,\"ppid\":%d",
                 TRACE_VERSION, (int)getpid(), (int)getppid());
-    text_format(&line, ",\"start_ns\":%lld", (long long)now_ns());
+    text_format(&line, ",\"start_ns\":%lld", now_ns());
     text_field(&line, "run_id", run_id);
     text_field(&line, "role", role);
     text_field(&line, "detector", detector);
@@ -1148,13 +1274,10 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
             text_json(&line, arguments.data + at, strlen(arguments.data + at));
         }
     free(arguments.data);
-    text_string(&line, "]}");
+    text_format(&line, "],\"locked\":%s,\"lost\":false}", locked ? "true" : "false");
+    lost_at = (off_t)(line.length - strlen("false}"));
     write_line(&line);
-    static bool registered;
-    if (!registered) {
-        registered = true;
-        pthread_atfork(before_fork, NULL, after_fork_in_child);
-    }
+    watch_forks();
     return true;
 }
 
@@ -1162,16 +1285,14 @@ static void write_end(void) {
     if (trace_fd < 0) return;
     refresh_mappings(); /* records what was loaded since */
     Text line = {0};
-    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld}", (long long)now_ns());
+    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld}", now_ns());
     write_line(&line);
-    close(trace_fd);
-    trace_fd = -1;
 }
 
-/* At exit CUPTI may be gone already, so it isn't called; callbacks find `active` unset. */
+/* At exit CUPTI may be gone already, so it isn't called. What other threads and destructors use
+ * after this is recorded, too: this library is never unmapped (-z nodelete). */
 __attribute__((destructor)) static void at_exit(void) {
     pthread_mutex_lock(&lock);
-    atomic_store(&active, 0);
     write_end();
     pthread_mutex_unlock(&lock);
 }
@@ -1192,16 +1313,21 @@ EXPORT int InitializeInjection(void) {
     if (atomic_exchange(&done, 1)) return 1;
     /* The user's own tool first: it was there before us, and if it wants CUPTI we give way. */
     chain();
-    const char *traced = getenv("NEGATIVA_TRACED_PID");
-    if (traced != NULL && atol(traced) == (long)getpid()) return 1; /* it traces itself */
+    if (atomic_load(&traced_by_python)) return 1;
     const char *folder = getenv("NEGATIVA_TRACE_DIR"), *run_id = getenv("NEGATIVA_RUN_ID");
-    if (folder == NULL || run_id == NULL || !*folder || !*run_id) return 1;
+    if (folder == NULL || run_id == NULL || !*folder || !*run_id) {
+        tell("its environment lacks NEGATIVA_TRACE_DIR or NEGATIVA_RUN_ID");
+        return 1;
+    }
     pthread_mutex_lock(&lock);
     set_context_from_environment();
     bool opened = trace_fd < 0 && open_trace(folder, run_id, "child", NULL,
                                              getenv("NEGATIVA_ROOT"), "injection");
     pthread_mutex_unlock(&lock);
-    if (!opened) return 1;
+    if (!opened) {
+        tell(last_error);
+        return 1;
+    }
     /* Not under the lock: once subscribed, callbacks of other threads may come and want it. */
     int error = open_cupti() ? take_cupti() : -1;
     if (error != 0) {
@@ -1211,6 +1337,14 @@ EXPORT int InitializeInjection(void) {
         pthread_mutex_unlock(&lock);
     }
     return 1;
+}
+
+/* ---- For Python ---- */
+
+/* This process traces itself (tracing/start.py). Its forked children don't. */
+EXPORT void negativa_leave_to_python(void) {
+    atomic_store(&traced_by_python, 1);
+    watch_forks();
 }
 
 /* ---- For tests: a Python process that traces itself (tests/support/native_detector.py) ---- */
@@ -1260,7 +1394,7 @@ EXPORT void negativa_pause(const char *reason) {
         open_gap = ++next_id;
         Text line = {0};
         text_format(&line, "{\"record\":\"gap\",\"id\":%ld,\"context\":%ld,\"time_ns\":%lld",
-                    open_gap, context, (long long)now_ns());
+                    open_gap, context, now_ns());
         text_field(&line, "why", reason);
         text_string(&line, "}");
         write_line(&line);
@@ -1284,7 +1418,7 @@ EXPORT int negativa_resume(void) {
     } else if (open_gap != 0) {
         Text line = {0};
         text_format(&line, "{\"record\":\"gap-end\",\"id\":%ld,\"time_ns\":%lld}", open_gap,
-                    (long long)now_ns());
+                    now_ns());
         write_line(&line);
         open_gap = 0;
     }
@@ -1296,6 +1430,7 @@ EXPORT void negativa_stop(void) {
     release_cupti();
     pthread_mutex_lock(&lock);
     write_end();
+    close_trace();
     forget();
     pthread_mutex_unlock(&lock);
 }

@@ -37,6 +37,7 @@ from pytest_negativa.models.trace import (
     MemoryImage,
     Phase,
     ProcessTrace,
+    Role,
     TracedLibrary,
     Usage,
     UsageProcess,
@@ -164,7 +165,25 @@ class _Merger:
                 ),
             )
         )
+        self._check_end(trace, trace.header, process)
         _TraceReader(self, trace, process).read()
+
+    def _check_end(self, trace: ProcessTrace, header: Header, process: int) -> None:
+        """Mark a trace that may lack what its process used at last.
+
+        Records are written before the driver's call returns. So a child that is gone, and whose
+        writes all succeeded, lost nothing, however it died. Of processes that run tests an end is
+        required elsewhere.
+        """
+        if header.lost:
+            text = "a record could not be written: is the disk full, or a quota reached?"
+            self.mark_incomplete("trace-lost", text, process)
+        elif header.role is Role.CHILD and not self._processes[process].ended:
+            if trace.is_running:
+                self.mark_incomplete("still-running", "it is still running", process)
+            elif not header.locked:
+                text = "its trace has no end, and nothing tells whether it has ended"
+                self.mark_incomplete("end-unknown", text, process)
 
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))

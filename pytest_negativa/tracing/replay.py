@@ -176,6 +176,8 @@ def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
     end there was more of it.
     """
     yield from trace.problems
+    if header.lost:
+        yield "the recording lacks a record that could not be written"
     if trace.torn:
         yield "the last line is torn: the end of the recording is lost"
     elif header.role is not Role.CHILD and not any(

@@ -7,7 +7,6 @@ can't enter a new report. Each process writes one file of its own.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -23,10 +22,11 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.mappings import loaded_cupti
-from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.native import injection_library, leave_to_python
 
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
@@ -36,7 +36,7 @@ _VARIABLES = (
     "NEGATIVA_RUN_ID",
     "NEGATIVA_ROOT",
     "NEGATIVA_CUPTI",
-    "NEGATIVA_TRACED_PID",
+    "NEGATIVA_LACKS",
     _CHAINED,
     _INJECTION,
 )
@@ -49,7 +49,7 @@ def child_environment(
     root: Path,
     injection: Path | None,
     cupti: str | None,
-    traced_pid: int,
+    lacks: str = "",
 ) -> dict[str, str]:
     """The variables to set in a traced process so that its children are traced, too.
 
@@ -60,7 +60,7 @@ def child_environment(
         root: see ``start_tracing``.
         injection: the native library; None: children can't be traced, and nothing is set.
         cupti: the file of the CUPTI that this process uses, if known.
-        traced_pid: the process that traces itself, which the library leaves alone.
+        lacks: name of the socket to which children write why they can't be traced.
     """
     if injection is None:
         return {}
@@ -69,7 +69,7 @@ def child_environment(
         "NEGATIVA_TRACE_DIR": str(run.trace_dir),
         "NEGATIVA_RUN_ID": run.run_id,
         "NEGATIVA_ROOT": str(root),
-        "NEGATIVA_TRACED_PID": str(traced_pid),
+        "NEGATIVA_LACKS": lacks,
     }
     if cupti is not None:
         changes["NEGATIVA_CUPTI"] = cupti
@@ -77,27 +77,6 @@ def child_environment(
     if before and before != str(injection):
         changes[_CHAINED] = before
     return changes
-
-
-class ChildWatch:
-    """Tells whether this process has had children since the watch began."""
-
-    def __init__(self) -> None:
-        self._before = _faults_of_children()
-
-    def seen(self) -> bool:
-        if _faults_of_children() != self._before:
-            return True
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return True
-
-
-def _faults_of_children() -> int:
-    # Of those that have ended and were waited for (getrusage(2)); no process runs without faults.
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
 class Tracing:
@@ -113,7 +92,7 @@ class Tracing:
         environ: MutableMapping[str, str],
         before: Mapping[str, str | None],
         *,
-        children: ChildWatch | None = None,
+        children: Children | None = None,
         is_replay: bool = False,
     ) -> None:
         self.is_replay = is_replay
@@ -132,18 +111,13 @@ class Tracing:
         self._report_children()
 
     def _report_children(self) -> None:
-        if self._children is not None and self._children.seen():
-            self._detector.warn(
-                CHILDREN_UNTRACED,
-                "it started child processes, which are not traced: the native library was not "
-                "built; install a C compiler and reinstall pytest-negativa",
-                incomplete=True,
-            )
+        for problem in () if self._children is None else self._children.untraced():
+            self._detector.warn(CHILDREN_UNTRACED, problem, incomplete=True)
 
     def disregard_children(self) -> None:
         """Note that the children until now are those of this package."""
         if self._children is not None:
-            self._children = ChildWatch()
+            self._children.disregard()
 
     def pause(self, reason: str) -> None:
         """Release CUPTI for a test that needs a profiler; the trace has a gap until ``resume``."""
@@ -158,6 +132,8 @@ class Tracing:
 
     def stop(self) -> None:
         self._report_children()
+        if self._children is not None:
+            self._children.close()
         self._detector.stop()
         for name, value in self._before.items():
             if value is None:
@@ -226,13 +202,16 @@ def trace_by(
     if not children:
         detector.warn(CHILDREN_UNTRACED, "child processes are not traced (trace.children)")
         return Tracing(detector, environ, {})
+    injection = injection_library()
+    # The children of a controller are its workers, which trace themselves.
+    untraced = Children(traceable=injection is not None or role is Role.CONTROLLER)
     changes = child_environment(
         environ,
         run=run,
         root=root,
-        injection=injection_library(),
+        injection=injection,
         cupti=loaded_cupti(),
-        traced_pid=os.getpid(),
+        lacks=untraced.name,
     )
     if _CHAINED in changes:
         detector.warn(
@@ -241,10 +220,10 @@ def trace_by(
             "it takes CUPTI, nothing is traced",
         )
     before = {name: environ.get(name) for name in _VARIABLES if name in changes}
+    if injection is not None:
+        leave_to_python(injection)
     environ.update(changes)
-    # The children of a controller are its workers, which trace themselves.
-    untraced = not changes and role is not Role.CONTROLLER
-    return Tracing(detector, environ, before, children=ChildWatch() if untraced else None)
+    return Tracing(detector, environ, before, children=untraced)
 
 
 def _start(detector: Detector) -> None:

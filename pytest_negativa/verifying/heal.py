@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import CodeRange, UnusedReason
+from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
@@ -28,11 +28,12 @@ from pytest_negativa.planning.give_back import (
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.results import load_healed, load_unhealed, save_healed, save_plans
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.answers import Answers
 from pytest_negativa.verifying.bisect import LimitReached, find_needed
-from pytest_negativa.verifying.evidence import Attempt, libraries_by_test
-from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.rounds import conclusive_tests
+from pytest_negativa.verifying.evidence import Attempt, libraries_by_test, trace_files
+from pytest_negativa.verifying.judge import judge, work_of_rounds
+from pytest_negativa.verifying.rounds import RoundResult, conclusive_tests
 from pytest_negativa.verifying.verification import Verification
 
 _ELSEWHERE = {
@@ -42,6 +43,8 @@ _ELSEWHERE = {
     "removed code is the cause",
 }
 """Why nothing is given back for tests that fail with everything given back."""
+
+_WorkKey = tuple[object, ...]
 
 # A test that was hidden behind a failing one may show up when that one passes.
 _MAX_SEARCHES = 5
@@ -159,7 +162,9 @@ def search(
     budget: _Budget,
 ) -> SearchResult:
     """Find what must be given back for the tests that fail in an attempt."""
+    wanted = _wanted_work(verification, verdict)
     failing = [t.nodeid for t in verdict.differences if t.before is not None]
+    failing += [nodeid for nodeid in wanted if nodeid not in failing]
     if not failing:
         return SearchResult(
             reasons=("no test of the traced run fails on the copies: nothing to search",)
@@ -171,14 +176,14 @@ def search(
     likely = [part for part in parts if part in plans.unfinished]
     first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
     verification.say(
-        f"negativa: healing: {len(failing)} tests fail on the copies; searching "
+        f"negativa: healing: {len(failing)} tests differ on the copies; searching "
         f"{len(parts):,} removed parts{first}"
     )
-    trials = _Trials(verification, plans.planned)
+    trials = _Trials(verification, plans.planned, attempt, wanted)
     caused = trials.passing_on_originals(failing)
     if not caused:
         return SearchResult(
-            reasons=("the tests fail on the originals, too: no removed code is the cause",)
+            reasons=("the tests differ on the originals, too: no removed code is the cause",)
         )
     for candidates in filter(None, (likely, parts)):
         tests = trials.passing_with(candidates, caused)
@@ -191,7 +196,7 @@ def search(
     reasons = (
         (f"{left} of {len(caused)} failing tests get nothing back: {elsewhere}",) if left else ()
     )
-    question = _question(verification, plans.planned, candidates, tests)
+    question = _question(verification, plans.planned, candidates, tests, wanted)
     answers = Answers(verification.traced.run.answers_file, question)
 
     def probe(kept: frozenset[Part]) -> str | None:
@@ -226,33 +231,57 @@ class _Trials:
 
     verification: Verification
     planned: tuple[AnalyzedLibrary, ...]
+    attempt: Attempt
+    wanted: Mapping[str, frozenset[_WorkKey]]
 
     def passing_on_originals(self, tests: Sequence[str]) -> list[str]:
         """The tests that end as traced on the originals."""
-        return self._passing(RoundKind.ORIGINAL, tests, None)
+        return self._passing(RoundKind.ORIGINAL, tests, self.attempt.reconstruction, None)
 
     def passing_with(self, parts: Sequence[Part], tests: Sequence[str]) -> list[str]:
         """The tests that end as traced on copies with all of ``parts`` given back."""
-        return self._passing(RoundKind.CONTROL, tests, self._write_copies(parts))
+        return self._passing(RoundKind.CONTROL, tests, *self._write_copies(parts))
 
     def first_failing(self, kept: Collection[Part], tests: Sequence[str]) -> str | None:
         """A test that does not end as traced with the parts given back; None if all do."""
-        table = self._write_copies(kept)
-        ended = conclusive_tests([self.verification.run_once(RoundKind.PROBE, tests, table)])
+        reconstruction, table = self._write_copies(kept)
+        rounds = [self.verification.run_once(RoundKind.PROBE, tests, table)]
+        ended = conclusive_tests(rounds)
+        good = self._as_traced(tests, rounds, reconstruction)
         # A test that differs ends the round: what is missing may only come after it.
-        different = [n for n in tests if n in ended and not self._as_traced(n, ended)]
+        different = [n for n in tests if n in ended and n not in good]
         missing = [n for n in tests if n not in ended]
         return next(iter([*different, *missing]), None)
 
-    def _passing(self, kind: RoundKind, tests: Sequence[str], table: Path | None) -> list[str]:
-        ended = conclusive_tests(self.verification.run(kind, tests, table))
-        return [n for n in tests if self._as_traced(n, ended)]
+    def _passing(
+        self,
+        kind: RoundKind,
+        tests: Sequence[str],
+        reconstruction: Reconstruction,
+        table: Path | None,
+    ) -> list[str]:
+        return self._as_traced(tests, self.verification.run(kind, tests, table), reconstruction)
 
-    def _as_traced(self, nodeid: str, ended: Mapping[str, TestResult]) -> bool:
+    def _as_traced(
+        self, tests: Sequence[str], rounds: Sequence[RoundResult], reconstruction: Reconstruction
+    ) -> list[str]:
+        """The tests that ended as traced, and whose wanted work was done."""
         before = by_nodeid(self.verification.traced.session.tests)
-        return nodeid in ended and ended[nodeid].outcome is before[nodeid].outcome
+        ended = conclusive_tests(rounds)
+        good = [
+            n
+            for n in tests
+            if n in ended
+            and ended[n].outcome is before[n].outcome
+            and (ended[n].gpu_error is None or before[n].gpu_error is not None)
+        ]
+        if self.wanted.keys().isdisjoint(good):
+            return good
+        work = work_of_rounds(self.attempt, merge_traces(trace_files(rounds)), reconstruction)
+        left_out = {difference.key for difference in work}
+        return [n for n in good if self.wanted.get(n, frozenset()).isdisjoint(left_out)]
 
-    def _write_copies(self, kept: Collection[Part]) -> Path | None:
+    def _write_copies(self, kept: Collection[Part]) -> tuple[Reconstruction, Path | None]:
         """Copy all libraries that have unused code in the plan, with these parts given back.
 
         A library that is given back as a whole is copied, too: probes must not differ in where
@@ -263,7 +292,19 @@ class _Trials:
             for p in self.planned
             if p.plan.unused_bytes or p.plan.trimmed
         ]
-        return self.verification.write_copies(planned, copy_all=True)[1]
+        return self.verification.write_copies(planned, copy_all=True)
+
+
+def _wanted_work(verification: Verification, verdict: Verdict) -> dict[str, frozenset[_WorkKey]]:
+    """By test: what it, or a process or fixture that it starts, did not do on the copies."""
+    nodeids = [test.nodeid for test in verification.traced.session.tests]
+    wanted: dict[str, set[_WorkKey]] = {}
+    for difference in verdict.other_work:
+        place = difference.nodeid or ""
+        # Of a module's fixture, of an import or of an unknown process: the first test beside it.
+        test = next((n for n in nodeids if n == place or n.startswith(f"{place}::")), nodeids[0])
+        wanted.setdefault(test, set()).add(difference.key)
+    return {test: frozenset(keys) for test, keys in wanted.items()}
 
 
 def _without_unfinished(verification: Verification) -> _Plans:
@@ -378,6 +419,7 @@ def _question(
     planned: Sequence[AnalyzedLibrary],
     parts: Sequence[Part],
     tests: Sequence[str],
+    wanted: Mapping[str, frozenset[_WorkKey]],
 ) -> list[str]:
     """Everything known that the answers of probes depend on."""
     program, how = verification.program, verification.settings.verify
@@ -393,6 +435,7 @@ def _question(
         "searched:",
         *map(repr, parts),
         *tests,
+        *sorted(repr(key) for keys in wanted.values() for key in keys),
     ]
 
 

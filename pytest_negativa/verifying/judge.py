@@ -15,6 +15,7 @@ from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     VERDICT_VERSION,
@@ -24,6 +25,7 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     TrimmedCode,
     Verdict,
+    WorkDifference,
 )
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
@@ -32,9 +34,17 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.originals import known_of_originals
+from pytest_negativa.verifying.originals import known_of_originals, sound_rounds
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
+from pytest_negativa.verifying.same_work import (
+    Places,
+    Work,
+    compare_work,
+    details_by_library,
+    name_holders,
+    reasons_of_work,
+)
 
 
 def judge(attempt: Attempt) -> Verdict:
@@ -43,6 +53,9 @@ def judge(attempt: Attempt) -> Verdict:
     tests = _test_evidence(attempt)
     verdicts = judge_tests(tests)
     reasons = list(reasons_of_tests(tests, verdicts))
+    # A test that ends otherwise does other work, too.
+    work = () if reasons else _compare_work(attempt, tests)
+    reasons += reasons_of_work(work, attempt.usage)
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -50,6 +63,7 @@ def judge(attempt: Attempt) -> Verdict:
             attempt.loads,
             traced.loaded,
             tests_agree=not reasons,
+            left_out=details_by_library(work),
             opened=attempt.opened,
             policy=attempt.settings.opened_originals,
         )
@@ -72,6 +86,42 @@ def judge(attempt: Attempt) -> Verdict:
         libraries=libraries,
         tests=verdicts,
         rounds=tuple(map(_facts, attempt.all_rounds)),
+        work=work,
+    )
+
+
+def _compare_work(attempt: Attempt, tests: TestEvidence) -> tuple[WorkDifference, ...]:
+    rounds = sound_rounds(tests.before, attempt.originals, tests.on_originals)
+    work = work_of_rounds(
+        attempt,
+        attempt.usage,
+        attempt.reconstruction,
+        [r.usage for r in rounds],
+        tests.on_originals,
+    )
+    return name_holders(work, attempt.traced.planned)
+
+
+def work_of_rounds(
+    attempt: Attempt,
+    usage: Usage,
+    reconstruction: Reconstruction,
+    originals: Collection[Usage] = (),
+    flaky: Collection[str] = (),
+) -> tuple[WorkDifference, ...]:
+    """How the work of some rounds differs from the traced run's; see ``compare_work``.
+
+    Args:
+        usage: what the rounds used.
+        reconstruction: the copies that they ran on.
+    """
+    traced, places = attempt.traced.usage, Places(reconstruction)
+    return compare_work(
+        Work.of(traced, places),
+        Work.of(usage, places),
+        [Work.of(other, places) for other in originals],
+        flaky,
+        launches=attempt.count_launches and bool(traced.launches),
     )
 
 
@@ -182,12 +232,14 @@ def judge_libraries(
     loaded_when_traced: Collection[str],
     *,
     tests_agree: bool,
+    left_out: Mapping[str, str] = MappingProxyType({}),
     opened: Mapping[str, str] = MappingProxyType({}),
     policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
     Args:
+        left_out: by real path: what of a library was not used on the copies.
         opened: see ``Attempt``.
         policy: what follows from ``opened``.
     """
@@ -204,7 +256,7 @@ def judge_libraries(
             refused.get(path),
             loads,
             loaded=loaded,
-            tests_agree=tests_agree,
+            doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
             opened=None if only_noted else opened.get(path),
         )
         row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
@@ -220,7 +272,7 @@ def _status(
     loads: LoadEvidence,
     *,
     loaded: bool,
-    tests_agree: bool,
+    doubt: str | None,
     opened: str | None,
 ) -> tuple[LibraryStatus, str | None]:
     """The status of one library, and why it is not proved.
@@ -228,6 +280,7 @@ def _status(
     Args:
         refused: why no copy could be written.
         loaded: whether the traced run had it mapped.
+        doubt: why the tests prove nothing.
         opened: how the original was opened meanwhile, if it was.
     """
     path = plan.library.path
@@ -248,8 +301,8 @@ def _status(
         return LibraryStatus.NOT_PROVED, loads.incomplete
     if copy is None or not copy.changes_code:
         return LibraryStatus.NOTHING_UNUSED, None
-    if not tests_agree:
-        return LibraryStatus.NOT_PROVED, TESTS_DIFFER
+    if doubt is not None:
+        return LibraryStatus.NOT_PROVED, doubt
     return LibraryStatus.PROVED, None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_negativa.models.outcomes import TestResult
@@ -77,6 +77,19 @@ def needs_other_tests(before: Results, after: Results, runs: OriginalRuns) -> bo
         and after[nodeid].outcome in _outcomes(runs.alone.get(nodeid, ()))
         and not any(nodeid in r.tests for r in runs.together)
         for nodeid in undecided_tests(before, after)
+    )
+
+
+def sound_rounds(
+    before: Results, runs: OriginalRuns, flaky: Collection[str]
+) -> tuple[OriginalRound, ...]:
+    """The rounds of all tests in which each test that is not flaky ended as in the traced run."""
+    wanted = {nodeid: test.outcome for nodeid, test in before.items() if nodeid not in flaky}
+    return tuple(
+        r
+        for r in runs.together
+        if r.complete
+        and all(n in r.tests and r.tests[n].outcome is outcome for n, outcome in wanted.items())
     )
 
 

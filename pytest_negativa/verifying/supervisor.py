@@ -17,8 +17,7 @@ from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import RunsFolder
-from pytest_negativa.verifying.heal import verify_and_heal
-from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.copy_kinds import verify_kinds
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, exit_code
@@ -68,10 +67,7 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
         run = RunsFolder(Path(settings.directory)).find(settings.run)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
-    if settings.healing:
-        verdict = verify_and_heal(verification)
-    else:
-        verdict = judge(verification.attempt(verification.traced.planned))
+    verdict = verify_kinds(verification, settings)
     path = verification.write(verdict)
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)

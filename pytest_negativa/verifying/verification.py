@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+
+import msgspec
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.models.settings import CopyKind, Settings
+from pytest_negativa.models.settings import CopyKind, Settings, TraceLevel
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import Verdict, Versions
 from pytest_negativa.processes.open_watch import OpenWatch
@@ -44,6 +46,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
+from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.opened_originals import opened_originals
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -85,6 +88,12 @@ class Verification:
         self._rounds: list[RoundResult] = []
         self._originals = OriginalRuns()
 
+    def go_on_with(self, kind: CopyKind, traced: TracedRun) -> None:
+        """Go on with another kind of copies, and with the plans as they are now."""
+        self.traced = traced
+        verify = msgspec.structs.replace(self.settings.verify, copies=kind)
+        self.settings = msgspec.structs.replace(self.settings, verify=verify)
+
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict."""
         # A verdict of before must not outlive a verification that is interrupted.
@@ -94,7 +103,7 @@ class Verification:
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
         usage = merge_traces(trace_files(rounds))
-        return Attempt(
+        attempt = Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
             program=self.program,
@@ -103,6 +112,7 @@ class Verification:
             rounds=rounds,
             all_rounds=tuple(self._rounds),
             usage=usage,
+            count_launches=self.settings.trace.level is TraceLevel.LAUNCH,
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
@@ -110,6 +120,24 @@ class Verification:
             versions=_versions(usage),
             ended_ns=time.time_ns(),
         )
+        return self._settle_choices(attempt)
+
+    def _settle_choices(self, attempt: Attempt) -> Attempt:
+        """Run all tests on the originals while the copies did other work without a known reason.
+
+        Autotuning chooses kernels anew in every run; some depend on the order of tests.
+        """
+        while len(self._originals.together) < self.settings.verify.rerun:
+            against = judge(attempt).other_work
+            if not against:
+                break
+            self.say(
+                f"negativa: {format_items(len(against), 'use differs', 'uses differ')} from the "
+                "traced run; running all tests on the originals to see whether it always does"
+            )
+            self._run_originals(None)
+            attempt = replace(attempt, originals=self._originals, all_rounds=tuple(self._rounds))
+        return attempt
 
     def write_copies(
         self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False
@@ -167,7 +195,7 @@ class Verification:
             watch = OpenWatch(() if table is None else redirected_originals(table))
             with watch:
                 result = run_round(self.program, round_spec, environ, self._silence_limit())
-        result = dataclasses.replace(result, opens=watch.opens)
+        result = replace(result, opens=watch.opens)
         self._rounds.append(result)
         return result
 
@@ -248,7 +276,7 @@ class Verification:
 
 def compact_options(settings: Settings) -> CompactOptions | None:
     """How to compact copies; None to overwrite unused code."""
-    return CompactOptions() if settings.verify.copies is CopyKind.COMPACTED else None
+    return None if settings.verify.copies is CopyKind.OVERWRITTEN else CompactOptions()
 
 
 def exit_code(verdict: Verdict) -> int:

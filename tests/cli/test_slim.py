@@ -11,12 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.models.lock import seal
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.records import save_map, write_record
 from tests.support.compacting import needs_compiler
+from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, planned_of, snapshot, verdict_of
@@ -94,6 +97,19 @@ class TestSlim:
         assert "would be put back" in planned and "original is back" not in planned
         assert "original is back" in negativa("slim", "undo", site.folder).stdout
         assert digests(site.folder) == before
+
+    @pytest.mark.planted_fault(
+        "A lock that only overwritten copies proved is applied, and slim writes compacted files.",
+        says="this lock was proved on overwritten copies alone",
+    )
+    def test_lock_of_overwritten_copies(
+        self, site: Made, tmp_path: Path, fault: PlantedFault
+    ) -> None:
+        arguments = ("slim", "--dry-run", site.folder, "--lock")
+        fault.check(negativa(*arguments, site.lock_file).stderr)
+        proof = replace(site.lock.proof, copies=("overwritten", "compacted"))
+        save_lock(seal(replace(site.lock, proof=proof)), tmp_path / "both.lock")
+        assert "overwritten" not in negativa(*arguments, tmp_path / "both.lock").stderr
 
     def test_note_is_shown_once(self, site: Made) -> None:
         arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)

@@ -143,7 +143,6 @@ def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
         root=tmp_path,
         injection=injection,
         cupti=None,
-        traced_pid=os.getpid(),
     )
     changes["PYTEST_CURRENT_TEST"] = "t.py::test_program (call)"
     command = [str(program), *(["forever"] if forever else [])]

@@ -35,7 +35,7 @@ def test_needs_state_and_more():
 
 
 @pytest.mark.slow
-def test_a_file_that_is_gone_makes_no_test_flaky(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_proves_nothing(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
         """

@@ -148,7 +148,7 @@ def initialize(library: Path, env: dict[str, str]) -> subprocess.CompletedProces
     """InitializeInjection in a program of its own, as cuInit calls it."""
     code = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1]).InitializeInjection()"
     if env.pop("SELF", None):
-        code = code.replace("; ", "; os.environ['NEGATIVA_TRACED_PID'] = str(os.getpid()); ", 1)
+        code = code.replace("; ", "; ctypes.CDLL(sys.argv[1]).negativa_leave_to_python(); ", 1)
     return subprocess.run(
         [sys.executable, "-c", code, str(library)],
         check=True,

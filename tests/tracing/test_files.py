@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,17 +9,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.trace import GapRecord, Header, KernelRecord, WarningRecord
-from pytest_negativa.tracing.files import TraceWriter, read_trace
+from pytest_negativa.models.trace import EndRecord, GapRecord, Header, KernelRecord, Role
+from pytest_negativa.tracing.files import TraceWriter, read_trace, require_ended
+from pytest_negativa.tracing.merge import merge_traces
+from tests.support.faults import PlantedFault
 from tests.support.traces import header, records, write
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     lines = records("k1", "k2")
     trace = read_trace(write(tmp_path, header(), lines, end=False))
-    assert trace.header == header()
+    assert trace.header == replace(header(), locked=True, lost=False)
     assert list(trace.records) == lines
     assert not trace.torn and not trace.problems
 
@@ -87,21 +89,25 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         read_trace(tmp_path / "no.jsonl")
 
 
-def test_a_full_disk_is_noted_and_not_raised() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    writer = TraceWriter.__new__(TraceWriter)
-    writer.path, writer.failure = Path("/dev/full"), None
-    writer._fd = os.open("/dev/full", os.O_WRONLY)
-    from functools import partial
-
-    import msgspec
-
-    writer._write = partial(os.write, writer._fd)
-    writer._encode = msgspec.json.Encoder().encode
-    writer.write(WarningRecord(code="x", text="y"))
-    writer.close()
-    assert writer.failure is not None and "cannot be written" in writer.failure
+@pytest.mark.planted_fault(
+    "The trace of a test process reaches the limit of file sizes, or a quota",
+    says="a record could not be written: is the disk full, or a quota reached?",
+)
+def test_a_failed_write_is_noted_and_not_raised(tmp_path: Path, fault: PlantedFault) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from tests.support.traces import *\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n"
+        "write(Path(sys.argv[1]), header(), records(*['k' * 50] * 30))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    (path,) = tmp_path.iterdir()
+    trace = read_trace(path)
+    assert trace.header is not None and trace.header.lost and trace.torn
+    assert not any(isinstance(record, EndRecord) for record in trace.records)
+    [lack] = merge_traces([path]).incomplete
+    assert lack.process is None
+    fault.check(lack.text)
 
 
 def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
@@ -147,3 +153,42 @@ def test_a_gap_of_a_recording_keeps_its_key(tmp_path: Path) -> None:
         file.write('{"record":"gap","id":1,"why":"off","context":0,"time_ns":1}\n')
     *_, gap = read_trace(path).records
     assert isinstance(gap, GapRecord) and gap.reason == "off"
+
+
+@pytest.mark.planted_fault(
+    "A child process still uses the GPU when the traces are merged",
+    says="it is still running",
+)
+def test_a_process_that_still_runs(tmp_path: Path, fault: PlantedFault) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from pytest_negativa.tracing.files import TraceWriter\n"
+        "from tests.support.traces import *\n"
+        "writer = TraceWriter(Path(sys.argv[1], 'x.jsonl'), header(role=Role.CHILD))\n"
+        "print(flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        [lack] = merge_traces(tmp_path.iterdir()).incomplete
+        with pytest.raises(StoreError, match="its process is still running; wait for its end"):
+            require_ended(tmp_path.iterdir())
+        process.communicate(b"\n")
+    assert lack.process is None
+    fault.check(lack.text)
+    # It is gone now, and no write had failed: nothing is lost.
+    assert not merge_traces(tmp_path.iterdir()).incomplete
+
+
+@pytest.mark.planted_fault(
+    "Nothing tells whether the process of a trace without an end is gone",
+    says="its trace has no end, and nothing tells whether it has ended",
+)
+def test_a_process_without_a_lock(tmp_path: Path, fault: PlantedFault) -> None:
+    path = write(tmp_path, header(role=Role.CHILD), [], end=False)
+    path.write_bytes(path.read_bytes().replace(b'"locked":true', b'"locked":false'))
+    [lack] = merge_traces([path]).incomplete
+    fault.check(lack.text)

@@ -34,7 +34,7 @@ def environment(environ: dict[str, str], injection: Path | None = INJECTION) -> 
         root=ROOT,
         injection=injection,
         cupti="/c.so",
-        traced_pid=7,
+        lacks="negativa-7",
     )
 
 
@@ -44,7 +44,7 @@ def test_environment_of_children() -> None:
         "NEGATIVA_TRACE_DIR": "/b/run-1/trace",
         "NEGATIVA_RUN_ID": "run-1",
         "NEGATIVA_ROOT": "/project",
-        "NEGATIVA_TRACED_PID": "7",
+        "NEGATIVA_LACKS": "negativa-7",
         "NEGATIVA_CUPTI": "/c.so",
     }
 
@@ -118,12 +118,12 @@ except TracerUnavailable as e:
 
 _WATCHED = """
 import os, subprocess, sys
-from pytest_negativa.tracing.start import ChildWatch
+from pytest_negativa.tracing.children import Children
 
-watch = ChildWatch()
-assert not watch.seen()
+children = Children(traceable=False)
+assert not list(children.untraced())
 {child}
-print(watch.seen())
+print(len(list(children.untraced())))
 """
 
 
@@ -140,7 +140,7 @@ print(watch.seen())
 def test_children_are_seen_without_the_native_library(child: str, seen: bool) -> None:
     code = _WATCHED.format(child=child)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == f"{seen}\n"
+    assert done.stdout == f"{int(seen)}\n"
 
 
 class Quiet:

@@ -98,7 +98,8 @@ def test_a_test_that_fails_on_the_originals_too_is_not_healed(tmp_path: Path) ->
         "def test_use():\n    use(LIB)\n\ndef test_fails_now():\n    assert not ROUND\n",
     ).trace()
     before = project.plan("lib.so")
-    shown = project.heal(status=1)
+    # Reruns would call it flaky.
+    shown = project.heal("--negativa-rerun=0", status=1)
     assert "no removed code is the cause" in shown and "NOT PROVED" in shown
     assert project.plan("lib.so") == before and probes(project) == 0
 
@@ -353,3 +354,26 @@ def test_use():
     ).trace()
     project.heal()
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN[0]]
+
+
+@pytest.mark.slow
+def test_a_test_that_goes_on_without_the_gpu_is_healed(tmp_path: Path) -> None:
+    """Its outcome is that of the traced run: only what it uses tells that it needs something."""
+    project = VerifiedProject(
+        tmp_path / "project",
+        f"""
+def test_use():
+    use(LIB, 0)
+
+def test_falls_back():
+    try:
+        need(LIB, {HIDDEN[0]})
+        use(LIB, 1)
+    except RuntimeError:
+        pass
+""",
+    ).trace()
+    shown = project.heal("--negativa-rerun=1")
+    assert "\nPROVED" in shown and project.verdict["work"] == []
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN[0]]
+    assert "needed by test_a.py::test_falls_back, found by bisection" in shown

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.reconstruction import FileState, KeptRange
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
@@ -313,6 +313,7 @@ def _compact(
         load_check=outcome,
         spared=tuple(_spared(plan, removal)),
         notes=(*design.notes, *_notes(pages, options)),
+        kept=tuple(KeptRange(*copied) for copied in design.layout.copies),
     )
 
 

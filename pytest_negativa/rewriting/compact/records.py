@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.reconstruction import KeptRange
 
 
 class CannotCompactError(ReconstructError):
@@ -65,6 +66,7 @@ class Compacted(Record, frozen=True, kw_only=True):
         spared: unused payloads and frames that stay as they are, a span each, by offset in the
             original. All other unused code is gone.
         notes: remarks for the report.
+        kept: what of the original lies where in the result, by offset.
     """
 
     path: str
@@ -83,6 +85,7 @@ class Compacted(Record, frozen=True, kw_only=True):
     load_check: str
     spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()
+    kept: tuple[KeptRange, ...]
 
 
 class Forecast(Record, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import ImageResolver
-from pytest_negativa.tracing.mappings import Mappings, parse_maps
+from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.start import make_header
 
@@ -50,6 +50,7 @@ class StandInDetector:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.mappings = Mappings()
+        self._folder = path.parent
         self._writer = TraceWriter(path, replace(header, detector="stand-in"))
         self.recorder = Recorder(self._writer, self.mappings)
         self._stopped = False
@@ -57,6 +58,8 @@ class StandInDetector:
     def start(self) -> None:
         global _current
         _current = self
+        # For children that a test starts, see trace_program.
+        os.environ["NEGATIVA_TRACE_DIR"] = str(self._folder)
         self._writer.write(DeviceRecord(device=DEVICE))
 
     def set_context(self, context: Context) -> None:
@@ -91,7 +94,9 @@ def trace_program() -> StandInDetector:
     header = make_header(run, Role.CHILD, root=Path.cwd(), detector="stand-in")
     detector = StandInDetector(run.new_trace_file(), header)
     detector.start()
-    detector.set_context(Context(phase=Phase.PROCESS))
+    test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    context = Context(phase=Phase(phase.strip("()")), nodeid=test) if test else None
+    detector.set_context(context or Context(phase=Phase.PROCESS))
     return detector
 
 
@@ -122,10 +127,10 @@ def use(library: str | os.PathLike[str], *regions: int) -> None:
 
 
 def _address(library: str | os.PathLike[str], offset: int) -> int:
-    name = os.path.realpath(library)
-    for mapping in parse_maps(Path("/proc/self/maps").read_bytes()):
-        # A copy's path ends with its original's.
-        within = mapping.offset <= offset < mapping.offset + mapping.end - mapping.start
-        if within and mapping.path.endswith(name):
-            return mapping.start + offset - mapping.offset
-    raise RuntimeError(f"{name} is not loaded at {offset}")
+    """Where a byte of GPU code is in memory; compacted copies keep the addresses.
+
+    In libquickstart.so the offsets of GPU code are its addresses. ``l_addr`` comes first in
+    ``struct link_map``, see <link.h>.
+    """
+    handle = ctypes.CDLL(os.path.realpath(library))._handle
+    return ctypes.c_size_t.from_address(handle).value + offset

@@ -1,45 +1,40 @@
-"""Coverage-guided fuzzing of the readers with atheris; run by hand, from the repository's root.
+"""What is fuzzed: a reader of each kind of input, and inputs to begin with.
 
-atheris is no dependency of the tests, since it has no wheel for every Python. To run it::
-
-    python3.11 -m venv fuzz-env
-    fuzz-env/bin/pip install atheris -e .
-    fuzz-env/bin/python -m tests.fuzz.fuzz_library library fuzz-corpus/library \
-        -max_total_time=600 -timeout=10 -rss_limit_mb=2048
-
-The first argument is a target: ``library`` (whole files), ``region``, ``frame``, ``cubin``,
-``ptx`` or ``unpack``. The second is the folder of its corpus, seeded if it is empty. The rest
-goes to libFuzzer. A crash, a time-out or too much memory leaves the input in a file of the
-working directory; what it shows belongs into a regression test.
+A target takes any bytes and returns; an exception other than the reader's own error is a fault of
+the reader. ``fuzz_readers`` searches for such bytes, and ``test_corpus`` tries those that it found.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-with atheris.instrument_imports(include=["pytest_negativa", "elftools"]):
-    from pytest_negativa.errors import FormatError
-    from pytest_negativa.gpucode.cubin import parse_cubin
-    from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget, parse_region
-    from pytest_negativa.gpucode.frames import parse_frame
-    from pytest_negativa.gpucode.library import read_library
-    from pytest_negativa.gpucode.names import NameTable
-    from pytest_negativa.gpucode.payload import PayloadError, unpack
-    from pytest_negativa.gpucode.ptx import parse_ptx
-    from pytest_negativa.gpucode.source import ByteSource
-    from pytest_negativa.models.library import Compression, Scope
-
+from pytest_negativa.errors import FormatError, OptionError, StoreError
+from pytest_negativa.gpucode.cubin import parse_cubin
+from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget, parse_region
+from pytest_negativa.gpucode.frames import parse_frame
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError, unpack
+from pytest_negativa.gpucode.ptx import parse_ptx
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import Compression, Scope
+from pytest_negativa.processes.redirect import read_logs
+from pytest_negativa.settings.file import load_config
+from pytest_negativa.settings.resolve import resolve
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.storage.lockfile import decode_lock, encode_lock
+from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.tracing.merge import merge_traces
 from tests.support import builders
 from tests.support.invariants import check_map
-from tests.support.libraries import BIN
+from tests.support.libraries import BIN, QUICKSTART, TRACES
 
-_SCRATCH = Path(tempfile.mkdtemp(prefix="negativa-fuzz-")) / "input"
+_FOLDER = Path(tempfile.mkdtemp(prefix="negativa-fuzz-"))
+_SCRATCH = _FOLDER / "input"
 
 
 def _library(data: bytes) -> None:
@@ -83,13 +78,61 @@ def _unpack(data: bytes) -> None:
     assert compression is Compression.NONE or len(content) == promised
 
 
-_TARGETS: dict[str, Callable[[bytes], None]] = {
+def _trace(data: bytes) -> None:
+    _SCRATCH.write_bytes(data)
+    merge_traces([_SCRATCH])
+
+
+def _outcomes(data: bytes) -> None:
+    _SCRATCH.write_bytes(data)
+    with contextlib.suppress(StoreError):
+        read_outcomes(_SCRATCH)
+
+
+def _lock(data: bytes) -> None:
+    try:
+        lock = decode_lock(data, "negativa.lock")
+    except StoreError:
+        return
+    assert decode_lock(encode_lock(lock), "negativa.lock") == lock
+
+
+def _config(data: bytes) -> None:
+    _SCRATCH.write_bytes(data)
+    try:
+        config = load_config(_SCRATCH)
+    except OptionError:
+        return
+    resolve({}, {}, config, root=_FOLDER)
+
+
+def _log(data: bytes) -> None:
+    folder = _FOLDER / "logs"
+    folder.mkdir(exist_ok=True)
+    (folder / "1.2.3.log").write_bytes(data)
+    (process,) = read_logs(folder)
+    assert process.problems or process.pid >= 0
+
+
+def _manifest(data: bytes) -> None:
+    (_FOLDER / MANIFEST_NAME).write_bytes(data)
+    with contextlib.suppress(StoreError):
+        load_manifest(_FOLDER)
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "library": _library,
     "region": _region,
     "frame": _frame,
     "cubin": _cubin,
     "ptx": _ptx,
     "unpack": _unpack,
+    "trace": _trace,
+    "outcomes": _outcomes,
+    "lock": _lock,
+    "config": _config,
+    "log": _log,
+    "manifest": _manifest,
 }
 
 
@@ -129,7 +172,7 @@ def _iter_regions() -> Iterator[bytes]:
         )
 
 
-def _iter_seeds(target: str) -> Iterator[bytes]:
+def iter_seeds(target: str) -> Iterator[bytes]:
     frame = builders.zstd_frame(_small_cubin(), checksum=True)
     if target == "library":
         for region in _iter_regions():
@@ -164,17 +207,13 @@ def _iter_seeds(target: str) -> Iterator[bytes]:
             content = builders.build_ptx()
             head = bytes((number,)) + len(content).to_bytes(5, "little")
             yield head + builders.pack(content, flags)
+    elif target == "trace":
+        for path in (*TRACES.rglob("*.jsonl"), *QUICKSTART.rglob("*.jsonl")):
+            if path.stat().st_size < 64_000:
+                yield path.read_bytes()
+    yield from (path.read_bytes() for path in corpus(target))
 
 
-def main() -> None:
-    target, corpus = sys.argv[1], Path(sys.argv[2])
-    corpus.mkdir(parents=True, exist_ok=True)
-    if not any(corpus.iterdir()):
-        for number, seed in enumerate(_iter_seeds(target)):
-            (corpus / f"seed-{number}").write_bytes(seed)
-    atheris.Setup([sys.argv[0], str(corpus), *sys.argv[3:]], _TARGETS[target])
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()
+def corpus(target: str) -> tuple[Path, ...]:
+    """The inputs of a target that are kept: files to begin with, and those that showed a fault."""
+    return tuple(sorted((Path(__file__).parent / "corpus" / target).glob("*")))

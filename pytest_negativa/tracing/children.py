@@ -1,0 +1,67 @@
+"""Child processes of a traced process that are not traced themselves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+_LONGEST = 4096
+
+
+class Children:
+    """Learns of children that may use the GPU and are not traced.
+
+    A child writes to an abstract socket (unix(7)) why it can't write its trace, for example if it
+    is another user's and may not open the run's folder. The socket needs no right and no disk.
+
+    Args:
+        traceable: whether the native library is there. If not, every child is untraced.
+
+    Attributes:
+        name: the socket's address, for children.
+    """
+
+    def __init__(self, *, traceable: bool) -> None:
+        self.name = f"negativa-{os.urandom(8).hex()}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(f"\0{self.name}")
+        self._faults = None if traceable else _faults_of_children()
+
+    def untraced(self) -> Iterator[str]:
+        """Why children are not traced, or not wholly: what was not yet told."""
+        try:
+            while True:
+                told = self._socket.recv(_LONGEST).decode("utf-8", "backslashreplace")
+                yield f"a child is not traced, or not wholly: {told}"
+        except OSError:
+            # No more, or closed.
+            pass
+        if self._faults is not None and (_faults_of_children() != self._faults or _has_children()):
+            yield (
+                "it started child processes, which are not traced: the native library was not "
+                "built; install a C compiler and reinstall pytest-negativa"
+            )
+
+    def disregard(self) -> None:
+        """Note that the children until now are those of this package."""
+        if self._faults is not None:
+            self._faults = _faults_of_children()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+
+def _faults_of_children() -> int:
+    # Of those that have ended and were waited for (getrusage(2)); no process runs without faults.
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

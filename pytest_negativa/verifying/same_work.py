@@ -1,0 +1,245 @@
+"""Whether the tests used on the copies what they used when traced. Usage in, differences out.
+
+A test that catches an error and goes on without the GPU passes on broken copies. But then it no
+longer uses code that it used when traced. The union over all processes and rounds is compared: with
+pytest-xdist, which test is the first to use a kernel depends on the order of tests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.reconstruction import KeptRange, Reconstruction
+from pytest_negativa.models.trace import Context, Phase, Usage
+from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
+
+_TEST_PHASES = (Phase.SETUP, Phase.CALL, Phase.TEARDOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A kernel that was looked up, or an image without look-ups: named alike in every run.
+
+    Attributes:
+        library: real path of the original if it has a copy, else the file's name; None for an
+            image that lay in memory only.
+        image: file offset in the original, or SHA-256; None if ``kernel`` tells enough.
+        kernel: mangled name.
+    """
+
+    library: str | None
+    image: int | str | None
+    kernel: str | None
+
+
+class Places:
+    """Names places in copies by those in the originals."""
+
+    def __init__(self, reconstruction: Reconstruction) -> None:
+        self._originals = {c.library.path for c in reconstruction.libraries}
+        self._copies = {c.copy: c for c in reconstruction.libraries}
+
+    def find(self, path: str, offset: int) -> tuple[str, int]:
+        """The original, and the offset in it, of an offset in a mapped file.
+
+        A library without a copy goes by its file name: a test may build or copy it into another
+        folder in every run.
+        """
+        copy = self._copies.get(path)
+        if copy is None:
+            return path if path in self._originals else Path(path).name, offset
+        if copy.compaction is not None:
+            offset = _moved_back(copy.compaction.kept, offset)
+        return copy.library.path, offset
+
+
+def _moved_back(kept: Sequence[KeptRange], offset: int) -> int:
+    """The original's offset of an offset in a compacted copy; -1 for bytes of the copy's own."""
+    at = bisect_right(kept, offset, key=lambda k: k.target) - 1
+    if at < 0 or offset - kept[at].target >= kept[at].end - kept[at].start:
+        return -1
+    return kept[at].start + offset - kept[at].target
+
+
+def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
+    """What was used, and where first.
+
+    An image counts by its kernels, or by itself if no look-up was seen: cuFFT loads modules and
+    gets their kernels in a way that CUPTI doesn't show. An image in memory counts by its kernels,
+    because trimming changes its content. What the driver's linker was given counts by the result.
+    """
+    uses: dict[Use, Context] = {}
+    for library in usage.libraries:
+        for image in library.images:
+            name, offset = places.find(library.library.path, image.offset)
+            for kernel in image.use.kernels:
+                uses[Use(name, offset, kernel.name)] = usage.context_of(kernel.first)
+            if not image.use.kernels:
+                uses[Use(name, offset, None)] = usage.context_of(image.use.first)
+    for memory in (*usage.memory_images, *usage.compiled):
+        for kernel in memory.use.kernels:
+            uses.setdefault(Use(None, None, kernel.name), usage.context_of(kernel.first))
+    for memory in usage.memory_images:
+        if not memory.use.kernels:
+            uses[Use(None, memory.sha256, None)] = usage.context_of(memory.use.first)
+    return uses
+
+
+def loaded_images(usage: Usage, places: Places) -> set[Use]:
+    """Images of libraries, with and without look-ups."""
+    return {
+        Use(*places.find(library.library.path, image.offset), None)
+        for library in usage.libraries
+        for image in library.images
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one run did.
+
+    Attributes:
+        used: each use, and where it was seen first.
+        images: images of libraries that were loaded.
+        launched: kernels by test, see ``launches_of``.
+    """
+
+    used: Mapping[Use, Context]
+    images: Collection[Use]
+    launched: Mapping[str, Collection[str]]
+
+    @classmethod
+    def of(cls, usage: Usage, places: Places) -> Work:
+        """The work that a usage tells of."""
+        return cls(uses_of(usage, places), loaded_images(usage, places), launches_of(usage))
+
+    def includes(self, use: Use) -> bool:
+        """Whether it did this."""
+        return use in self.used or use in self.images
+
+
+def launches_of(usage: Usage) -> dict[str, set[str]]:
+    """Launched kernels by test, or by the phase of the session outside of tests."""
+    launched: dict[str, set[str]] = defaultdict(set)
+    for launch in usage.launches:
+        launched[_name(usage.contexts[launch.context])].add(launch.name)
+    return launched
+
+
+def _name(context: Context) -> str:
+    if context.nodeid is not None and context.phase in _TEST_PHASES:
+        return context.nodeid
+    return str(context)
+
+
+def compare_work(
+    traced: Work,
+    copies: Work,
+    originals: Collection[Work],
+    flaky: Collection[str],
+    *,
+    launches: bool,
+) -> tuple[WorkDifference, ...]:
+    """What was done when traced and not on the copies, and the reverse for launches.
+
+    Args:
+        originals: rounds of all tests on the originals, in which all ended as traced.
+        flaky: tests whose work is not asked for.
+        launches: compare launched kernels, too.
+    """
+    found = list(_left_out(traced, copies, originals, flaky))
+    if launches:
+        found += _launched_otherwise(traced, copies, originals, flaky)
+    return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
+
+
+def _left_out(
+    traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
+) -> Iterator[WorkDifference]:
+    for use, context in traced.used.items():
+        if copies.includes(use):
+            continue
+        chosen = any(not work.includes(use) for work in originals)
+        yield WorkDifference(
+            kind=WorkKind.NOT_USED,
+            library=use.library,
+            image=f"{use.image:#x}" if isinstance(use.image, int) else use.image,
+            kernel=use.kernel,
+            test=str(context),
+            nodeid=context.nodeid,
+            tolerance=_tolerance(context.nodeid, flaky, chosen=chosen),
+        )
+
+
+def _launched_otherwise(
+    traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
+) -> Iterator[WorkDifference]:
+    nothing: frozenset[str] = frozenset()
+    for test in dict.fromkeys((*traced.launched, *copies.launched)):
+        before = frozenset(traced.launched.get(test, nothing))
+        after = frozenset(copies.launched.get(test, nothing))
+        again = [work.launched.get(test, nothing) for work in originals]
+        for kernel in sorted(before ^ after):
+            on_copies = kernel in after
+            yield WorkDifference(
+                kind=WorkKind.LAUNCHED if on_copies else WorkKind.NOT_LAUNCHED,
+                kernel=kernel,
+                test=test,
+                nodeid=test,
+                tolerance=_tolerance(
+                    test, flaky, chosen=any((kernel in kernels) == on_copies for kernels in again)
+                ),
+            )
+
+
+def _tolerance(nodeid: str | None, flaky: Collection[str], *, chosen: bool) -> Tolerance | None:
+    if nodeid in flaky:
+        return Tolerance.FLAKY
+    return Tolerance.CHOICE if chosen else None
+
+
+def name_holders(
+    work: Iterable[WorkDifference], planned: Collection[AnalyzedLibrary]
+) -> tuple[WorkDifference, ...]:
+    """Add the library that holds a kernel to differences that don't tell it."""
+    work = tuple(work)
+    wanted = {d.kernel for d in work if d.library is None and d.kernel is not None}
+    holders: dict[str, str] = {}
+    for one in planned if wanted else ():
+        for block in one.library_map.iter_code():
+            for kernel in one.library_map.kernels_of(block.content):
+                if kernel.name in wanted:
+                    holders.setdefault(kernel.name, one.plan.library.path)
+    return tuple(d if d.library else replace(d, library=holders.get(d.kernel or "")) for d in work)
+
+
+def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator[str]:
+    """Why the work prevents a proof; empty if it doesn't."""
+    against = [d for d in work if d.tolerance is None]
+    for kind in WorkKind:
+        if of_kind := [d for d in against if d.kind is kind]:
+            count = len(of_kind)
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            yield f"{kind.value}: {of_kind[0].detail}{more}"
+    if against and copies.incomplete:
+        yield f"tracing on the copies was incomplete: {copies.incomplete[0].text}"
+
+
+def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
+    """By path or file name: what of a library was not used on the copies."""
+    by_library: dict[str, list[WorkDifference]] = defaultdict(list)
+    for difference in work:
+        if difference.tolerance is None and difference.library is not None:
+            by_library[difference.library].append(difference)
+    return {
+        library: f"{found[0].kind.value}: {found[0].detail}"
+        + (f" and {len(found) - 1:,} more" if len(found) > 1 else "")
+        for library, found in by_library.items()
+    }

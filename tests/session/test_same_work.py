@@ -1,0 +1,236 @@
+"""Tests that pass on broken copies because they go on without the GPU, and what gives them away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import PlantedFault
+from tests.support.verified import VerifiedProject
+
+# What a driver needs and no trace shows: the payload of an element that the stand-in doesn't load.
+HIDDEN = 13384
+
+TRY_EXCEPT = f"""
+def test_use():
+    use(LIB, 0)
+
+def test_falls_back():
+    try:
+        need(LIB, {HIDDEN})
+        use(LIB, 1)
+    except RuntimeError:
+        pass
+"""
+
+HEALTH_CHECK = f"""
+def healthy():
+    try:
+        need(LIB, {HIDDEN})
+    except RuntimeError:
+        return False
+    return True
+
+@pytest.fixture(scope="session")
+def gpu():
+    use(LIB, 0)
+    return healthy()
+
+def test_checked(gpu):
+    if not gpu:
+        return
+    use(LIB, 1)
+"""
+
+RAISES = f"""
+def test_use():
+    use(LIB, 0)
+
+def test_expects_an_error():
+    with pytest.raises(RuntimeError):
+        need(LIB, {HIDDEN})
+        use(LIB, 1)
+        raise RuntimeError("as expected")
+"""
+
+SUBPROCESS = f"""
+CHILD = '''
+from standin_gpu import need, trace_program, use
+
+detector = trace_program()
+try:
+    need("lib.so", {HIDDEN})
+    use("lib.so", 1)
+except RuntimeError:
+    pass
+detector.stop()
+'''
+
+def test_use():
+    use(LIB, 0)
+
+def test_starts_a_child():
+    subprocess.run([sys.executable, "-c", CHILD], check=True)
+"""
+
+MULTIPLY = "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii"
+
+
+def refused(folder: Path, suite: str, fault: PlantedFault, test: str) -> VerifiedProject:
+    """Trace the suite, and verify it on the broken copies, on which all its tests pass."""
+    project = VerifiedProject(folder / "project", suite).trace()
+    shown = project.verify("--negativa-rerun=1", status=1)
+    fault.check(shown)
+    assert project.differing() == {}
+    status, detail = project.statuses()["lib.so"]
+    assert status == "not proved"
+    assert detail is not None and MULTIPLY in detail and test in detail
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test catches the error of broken GPU code, computes on the CPU and passes.",
+    says="used when traced, but not on the copies",
+)
+def test_try_except(tmp_path: Path, fault: PlantedFault) -> None:
+    project = refused(tmp_path, TRY_EXCEPT, fault, "test_a.py::test_falls_back (call)")
+    [work] = project.verdict["work"]
+    assert (work["kernel"], work["image"], work["tolerance"]) == (MULTIPLY, "0x6578", None)
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify", "original"]
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A health check fails on broken GPU code, and the tests return early and pass.",
+    says="used when traced, but not on the copies",
+)
+def test_a_health_check(tmp_path: Path, fault: PlantedFault) -> None:
+    refused(tmp_path, HEALTH_CHECK, fault, "test_a.py::test_checked (call)")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test expects an error of the kernel that it launches, and takes that of broken code for it.",
+    says="used when traced, but not on the copies",
+)
+def test_an_expected_error(tmp_path: Path, fault: PlantedFault) -> None:
+    refused(tmp_path, RAISES, fault, "test_a.py::test_expects_an_error (call)")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A child process that a test starts goes on without the GPU and ends with status 0.",
+    says="used when traced, but not on the copies",
+)
+def test_a_child_process(tmp_path: Path, fault: PlantedFault) -> None:
+    refused(tmp_path, SUBPROCESS, fault, "test_a.py::test_starts_a_child (call)")
+
+
+HONEST = """
+def test_one():
+    use(LIB, 0)
+
+def test_two():
+    use(LIB, 0, 1)
+
+def test_three():
+    use(LIB, 1, 2)
+"""
+
+REVERSED = """
+import os
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get("ORDER") == "reversed":
+        items.reverse()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", ["overwritten", "compacted"])
+def test_another_order_in_more_processes_is_no_difference(tmp_path: Path, copies: str) -> None:
+    project = VerifiedProject(tmp_path / "project", HONEST)
+    project.write("conftest.py", REVERSED)
+    project.trace()
+    shown = project.verify("-n2", f"--negativa-copies={copies}", ORDER="reversed")
+    assert "\nPROVED" in shown
+    assert project.verdict["work"] == [] and len(project.verdict["rounds"]) == 1
+
+
+# As with cub's EmptyKernel: the first test of a process decides which kernel is looked up.
+FIRST_COME = """
+SEEN = []
+
+def first(number):
+    if not SEEN:
+        use(LIB, number)
+    SEEN.append(number)
+
+def test_one():
+    first(0)
+
+def test_two():
+    first(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_choice_that_depends_on_the_order_is_settled_on_the_originals(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", FIRST_COME).trace("-n2")
+    shown = project.verify()
+    assert "\nPROVED" in shown
+    assert "the originals don't use it in every run" in shown
+    assert "matrices::multiply<16>" in shown and "first used in test_a.py::test_two (call)" in shown
+    [work] = project.verdict["work"]
+    assert work["kernel"] == MULTIPLY and work["tolerance"]
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify", "original"]
+    # Without reruns nothing shows that it is a choice.
+    assert "NOT PROVED" in project.verify("--negativa-rerun=0", status=1)
+
+
+@pytest.mark.slow
+def test_what_only_a_flaky_test_used_is_not_asked_for(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB, 0)
+
+def test_flaky():
+    count = Path("count")
+    with count.open("a") as file:
+        file.write("x")
+    assert count.stat().st_size % 4 in (0, 1)
+    use(LIB, 1)
+""",
+    ).trace()
+    shown = project.verify(status=1)
+    assert "\nPROVED" in shown and "a flaky test was the first to use it" in shown
+    assert [w["tolerance"] for w in project.verdict["work"]] == [
+        "a flaky test was the first to use it"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Only a flaky test uses the GPU, so no outcome shows whether its code is needed.",
+    says="no test that is not flaky was seen to use the GPU",
+)
+def test_only_a_flaky_test_uses_the_gpu(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_flaky():
+    use(LIB, 0)
+    count = Path("count")
+    with count.open("a") as file:
+        file.write("x")
+    assert count.stat().st_size % 4 in (0, 1)
+
+def test_on_the_host():
+    pass
+""",
+    ).trace()
+    fault.check(project.verify(status=1))

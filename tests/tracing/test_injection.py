@@ -1,0 +1,222 @@
+"""Child processes that the native library traces, from the driver's start to their end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.tracing.native import injection_library
+from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.injected import Injected, kernels
+from tests.support.libraries import MULTIARCH
+
+pytestmark = needs_compiler
+
+USES = "start(); assert use('k') == 0\n"
+IN_TMPFS = "mount -t tmpfs -o size={size} none {folder} && "
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_shared("driver.c", tmp_path_factory.mktemp("driver") / "libcuda.so.1")
+
+
+@pytest.fixture
+def injected(tmp_path: Path, driver: Path) -> Iterator[Injected]:
+    injection = injection_library()
+    assert injection is not None
+    started = Injected(tmp_path, driver, injection)
+    yield started
+    started.close()
+
+
+def works(*command: str) -> bool:
+    return shutil.which(command[0]) is not None and subprocess.run(
+        command, check=False, capture_output=True
+    ).returncode == 0  # fmt: skip
+
+
+def all_kept(usage: Usage) -> str:
+    """The one reason to keep all libraries."""
+    [lack] = usage.incomplete
+    assert lack.process is None
+    return lack.text
+
+
+@pytest.mark.parametrize(
+    ("end", "ended"),
+    [("", True), ("os._exit(0)", False), ("os.execv('/bin/true', ['true'])", False)],
+)
+def test_a_child_that_is_gone_lost_nothing(injected: Injected, end: str, ended: bool) -> None:
+    injected.play(f"{USES}{end}")
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]}
+    [process] = usage.processes
+    assert process.ended is ended and process.header.locked
+    assert not usage.incomplete and not injected.untraced()
+
+
+def test_a_child_forked_before_the_driver_started(injected: Injected) -> None:
+    injected.play(
+        "if os.fork() == 0:\n"
+        "    start(); assert use('in the child') == 0\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        f"{USES}"
+    )
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["in the child", "k"]}
+    assert len(usage.processes) == 2 and not usage.incomplete
+
+
+def test_a_child_forked_later_cannot_use_the_gpu(injected: Injected) -> None:
+    """As a DataLoader's worker: it has no trace, and that is no lack."""
+    injected.play(
+        f"{USES}if os.fork() == 0:\n    assert start() and use('x')\n    os._exit(0)\nos.wait()\n"
+    )
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]}
+    assert len(usage.processes) == 1 and not usage.incomplete
+
+
+@pytest.mark.planted_fault(
+    "A profiler holds CUPTI in a child process, which ends by os._exit",
+    says="CUPTI serves one tool at a time",
+)
+def test_taken_cupti(injected: Injected, fault: PlantedFault) -> None:
+    injected.environ["STANDIN_CUPTI_TAKEN"] = "1"
+    injected.play(f"{USES}os._exit(0)")
+    fault.check(all_kept(injected.usage()))
+
+
+@pytest.mark.planted_fault(
+    "A daemon that a test started still uses the GPU when the traces are merged",
+    says="it is still running",
+)
+def test_a_daemon(injected: Injected, fault: PlantedFault) -> None:
+    with injected.running(USES):
+        fault.check(all_kept(injected.usage()))
+    assert not injected.usage().incomplete
+
+
+@pytest.mark.planted_fault(
+    "The trace of a child process reaches the limit of file sizes",
+    says="a record could not be written: is the disk full, or a quota reached?",
+)
+def test_the_limit_of_file_sizes(injected: Injected, fault: PlantedFault) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+    injected.play(f"{limited}start()\nfor i in range(100): assert use('k' * i) == 0\n")
+    usage = injected.usage()
+    assert not usage.processes[0].ended
+    fault.check(all_kept(usage))
+    [told] = injected.untraced()
+    assert told.endswith("the limit of file sizes (ulimit -f) is reached")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "The disk is full in the middle of a child's trace",
+    says="a record could not be written: is the disk full, or a quota reached?",
+)
+def test_a_full_disk(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
+    if not works("unshare", "-Urm", "true"):
+        pytest.skip("no mount namespaces")
+    copy = tmp_path / "copy"
+    folder = injected.run.trace_dir
+    command = IN_TMPFS.format(size="64k", folder=folder) + f'"$@" && cp -a {folder} {copy}'
+    statements = "start()\nfor i in range(2000): assert use('k' * i) == 0\n"
+    injected.play(statements, "unshare", "-Urm", "sh", "-c", command, "sh")
+    [trace] = copy.iterdir()
+    shutil.copy(trace, folder)
+    usage = injected.usage()
+    assert usage.processes[0].torn and not usage.processes[0].ended
+    fault.check(all_kept(usage))
+    [told] = injected.untraced()
+    assert told.endswith(("No space left on device", "no space for a whole line"))
+
+
+@pytest.mark.planted_fault(
+    "A child process closes all descriptors, that of its trace too, and goes on using the GPU",
+    says="a record could not be written",
+)
+def test_closed_descriptors(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
+    own = tmp_path / "own"
+    injected.play(
+        f"{USES}os.closerange(3, 99)\n"
+        f"files = [open({str(own)!r}, 'w') for _ in range(20)]\n"
+        "assert use('later') == 0\n"
+    )
+    assert not own.read_bytes(), "the program's own file"
+    fault.check(all_kept(injected.usage()))
+
+
+@pytest.mark.planted_fault(
+    "A child process runs as another user, who may not enter the run's folder",
+    says="Permission denied",
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
+    injected.run.folder.chmod(0o700)
+    injected.play(f"os.setgid(65534); os.setuid(65534)\n{USES}")
+    assert not injected.run.trace_files()
+    [told] = injected.untraced()
+    assert "user 65534" in told
+    fault.check(told)
+
+
+def test_the_first_process_of_a_namespace(injected: Injected) -> None:
+    """Its number is 1, in every container; nothing is told by numbers."""
+    start = ("unshare", "-Urpf")
+    if not works(*start, "true"):
+        pytest.skip("no namespaces")
+    injected.environ["NEGATIVA_TRACED_PID"] = "1"
+    injected.play(f"assert os.getpid() == 1\n{USES}os._exit(0)", *start)
+    usage = injected.usage()
+    assert usage.processes[0].header.pid == 1
+    assert kernels(usage) == {MULTIARCH.name: ["k"]} and not usage.incomplete
+    with injected.running(USES):
+        assert len(injected.usage().incomplete) == 1
+
+
+def test_a_library_that_is_replaced_is_another_library(injected: Injected, tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    shutil.copy(MULTIARCH, library)
+    other = tmp_path / "other.so"
+    other.write_bytes(MULTIARCH.read_bytes() + b"\n")
+    injected.play(
+        "start(); use('old')\n_keep.clear()\n"
+        f"os.rename({str(other)!r}, {str(library)!r})\n"
+        "use('new')\n",
+        library=library,
+    )
+    found = {
+        used.library.size: [k.name for i in used.images for k in i.use.kernels]
+        for used in injected.usage().libraries
+        if used.library.path == str(library)
+    }
+    size = MULTIARCH.stat().st_size
+    assert found == {size: ["old"], size + 1: ["new"]}
+
+
+@pytest.mark.planted_fault(
+    "A child process changes its root to a folder without /proc",
+    says="/proc/self/maps cannot be read",
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root")
+def test_chroot(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
+    injected.play(
+        "start()\n"
+        "opened = _LIBRARY.open('rb')\n"
+        "class _LIBRARY:\n"
+        "    open = lambda mode: opened\n"
+        f"os.chroot({str(tmp_path)!r})\n"
+        "use('k')\n"
+    )
+    fault.check(all_kept(injected.usage()))

@@ -1,0 +1,232 @@
+"""Usage of the traced run and of the copies to differences in their work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.trace import (
+    Context,
+    FirstUse,
+    ImageForm,
+    ImageUse,
+    Launches,
+    LibraryImage,
+    LibraryUsage,
+    MemoryImage,
+    Phase,
+    TracedLibrary,
+    Usage,
+    UsageWarning,
+    UsedKernel,
+)
+from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
+from pytest_negativa.rewriting.compact.records import CompactOptions
+from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.verifying.same_work import (
+    Places,
+    Work,
+    compare_work,
+    details_by_library,
+    name_holders,
+    reasons_of_work,
+)
+from tests.support.analyses import settings, used
+from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.usages import usage_of
+
+NO_COPIES = Places(Reconstruction(format_version=1, root="/", fill=1, libraries=(), refused=()))
+A, B = (Context(phase=Phase.CALL, nodeid=f"test_a.py::test_{name}") for name in "ab")
+CONTEXTS = (A, B)
+PROCESS = Context(phase=Phase.PROCESS)
+
+
+def image(kernels: Sequence[str], context: int = 0) -> ImageUse:
+    first = FirstUse(process=0, context=context, time_ns=0)
+    return ImageUse(
+        form=ImageForm.FATBIN,
+        calls=("cuLibraryLoadData",),
+        kernels=tuple(UsedKernel(name=name, first=first) for name in kernels),
+        data=(),
+        enumerated_by=(),
+        first=first,
+        processes=(0,),
+    )
+
+
+def usage(
+    libraries: Mapping[str, Mapping[int, Sequence[str]]] | None = None,
+    *,
+    memory: Mapping[str, Sequence[str]] | None = None,
+    launched: Mapping[int, Sequence[str]] | None = None,
+    context: int = 0,
+) -> Usage:
+    """Kernels by library and offset; of images in memory by digest; launches by context."""
+    rows = [
+        LibraryUsage(
+            library=TracedLibrary(path=path),
+            images=tuple(
+                LibraryImage(offset=offset, use=image(kernels, context))
+                for offset, kernels in images.items()
+            ),
+            processes=(0,),
+        )
+        for path, images in (libraries or {}).items()
+    ]
+    return replace(
+        usage_of(*rows),
+        contexts=(*CONTEXTS, PROCESS),
+        memory_images=tuple(
+            MemoryImage(sha256=sha256, size=1, use=image(kernels, context))
+            for sha256, kernels in (memory or {}).items()
+        ),
+        launches=tuple(
+            Launches(name=name, context=number, count=1)
+            for number, names in (launched or {}).items()
+            for name in names
+        ),
+    )
+
+
+def compare(
+    traced: Usage,
+    copies: Usage,
+    *originals: Usage,
+    flaky: Sequence[str] = (),
+    launches: bool = False,
+) -> tuple[WorkDifference, ...]:
+    works = [Work.of(one, NO_COPIES) for one in (traced, copies, *originals)]
+    return compare_work(works[0], works[1], works[2:], flaky, launches=launches)
+
+
+def texts(*args: Usage, **options: object) -> list[str]:
+    return [d.detail for d in compare(*args, **options)]  # type: ignore[arg-type]
+
+
+TRACED = usage({"/lib/a.so": {16: ["k", "l"], 64: []}}, memory={"d1": ["m"], "d2": []})
+
+
+def test_equal_use_is_no_difference() -> None:
+    assert compare(TRACED, TRACED) == ()
+    more = usage({"/lib/a.so": {16: ["k", "l", "n"], 64: ["o"]}}, memory={"d3": ["m"], "d2": []})
+    assert compare(TRACED, more) == (), "more is used on the copies, and d1 was trimmed"
+
+
+@pytest.mark.parametrize(
+    ("copies", "left_out"),
+    [
+        (usage({"/lib/a.so": {16: ["l"], 64: []}}, memory={"d1": ["m"], "d2": []}), ["k of a.so"]),
+        (
+            usage({"/lib/a.so": {64: []}}, memory={"d1": ["m"], "d2": []}),
+            ["k of a.so", "l of a.so"],
+        ),
+        (
+            usage({"/lib/a.so": {16: ["k", "l"]}}, memory={"d1": ["m"], "d2": []}),
+            ["the image at 0x40 of a.so"],
+        ),
+        (usage({"/lib/a.so": {16: ["k", "l"], 64: []}}, memory={"d2": []}), ["m"]),
+        (
+            usage({"/lib/a.so": {16: ["k", "l"], 64: []}}, memory={"d1": ["m"]}),
+            ["the image at d2"],
+        ),
+    ],
+)
+def test_what_is_left_out_is_named(copies: Usage, left_out: list[str]) -> None:
+    assert texts(TRACED, copies) == [f"{what}, first used in {A}" for what in left_out]
+
+
+def test_a_kernel_of_another_place_is_another_kernel() -> None:
+    moved = usage({"/lib/a.so": {16: ["l"], 64: ["k"]}}, memory={"d1": ["m"], "d2": []})
+    assert texts(TRACED, moved) == [f"k of a.so, first used in {A}"]
+    # A library without a copy may lie in a folder of its own in every run.
+    elsewhere = usage({"/tmp/7/a.so": {16: ["k", "l"], 64: []}}, memory={"d1": ["m"], "d2": []})
+    assert compare(TRACED, elsewhere) == ()
+
+
+def test_a_round_on_the_originals_shows_a_choice() -> None:
+    without = usage({"/lib/a.so": {16: ["l"], 64: []}}, memory={"d1": ["m"], "d2": []})
+    [choice] = compare(TRACED, without, TRACED, without)
+    assert choice.tolerance is Tolerance.CHOICE and choice.kernel == "k"
+    [left_out] = compare(TRACED, without, TRACED, TRACED)
+    assert left_out.tolerance is None
+
+
+def test_what_a_flaky_test_used_first_is_not_asked_for() -> None:
+    [work] = compare(
+        TRACED,
+        usage({"/lib/a.so": {16: ["l", "k"]}}, memory={"d1": ["m"], "d2": []}),
+        flaky=["test_a.py::test_a"],
+    )
+    assert work.tolerance is Tolerance.FLAKY
+    assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
+
+
+def test_launches_are_compared_test_by_test() -> None:
+    lookups = {"/lib/a.so": {16: ["k", "l"]}}
+    traced = usage(lookups, launched={0: ["k", "l"], 1: ["k"], 2: ["l"]})
+    copies = usage(lookups, launched={0: ["k"], 1: ["k", "l"], 2: ["l"]})
+    assert compare(traced, copies) == ()
+    found = compare(traced, copies, launches=True)
+    assert [(d.kind, d.kernel, d.test) for d in found] == [
+        (WorkKind.NOT_LAUNCHED, "l", A.nodeid),
+        (WorkKind.LAUNCHED, "l", B.nodeid),
+    ]
+    assert [d.detail for d in found] == [f"l, in {A.nodeid}", f"l, in {B.nodeid}"]
+    # The originals do either from run to run.
+    again = usage(lookups, launched={0: ["k"], 1: ["k"], 2: ["l"]})
+    tolerances = [d.tolerance for d in compare(traced, copies, again, launches=True)]
+    assert tolerances == [None, Tolerance.CHOICE]
+    assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
+        None,
+        Tolerance.FLAKY,
+    ]
+
+
+def test_reasons_name_the_first_and_count_the_rest() -> None:
+    work = compare(TRACED, usage())
+    [reason] = reasons_of_work(work, TRACED)
+    assert reason == (f"used when traced, but not on the copies: m, first used in {A} and 4 more")
+    assert details_by_library(work) == {
+        "a.so": f"used when traced, but not on the copies: k of a.so, first used in {A} and 2 more"
+    }
+    gap = UsageWarning(code="gap", text="the detector was off", process=0)
+    assert list(reasons_of_work(work, replace(TRACED, incomplete=(gap,)))) == [
+        reason,
+        "tracing on the copies was incomplete: the detector was off",
+    ]
+
+
+def test_a_kernel_in_memory_is_traced_to_its_library(tmp_path: Path) -> None:
+    library = Path(shutil.copy(QUICKSTART_LIBRARY, tmp_path))
+    [planned] = analyze(used(library), settings(tmp_path)).libraries
+    [work] = name_holders(compare(usage(memory={"d": ["vector_add"]}), usage()), [planned])
+    assert work.library == str(library)
+
+
+@pytest.mark.parametrize("compact", [None, CompactOptions(min_gain=0)], ids=["same", "compacted"])
+def test_places_in_copies_are_those_of_the_originals(
+    tmp_path: Path, compact: CompactOptions | None
+) -> None:
+    library = Path(shutil.copy(QUICKSTART_LIBRARY, tmp_path))
+    analysis = analyze(used(library, regions=(3,)), settings(tmp_path))
+    made = reconstruct(analysis.libraries, tmp_path / "copies", compact=compact)
+    [copied] = made.libraries
+    assert (copied.compaction is not None) == (compact is not None)
+    original = {r.span.start for r in read_library(library, Scope()).iter_regions()}
+    in_copy = [r.span.start for r in read_library(Path(copied.copy), Scope()).iter_regions()]
+    places = Places(made)
+    found = [places.find(copied.copy, offset) for offset in in_copy]
+    assert found and {path for path, _ in found} == {str(library)}
+    assert {offset for _, offset in found} <= original
+    assert places.find(str(library), 7) == (str(library), 7)
+    if compact is not None:
+        assert [offset for _, offset in found] != in_copy
+        assert places.find(copied.copy, 1 << 40) == (str(library), -1)
