@@ -28,7 +28,7 @@ from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
 
-KILLS = int(os.environ.get("NEGATIVA_TEST_KILLS", "15"))
+KILLS = int(os.environ.get("TESTS_KILLS", "10"))
 FAST = SlimOptions(load_check=False)
 
 

@@ -1,0 +1,217 @@
+"""slim, undo and check are killed, or meet a full disk, at each of their changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from tests.support.compacting import needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.kills import FULL_DISK, Ended, points, run
+from tests.support.libraries import NEGATIVA
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests, wrong_files
+
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+LINKED = "gpu/linked.so"
+RECORD = "gpu_code-1.0.dist-info/RECORD"
+LIBRARIES = (ONE, TWO, LINKED)
+HOW = pytest.mark.parametrize(
+    "by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, FULL_DISK], ids=str
+)
+Digests = dict[str, str]
+
+
+class Workplace:
+    """A site that is made anew for each try, and the commands on it."""
+
+    def __init__(self, installed: Made, folder: Path, *, keep: bool) -> None:
+        self.folder = folder
+        self.site = folder / "site-packages"
+        self.originals = folder / "originals"
+        self._installed = installed
+        self._keep = ["--keep-originals", str(self.originals)] if keep else []
+
+    def make(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        shutil.copytree(self._installed.folder, self.site, symlinks=True)
+        os.link(self.site / TWO, self.site / LINKED)
+
+    def slim(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
+        lock = ["--lock", str(self._installed.lock_file), "--no-load-check", "--jobs", "2"]
+        return run([NEGATIVA, "slim", *lock, *self._keep, self.site], self.folder, at=at, by=by)
+
+    def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
+        return run([NEGATIVA, "slim", "undo", self.site], self.folder, at=at, by=by)
+
+    def check(self) -> Ended:
+        return run([NEGATIVA, "slim", "check", self.site], self.folder)
+
+    def assert_whole(self, before: Digests, after: Digests) -> None:
+        """Each library is the old one or the new one, and RECORD is not cut."""
+        found = digests(self.site)
+        for name in LIBRARIES:
+            assert found[name] in (before[name], after[name]), name
+        record = (self.site / RECORD).read_text().splitlines()
+        installed = (self._installed.folder / RECORD).read_text().splitlines()
+        assert [line.split(",")[0] for line in record] == [x.split(",")[0] for x in installed]
+        for path in self.originals.glob("[0-9a-f]*") if self._keep else ():
+            assert path.name in (before[ONE], before[TWO])
+            assert path.name in set(digests(self.originals).values())
+
+    def assert_clean(self, expected: Digests) -> None:
+        """As after a run that nobody disturbed, but for the manifest's notes."""
+        found = digests(self.site)
+        found.pop(MANIFEST_NAME, None)
+        assert found == {name: d for name, d in expected.items() if name != MANIFEST_NAME}
+        assert (self.site / LINKED).samefile(self.site / TWO)
+        assert [str(p) for p in self.site.rglob(".*")] == []
+        assert wrong_files(self.site) == []
+        checked = self.check()
+        assert (checked.status, checked.changes) == (0, 0), checked
+
+
+@pytest.fixture(params=[False, True], ids=["forgotten", "kept"])
+def place(installed: Made, tmp_path: Path, request: pytest.FixtureRequest) -> Workplace:
+    return Workplace(installed, tmp_path / "work", keep=request.param)
+
+
+def assert_ended(ended: Ended, by: int) -> None:
+    # A signal may come when all is done.
+    expected = {0, 1} if by == FULL_DISK else {0, -by, 128 + by}
+    assert ended.status in expected, ended
+    if ended.status == 1:
+        assert "No space left on device" in ended.stderr
+
+
+@HOW
+def test_slim(place: Workplace, by: int) -> None:
+    place.make()
+    before = digests(place.site)
+    undisturbed = place.slim()
+    assert undisturbed.status == 0, undisturbed
+    after = digests(place.site)
+    for at in points(undisturbed.changes, seed=by):
+        place.make()
+        assert_ended(place.slim(at=at, by=by), by)
+        place.assert_whole(before, after)
+        again = place.slim()
+        assert again.status == 0, (at, again)
+        place.assert_clean(after)
+
+
+@HOW
+def test_undo(installed: Made, tmp_path: Path, by: int) -> None:
+    place = Workplace(installed, tmp_path / "work", keep=True)
+    place.make()
+    before = digests(place.site)
+    assert place.slim().status == 0
+    after = digests(place.site)
+    undisturbed = place.undo()
+    assert undisturbed.status == 0, undisturbed
+    for at in points(undisturbed.changes, seed=by):
+        place.make()
+        assert place.slim().status == 0
+        assert_ended(place.undo(at=at, by=by), by)
+        place.assert_whole(before, after)
+        again = place.undo()
+        assert again.status == 0, (at, again)
+        place.assert_clean(before)
+
+
+@pytest.mark.planted_fault(
+    "slim is killed between the exchange of two files and its look at what came out.",
+    says="interrupted: a run was killed here",
+)
+def test_killed_with_an_upgrade_out_of_its_place(
+    installed: Made, tmp_path: Path, fault: PlantedFault
+) -> None:
+    """The upgrade is the file that is found under the hidden name."""
+    place = Workplace(installed, tmp_path / "work", keep=False)
+    upgrade = b"a newer library"
+    seen = 0
+    place.make()
+    total = place.slim().changes
+    for at in range(1, total + 1):
+        place.make()
+        place.slim(at=at)
+        swaps = list(place.site.rglob(".*.negativa-swap"))
+        if not swaps:
+            continue
+        [swap] = swaps
+        name = swap.name[1:].rpartition(".")[0].rpartition(".")[0]
+        path = swap.with_name(name)
+        if (
+            digests(place.site)[path.relative_to(place.site).as_posix()]
+            in digests(installed.folder).values()
+        ):
+            continue
+        seen += 1
+        swap.write_bytes(upgrade)
+        fault.check(place.check().stdout)
+        assert place.slim().status == 0
+        assert path.read_bytes() == upgrade
+        assert list(place.site.rglob(".*")) == []
+    assert seen
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
+    """The file system itself says no, at any byte that is written."""
+    place = Workplace(installed, tmp_path / "disk/work", keep=True)
+    with small_disk(tmp_path / "disk", 16 << 20):
+        place.make()
+        before = digests(place.site)
+        free = os.statvfs(tmp_path / "disk").f_bavail
+        assert place.slim().status == 0
+        after = digests(place.site)
+        most = free - os.statvfs(tmp_path / "disk").f_bavail + 64
+        for pages in points(most, seed=1):
+            place.make()
+            ballast = tmp_path / "disk/ballast"
+            left = os.statvfs(tmp_path / "disk").f_bavail - pages
+            with ballast.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, left * 4096)
+            ended = place.slim()
+            assert ended.status in (0, 1), ended
+            place.assert_whole(before, after)
+            ballast.unlink()
+            assert place.slim().status == 0
+            place.assert_clean(after)
+
+
+@pytest.mark.planted_fault(
+    "The folder to slim is on a disk that is mounted read-only.", says="Read-only file system"
+)
+def test_read_only_folder(installed: Made, tmp_path: Path, fault: PlantedFault) -> None:
+    place = Workplace(installed, tmp_path / "disk/work", keep=False)
+    with small_disk(tmp_path / "disk", 16 << 20):
+        place.make()
+        before = digests(place.site)
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path / "disk"], check=True)
+        ended = place.slim()
+        assert ended.status == 1
+        fault.check(ended.stderr)
+        assert place.check().status == 0
+        assert digests(place.site) == before

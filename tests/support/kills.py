@@ -1,0 +1,77 @@
+"""Runs a command that is killed, or meets a full disk, at its Nth change of the file system.
+
+Python processes of the command count changes below a folder together: opening for writing, renames,
+links, removals, modes, times. With a full disk the Nth change and all later ones fail, and so do
+bytes that Python's ``os`` writes. The driver's and the loader's own changes don't count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_HOOK = Path(__file__).parent / "killed_python"
+FULL_DISK = 0
+"""In place of a signal."""
+
+MOST = int(os.environ.get("TESTS_KILLS", "10"))
+"""How many points each test tries; chosen by chance if there are more."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        changes: how many it had begun.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+    changes: int
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    below: Path,
+    *,
+    at: int = 0,
+    by: int = signal.SIGKILL,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a command.
+
+    Args:
+        command: the program and its arguments.
+        below: the folder whose changes count.
+        at: the change before which the process ends, from 1; 0: it isn't disturbed.
+        by: the signal, or ``FULL_DISK``.
+        env: its environment.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        fault = {"below": str(below), "log": str(log), "at": at, "signal": int(by)}
+        variables = {
+            **(os.environ if env is None else env),
+            "TESTS_FAULT": json.dumps(fault),
+            "PYTHONPATH": os.pathsep.join([str(_HOOK), os.environ.get("PYTHONPATH", "")]),
+        }
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+        changes = log.stat().st_size if log.exists() else 0
+    assert "Traceback" not in done.stderr, done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr, changes)
+
+
+def points(changes: int, seed: int) -> Iterator[int]:
+    """Some of the changes ``1..changes``, or all of them if they are few; in ascending order."""
+    numbers = range(1, changes + 1)
+    rng = random.Random(seed)
+    yield from numbers if changes <= MOST else sorted(rng.sample(numbers, MOST))
