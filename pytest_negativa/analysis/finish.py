@@ -94,7 +94,7 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
             uses[place, "image"] = f"code in {name}"
         for kernel in image.kernels:
             where = usage.context_of(kernel.first)
-            uses[place, "kernel", kernel.name] = f"kernel {kernel.name} in {where}"
+            uses[place, "kernel", kernel.name] = f"kernel {kernel.name} ({where})"
         for data in image.data:
             uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
         for call in image.enumerated_by:

@@ -52,13 +52,11 @@ def _reasons_of_session(
 ) -> Iterator[str]:
     """Why the process that reports did not end well; at most one reason."""
     own = next((p for p in processes if p.header.role in (Role.SOLO, Role.CONTROLLER)), None)
-    where = "" if own is None or own.last is None else f" in {own.last}"
+    where = "" if own is None else _where(own)
     name = f"round {result.name}: the pytest process"
     session = result.session.exit_status
     when_traced = traced.session.exit_status
     expected = traced.status if traced.status not in (None, when_traced) else session
-    if own is not None and own.last == AFTER_SESSION:
-        where = " after its session"
     if result.silent:
         yield f"{name} hung{where} and was ended"
     elif session is None:
@@ -72,6 +70,11 @@ def _reasons_of_session(
         yield (
             f"{name} ended with {describe_status(result.status)}{where}, but its trace has no end"
         )
+
+
+def _where(process: UsageProcess) -> str:
+    """Where a pytest process was last seen, with a blank before."""
+    return " after its session" if process.last == AFTER_SESSION else f" in {process.last}"
 
 
 def describe_status(status: int | None) -> str:
@@ -95,7 +98,7 @@ def _reasons_of_workers(result: RoundResult, processes: Sequence[UsageProcess]) 
         if not process.ended or process.last != AFTER_SESSION:
             yield (
                 f"round {result.name}: worker {worker} (process {process.header.pid}) did not come "
-                f"to its end; it was last seen in {process.last or 'no test'}"
+                f"to its end; it was last seen{_where(process)}"
             )
 
 
@@ -124,8 +127,8 @@ def _reasons_of_children(
             header = process.header
             yield (
                 f"round {header.run_id}: the child process {header.pid} ({' '.join(header.argv)}) "
-                f"of {process.last or 'no known test'} did not come to its end, as it had when "
-                "traced"
+                f"of {process.last or 'no known test'} did not come to its end; when traced, "
+                f"{allowed[kind(process)]} such processes did not"
             )
 
 

@@ -162,3 +162,22 @@ def test_use():
     assert usage["processes"][0]["ended"]
     assert used_kernels(usage) == {"vector_add", MULTIPLY}
     assert not (project.run_folder / "incomplete").exists()
+
+
+@pytest.mark.slow
+def test_a_session_within_a_test_does_not_end_the_outer_one(tmp_path: Path) -> None:
+    """What pytester does with ``runpytest_inprocess``."""
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+def test_use():
+    use(LIB, 0)
+    assert pytest.main(["-q", "--negativa", "inner"]) == 0
+    use(LIB, 1)
+""",
+    )
+    project.write("inner/test_inner.py", "def test_inner():\n    pass\n")
+    project.pytest("-q", "--negativa", "test_a.py")
+    found = [json.loads((folder / "usage.json").read_text()) for folder in project.runs()]
+    assert all(process["ended"] for usage in found for process in usage["processes"])
+    assert not list(project.results.glob("*/incomplete"))

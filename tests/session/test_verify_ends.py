@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.faults import PlantedFault
+from tests.support.sessions import used_kernels
 from tests.support.verified import HEAD, VerifiedProject
 
 pytestmark = pytest.mark.slow
@@ -247,7 +249,7 @@ def test_a_process_that_ends_otherwise(
             "atexit: die well of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, an atexit handler of a worker calls os._exit(0)",
-                says="did not come to its end; it was last seen in after the session",
+                says="did not come to its end; it was last seen after its session",
             ),
         ),
         pytest.param(
@@ -273,3 +275,92 @@ def test_without_a_fault_it_is_proved(solo: VerifiedProject, distributed: Verifi
         for workers in ((), ("-n2",)):
             project.verify(*workers)
             assert project.verdict["proved"]
+
+
+CHILD = """
+import atexit, os, signal, sys, time
+from standin_gpu import trace_program, use
+
+detector = trace_program()
+atexit.register(detector.stop)
+use("lib.so", 1)
+if sys.argv[1] == "dies":
+    os.kill(os.getpid(), signal.SIGSEGV)
+print("ready", flush=True)
+if sys.argv[1] == "waits":
+    time.sleep(1000)
+"""
+CHILDREN = """
+from multiprocessing import get_context
+from standin_gpu import child_environ, trace_program
+
+def start(how):
+    command = [sys.executable, "child.py", how]
+    return subprocess.Popen(
+        command, env=child_environ(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+def in_fork():
+    trace_program()
+    use(LIB, 0)
+
+def test_child_that_is_killed(tmp_path):
+    child = start("waits")
+    child.stdout.readline()
+    child.kill()
+    child.wait()
+
+def test_child_that_ends():
+    start("dies" if FAULT == "child" else "ends").wait()
+
+def test_forked_child(monkeypatch):
+    monkeypatch.setenv("NEGATIVA_TRACE_DIR", child_environ()["NEGATIVA_TRACE_DIR"])
+    child = get_context("fork").Process(target=in_fork)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+def test_use():
+    use(LIB, 0)
+"""
+
+
+@pytest.mark.planted_fault(
+    "On the copies, a child process that used the GPU crashes, and its test does not look",
+    says="did not come to its end; when traced, 0 such processes did not",
+)
+def test_a_child_that_ends_otherwise(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", CHILDREN)
+    project.write("child.py", CHILD)
+    # Children that their tests kill, and those that end by os._exit, don't speak against a proof.
+    for workers in ((), ("-n2",)):
+        project.pytest("-q", "--negativa", "--negativa-verify", *workers)
+        assert project.verdict["proved"]
+    fault.check(project.verify("-n2", status=1, FAULT="child"))
+
+
+PROGRAM = """
+import atexit, os, sys
+from standin_gpu import ROUND, trace_program, use
+
+detector = trace_program()
+atexit.register(detector.stop)
+use("lib.so", 0)
+atexit.register(use, "lib.so", 1)
+if ROUND == "verify" and "FAULT" in os.environ:
+    os._exit(0)
+"""
+
+
+@pytest.mark.planted_fault(
+    "On the copies, a program ends by os._exit before its work is done, with the traced status",
+    says="did not come to its end; when traced, 0 such processes did not",
+)
+def test_a_program_that_ends_otherwise(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py")
+    # What it uses at its exit is traced.
+    assert len(used_kernels(project.latest("usage.json"))) == 2
+    assert "\nPROVED" in project.negativa("verify").stdout
+    fault.check(project.negativa("verify", status=1, FAULT="exit").stdout)

@@ -49,6 +49,7 @@ class StandInDetector:
     """Notes what tests say they use. See ``Detector``."""
 
     def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
         self.mappings = Mappings()
         self._folder = path.parent
         self._writer = TraceWriter(path, replace(header, detector="stand-in"))
@@ -98,6 +99,12 @@ def trace_program() -> StandInDetector:
     context = Context(phase=Phase(phase.strip("()")), nodeid=test) if test else None
     detector.set_context(context or Context(phase=Phase.PROCESS))
     return detector
+
+
+def child_environ() -> dict[str, str]:
+    """The environment of a child that calls ``trace_program``."""
+    assert _current is not None
+    return {**os.environ, "NEGATIVA_TRACE_DIR": str(_current.path.parent)}
 
 
 def load(library: str | os.PathLike[str]) -> None:

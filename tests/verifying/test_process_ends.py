@@ -1,0 +1,216 @@
+"""Which ends of processes speak against a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as replace_fields
+
+from pytest_negativa.models.outcomes import Outcome, SessionKind, SessionResult, TestResult
+from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.trace import (
+    AFTER_SESSION,
+    USAGE_VERSION,
+    Context,
+    Header,
+    Phase,
+    Role,
+    Usage,
+    UsageProcess,
+)
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.verifying.process_ends import reasons_of_ends
+from pytest_negativa.verifying.rounds import RoundResult
+from pytest_negativa.verifying.traced_run import TracedRun
+
+ROUND = "001-verify"
+UNCONFIGURE = Context(phase=Phase.SESSION, detail="pytest_unconfigure")
+CALL = Context(phase=Phase.CALL, nodeid="t.py::t")
+
+
+def process(
+    role: Role = Role.SOLO,
+    *,
+    run: str = ROUND,
+    ended: bool = True,
+    last: Context | None = AFTER_SESSION,
+    argv: Sequence[str] = ("pytest",),
+    executable: str = "/usr/bin/python3",
+    worker: str | None = None,
+) -> UsageProcess:
+    header = Header(
+        format_version=1,
+        run_id=run,
+        pid=7,
+        ppid=1,
+        role=role,
+        detector="d",
+        executable=executable,
+        argv=tuple(argv),
+        start_ns=0,
+        root="/",
+        worker=worker,
+    )
+    return UsageProcess(header=header, trace="t.jsonl", ended=ended, torn=False, last=last)
+
+
+def child(*argv: str, ended: bool = True, run: str = ROUND) -> UsageProcess:
+    return process(Role.CHILD, run=run, ended=ended, last=CALL, argv=argv, executable="/bin/a")
+
+
+def worker(name: str, *, ended: bool = True, last: Context = AFTER_SESSION) -> UsageProcess:
+    return process(Role.WORKER, ended=ended, last=last, worker=name)
+
+
+def usage(*processes: UsageProcess) -> Usage:
+    return Usage(
+        format_version=USAGE_VERSION, run_ids=(), devices=(), libraries=(), memory_images=(),
+        compiled=(), contexts=(), processes=processes, launches=(), gaps=(), warnings=(),
+        incomplete=(),
+    )  # fmt: skip
+
+
+def session(
+    status: int | None = 0,
+    *tests: TestResult,
+    running: tuple[str, ...] = (),
+    kind: SessionKind = SessionKind.PYTEST,
+) -> SessionResult:
+    return SessionResult(
+        tests=tests or (TestResult(nodeid="t.py::t", outcome=Outcome.PASSED, duration=1),),
+        collection_errors=(),
+        command=(),
+        duration=1,
+        longest_silence=1,
+        exit_status=status,
+        running=running,
+        kind=kind,
+    )
+
+
+def a_round(status: int = 0, name: str = ROUND, *, silent: bool = False) -> RoundResult:
+    return RoundResult(
+        name, RoundKind.VERIFY, Run(Path(name)), session(), status, silent=silent, seconds=1
+    )
+
+
+def reasons(
+    result: RoundResult,
+    *processes: UsageProcess,
+    before: Sequence[UsageProcess] = (),
+    status: int | None = None,
+) -> list[str]:
+    traced = TracedRun(Run(Path("run")), (), usage(*before), session(), status)
+    return list(reasons_of_ends([result], usage(*processes), traced))
+
+
+def test_a_process_that_ends_well() -> None:
+    assert reasons(a_round(), process()) == []
+    assert reasons(a_round(), process(Role.CONTROLLER), worker("gw0"), worker("gw1")) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "own", "reason"),
+    [
+        (
+            a_round(9),
+            process(),
+            "ended with exit status 9 after its session, expected was exit status 0",
+        ),
+        (
+            a_round(-11),
+            process(ended=False),
+            "ended with signal SIGSEGV after its session, expected was exit status 0",
+        ),
+        (
+            a_round(),
+            process(ended=False),
+            "ended with exit status 0 after its session, but its trace has no end",
+        ),
+        (
+            replace(a_round(-64), session=session(None)),
+            process(ended=False, last=UNCONFIGURE),
+            "ended with signal SIGRTMAX in pytest_unconfigure, before its session's end",
+        ),
+        (
+            replace(a_round(-9, silent=True), session=session(None)),
+            process(ended=False, last=UNCONFIGURE),
+            "hung in pytest_unconfigure and was ended",
+        ),
+    ],
+)
+def test_a_process_that_ends_otherwise(result: RoundResult, own: UsageProcess, reason: str) -> None:
+    assert reasons(result, own) == [f"round {ROUND}: the pytest process {reason}"]
+
+
+def test_a_crash_at_exit_that_the_supervisor_saw_when_tracing_is_expected() -> None:
+    assert reasons(a_round(-11), process(), status=-11) == []
+    [reason] = reasons(a_round(), process(), status=-11)
+    assert reason.endswith("expected was signal SIGSEGV")
+
+
+def test_a_process_that_ends_in_a_test_is_judged_by_the_test() -> None:
+    result = replace(a_round(-11), session=session(None, running=("t.py::t",)))
+    assert reasons(result, process(ended=False, last=CALL), child("a", ended=False)) == []
+
+
+def test_workers() -> None:
+    controller = process(Role.CONTROLLER)
+    for bad in (worker("gw1", ended=False), worker("gw1", last=UNCONFIGURE)):
+        [reason] = reasons(a_round(), controller, worker("gw0"), bad)
+        assert reason.startswith(f"round {ROUND}: worker gw1 (process 7) did not come to its end")
+        crashed = TestResult(nodeid="t", outcome=Outcome.CRASHED, duration=1, worker="gw1")
+        result = replace(a_round(), session=session(0, crashed))
+        assert reasons(result, controller, worker("gw0"), bad) == []
+
+
+def test_a_child_that_ends_as_when_traced() -> None:
+    for ended in (False, True):
+        before = [child("a", "/tmp/xyz/1", ended=ended), child("a", ended=True)]
+        assert reasons(a_round(), process(), *before, before=before) == []
+        # Neither names of temporary files nor numbers tell commands apart.
+        after = [child("a", "/tmp/abc/2", ended=ended), child("a", ended=True)]
+        assert reasons(a_round(), process(), *after, before=before) == []
+    # Nor do names that a test makes up.
+    before, after = [child("a", "--name=x", ended=False)], [child("a", "--name=y", ended=False)]
+    assert reasons(a_round(), process(), *after, before=before) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([child("a")], [child("a", ended=False)], 0),
+        ([child("a"), child("a", ended=False)], [child("a", ended=False)] * 2, 1),
+        ([child("a"), child("b", ended=False)], [child("a", ended=False), child("b")], 0),
+        ([child("a"), child("b")], [child("a"), child("c", ended=False)], 0),
+        ([], [child("a", ended=False)], 0),
+    ],
+)
+def test_a_child_that_ends_otherwise(
+    before: list[UsageProcess], after: list[UsageProcess], expected: int
+) -> None:
+    [reason] = reasons(a_round(), process(), *after, before=before)
+    name = " ".join(next(p for p in reversed(after) if not p.ended).header.argv)
+    assert reason == (
+        f"round {ROUND}: the child process 7 ({name}) of t.py::t (call) did not come to its end; "
+        f"when traced, {expected} such processes did not"
+    )
+
+
+def test_a_child_of_each_round_may_be_killed() -> None:
+    rounds = [a_round(name="001"), a_round(name="002")]
+    traced = TracedRun(Run(Path("run")), (), usage(child("a", ended=False)), session(), None)
+    killed = [child("a", run=name, ended=False) for name in ("001", "002")]
+    ended = [process(run=name) for name in ("001", "002")]
+    assert list(reasons_of_ends(rounds, usage(*ended, *killed), traced)) == []
+    assert list(reasons_of_ends(rounds, usage(*ended, *killed, killed[0]), traced))
+
+
+def test_a_program_is_judged_as_a_child() -> None:
+    result = replace(a_round(), session=session(kind=SessionKind.COMMAND))
+    program = child("program")
+    assert reasons(result, program, before=[program]) == []
+    assert reasons(result, replace_fields(program, ended=False), before=[program])
