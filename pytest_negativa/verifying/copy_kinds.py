@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -14,9 +15,9 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
 )
+from pytest_negativa.storage.results import load_planned
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification
 
 
@@ -27,14 +28,13 @@ def verify_kinds(verification: Verification, settings: Settings) -> Verdict:
     proof begins again: it holds for one plan alone.
     """
     kinds = settings.verify.copies.kinds
-    run = verification.traced.run
+    traced = verification.traced
     verdicts: list[Verdict] = []
     healings: list[Healing] = []
     while len(verdicts) < len(kinds) and all(verdict.proved for verdict in verdicts):
         kind = kinds[len(verdicts)]
         if len(kinds) > 1:
             verification.say(f"negativa: proving on {kind.value} copies")
-        traced = load_traced_run(run, settings) if verdicts or healings else verification.traced
         verification.go_on_with(kind, traced)
         if settings.healing:
             verdict = verify_and_heal(verification)
@@ -42,8 +42,11 @@ def verify_kinds(verification: Verification, settings: Settings) -> Verdict:
             verdict = judge(verification.attempt(traced.planned))
         if verdict.healing is not None:
             healings.append(verdict.healing)
-        changed = settings.healing and load_traced_run(run, settings).plans != traced.plans
-        if verdicts and verdict.proved and changed:
+        # Healing saves the plans that it changes.
+        before = traced.plans
+        if settings.healing:
+            traced = dataclasses.replace(traced, planned=load_planned(traced.run))
+        if verdicts and verdict.proved and traced.plans != before:
             verification.say("negativa: the plan has changed: proving again on all kinds of copies")
             verdicts.clear()
         else:

@@ -81,6 +81,8 @@ def test_healings_add_up() -> None:
     )
 
 
+# Of libquickstart.so: a payload for sm_80, which an H200 does not load.
+HIDDEN = 14992
 SUITE = """
 def test_use():
     use(LIB, 0, 1)
@@ -140,6 +142,26 @@ def test_size():
     assert "On overwritten copies: proved" in shown
     refused = project.negativa("lock", status=1)
     assert "on compacted copies: 1 test" in refused.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_healing_on_compacted_copies_proves_both_again(tmp_path: Path) -> None:
+    """Overwritten code is 0x01, and removed code reads as zeros."""
+    suite = f"""{SUITE}
+from pytest_negativa.storage.system import ProcessMemory
+from standin_gpu import _address
+
+def test_need():
+    load(LIB)
+    assert any(ProcessMemory().read(_address(LIB, {HIDDEN}), 16))
+"""
+    project = project_of(tmp_path, suite).trace()
+    shown = project.heal("--negativa-copies=both")
+    assert "PROVED on overwritten and compacted copies: " in shown
+    assert shown.count("proving on overwritten copies") == 2
+    assert [s["start"] for s in project.verdict["healing"]["needed"]] == [HIDDEN]
+    assert all(part["proved"] for part in project.verdict["parts"])
 
 
 @pytest.mark.slow
