@@ -32,7 +32,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ON_COPIES = "verify" in os.environ.get("NEGATIVA_ROUND", "")
+ON_COPIES = "NEGATIVA_REDIRECT_TABLE" in os.environ
 
 
 def run(library, kernel, bad=0, path=None):
@@ -416,7 +416,9 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
 @pytest.mark.parametrize("workers", [(), ("-n4",)], ids=["solo", "n4"])
 def test_examples_are_proved(example: Project, workers: tuple[str, ...], eager: bool) -> None:
-    example.pytest("--negativa-verify", "-W", "ignore", *workers, eager=eager)
+    # Sessions of other tests, which run beside this one, open the same installed packages.
+    note = "--negativa-opened-originals=note"
+    example.pytest("--negativa-verify", "-W", "ignore", note, *workers, eager=eager)
     verdict = example.verdict
     assert verdict["proved"]
     unused = sum(row["unused_bytes"] for row in verdict["libraries"])
