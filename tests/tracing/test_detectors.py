@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,12 @@ from tests.support.libraries import BIN, ROOT, SUPPORT
 
 FATBIN = BIN / "identifier.fatbin"
 INJECTION = Path(pytest_negativa.tracing.__file__).with_name("injection.c")
+# tests/test_sanitizers.py plays all of this with a library that needs them.
+SANITIZERS = {
+    name: os.environ[name]
+    for name in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS")
+    if name in os.environ
+}
 SCENARIO = SUPPORT / "scenario.py"
 
 
@@ -45,6 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("native") / "_injection.so"
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    flags += shlex.split(os.environ.get("CFLAGS", ""))
     subprocess.run(
         [compiler, *flags, "-o", str(path), str(INJECTION), "-ldl", "-lpthread"],
         check=True,
@@ -154,7 +162,7 @@ def initialize(library: Path, env: dict[str, str]) -> subprocess.CompletedProces
         check=True,
         capture_output=True,
         text=True,
-        env=env,
+        env={**SANITIZERS, **env},
     )
 
 

@@ -164,7 +164,7 @@ def test_closed_descriptors(injected: Injected, tmp_path: Path, fault: PlantedFa
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_another_user(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
     injected.run.folder.chmod(0o700)
-    injected.play(f"os.setgid(65534); os.setuid(65534)\n{USES}")
+    injected.play("os.setgid(65534); os.setuid(65534); start()")
     assert not injected.run.trace_files()
     [told] = injected.untraced()
     assert "user 65534" in told

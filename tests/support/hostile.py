@@ -1,0 +1,229 @@
+"""Hostile inputs for the parts in C: ``hostile.py injection|redirect LIBRARY FOLDER SEED``.
+
+It runs under sanitizers, which end the process at the first bad access.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import struct
+import sys
+from pathlib import Path
+
+CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
+         684, 685, 738, 740)  # fmt: skip
+NAMES = (b"", b"k", b"\xff\x80\0", b"\xe0\x80\x80", b"\xf0\x9f\x98", b'"\\\n\x01', b"n" * 5000)
+SIZES = (0, 1, 15, 63, 64, 4096, 1 << 20, (1 << 30) + 1, 1 << 40, (1 << 63) + 5, (1 << 64) - 1)
+
+
+class Arena:
+    """Memory that ends at a page that can't be read."""
+
+    PAGES = 4
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        page = mmap.PAGESIZE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._map = mmap.mmap(-1, (self.PAGES + 1) * page, flags=flags)
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.end = self.start + self.PAGES * page
+        assert libc.mprotect(ctypes.c_void_p(self.end), page, 0) == 0
+
+    def put(self, data: bytes, *, at_end: bool) -> int:
+        """The address of a copy; at the end, the byte after it can't be read."""
+        address = self.end - len(data) if at_end else self.start
+        ctypes.memmove(address, data, len(data))
+        return address
+
+
+def image(chance: random.Random, arena: Arena) -> bytes:
+    """Something like an image, with sizes and pointers of any kind."""
+    size = chance.choice(SIZES)
+    pointer = chance.choice((0, 1, 8, arena.start, arena.end - 1, arena.end, (1 << 64) - 8))
+    head = chance.choice(
+        (
+            struct.pack("<IHHQ", 0xBA55ED50, 1, chance.choice((0, 16, 65535)), size),
+            struct.pack("<IIQQ", 0x466243B1, chance.choice((1, 2, 99)), pointer, pointer),
+            b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<QQ", size, size) + b"\xff" * 16,
+            b"// .version 8.0\n.target sm_90\n",
+            b".version 8.0\0\0",
+            chance.randbytes(64),
+        )
+    )
+    return head[: chance.choice((len(head), len(head), 3, 17))]
+
+
+def attack_injection(path: str, folder: Path, chance: random.Random) -> None:
+    library = ctypes.CDLL(path)
+    os.environ["NEGATIVA_TRACE_DIR"] = str(folder)
+    os.environ["NEGATIVA_RUN_ID"] = "run-1"
+    os.environ["NEGATIVA_CUPTI"] = "/no/such/libcupti.so"
+    os.environ["NEGATIVA_LACKS"] = "n" * chance.choice((0, 20, 106, 107, 108, 5000))
+    os.environ["PYTEST_CURRENT_TEST"] = chance.choice(("", "(", " (call)", "t[\udcff] (call)"))
+    assert library.InitializeInjection() == 1
+    arena, others = Arena(), Arena()
+    file = folder / os.fsdecode(b"odd\n\xff name \\012.so")
+    for number in range(400):
+        name = chance.choice(NAMES)
+        wrapped = others.put(image(chance, arena), at_end=chance.random() < 0.7)
+        values = (
+            arena.put(image(chance, others), at_end=chance.random() < 0.7),
+            others.put(name, at_end=chance.random() < 0.7) if number % 3 else wrapped,
+            chance.choice(SIZES),
+            0x1000 + number % 7,
+        )
+        slots = (ctypes.c_uint64 * 8)(*(chance.choice(values) for _ in range(8)))
+        library.negativa_test_call(chance.choice(CBIDS), slots, number % 10 == 0)
+        if number % 50 == 0:
+            # Mapped, replaced and gone, under a name that the kernel escapes.
+            file.write_bytes(image(chance, arena) * 100)
+            with file.open("rb") as opened:
+                arena_file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(arena_file))
+            slots = (ctypes.c_uint64 * 8)(values[0], address, address, 64)
+            if number % 100:
+                file.unlink()
+            library.negativa_test_call(678, slots, 0)
+        if number % 90 == 0:
+            library.negativa_context(b"call", name, None)
+            library.negativa_warn(b"code", name, 1)
+    file.unlink(missing_ok=True)
+    if chance.random() < 0.3:
+        os.closerange(3, 50)
+        library.negativa_warn(b"code", b"after all descriptors were closed", 1)
+
+
+class LinkMap(ctypes.Structure):
+    """link.h."""
+
+    _fields_ = [
+        ("addr", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("dynamic", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
+        ("previous", ctypes.c_void_p),
+    ]
+
+
+def table(folder: Path, chance: random.Random) -> bytes:
+    """A table as redirect.py writes it, then damaged."""
+    originals = (folder / "lib.so", Path("/", "a" * 200, "b" * 200, "lib.so"))
+    root = folder / "copies"
+    rows = []
+    for original in originals:
+        copy = Path(f"{root}{original}")
+        ids = (os.stat(path) if path.exists() else None for path in (original, copy))
+        fields = [
+            str(n) for s in ids for n in ((os.major(s.st_dev), os.minor(s.st_dev), s.st_ino)
+                                          if s else (1, 2, 3))
+        ]  # fmt: skip
+        rows.append("\t".join(("library", *fields, str(original), str(copy))))
+    lines = ["negativa-redirect 1", f"root\t{root}", *rows, f"end\t{len(rows)}"]
+    data = bytearray("\n".join((*lines, "")).encode())
+    for _ in range(chance.choice((0, 0, 1, 3))):
+        place = chance.randrange(len(data))
+        data[place : place + chance.choice((0, 1, 9))] = chance.choice(
+            (
+                b"",
+                b"\t",
+                b"\n",
+                b"\0",
+                b"9" * 30,
+                b"/",
+                b"\xff",
+                b"library\t1\t2\t3\t4\t5\t6\t/\t/\n",
+            )
+        )
+    return bytes(data)
+
+
+def attack_redirect(path: str, folder: Path, chance: random.Random) -> None:
+    library = ctypes.CDLL(path)
+    library.la_objsearch.restype = ctypes.c_char_p
+    original = folder / "lib.so"
+    copy = Path(f"{folder / 'copies'}{original}")
+    copy.parent.mkdir(parents=True)
+    for target in (original, copy):
+        target.write_bytes(b"\x7fELF")
+    (folder / "link.so").symlink_to(original)
+    (folder / "loop.so").symlink_to("loop.so")
+    (folder / "table").write_bytes(table(folder, chance))
+    os.environ["NEGATIVA_REDIRECT_TABLE"] = str(folder / "table")
+    os.environ["NEGATIVA_REDIRECT_LOGS"] = chance.choice(
+        (str(folder), "no/folder", "/" + "x" * 5000)
+    )
+    if library.la_version(chance.choice((0, 1, 2, 1 << 31))) == 0:
+        return
+    program = LinkMap(0, b"", None, None, None)
+    own = LinkMap(0, str(copy).encode(), None, None, None)
+    bad = LinkMap(0, b"relative", None, None, None)
+    names = [
+        os.fsencode(p)
+        for p in (
+            original,
+            copy,
+            folder / "link.so",
+            folder / "loop.so",
+            folder / "copies/../lib.so",
+        )
+    ]
+    names += [b"lib.so", b"$ORIGIN/lib.so", b"${ORIGIN}/../../lib.so", b"/", b"//", b"/x/" * 2000]
+    names += [os.fsencode(folder / "copies") + b"/x" * 2040, b"/" + b"y" * 4095, b"./\xff\n\\"]
+    for _ in range(200):
+        name = chance.choice(names) + chance.choice((b"", b"", b"/", b"/..", b"\x7f"))
+        map_of = ctypes.pointer(chance.choice((program, own, bad)))
+        cookie = ctypes.c_size_t(ctypes.cast(map_of, ctypes.c_void_p).value or 0)
+        found = library.la_objsearch(name, ctypes.byref(cookie), chance.choice((1, 2, 4, 8, 64)))
+        assert found
+        opened = LinkMap(0, name, chance.choice((None, id(names), 8)), None, None)
+        library.la_objopen(ctypes.byref(opened), 0, ctypes.byref(cookie))
+
+
+def attack_first_result(path: str, folder: Path, chance: random.Random) -> None:
+    os.environ["NEGATIVA_FIRST_RESULT"] = str(
+        folder / chance.choice(("mark", "no/folder", "x" * 300))
+    )
+    library = ctypes.CDLL(path)
+    library.la_symbind64.restype = ctypes.c_size_t
+    library.la_version(2)
+    returns = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
+    cookie = ctypes.c_size_t(1)
+    for number in range(200):
+        name = chance.choice((b"cuLaunchKernel", b"cuGetProcAddress", b"cuStreamQuery", b"", b"cu"))
+        name += chance.choice((b"", b"_v2", b"_ptsz", b"_v2_ptds", b"x"))
+        opened = LinkMap(0, chance.choice((b"", b"/", b"libcuda.so", b"/x/libcuda.so.1")))
+        library.la_objopen(ctypes.byref(opened), 0, ctypes.byref(cookie))
+        real = (ctypes.cast(returns, ctypes.c_void_p).value or 0) + number % 9
+        symbol = (ctypes.c_uint64 * 3)(0, real, 0)
+        found = library.la_symbind64(
+            symbol, 0, ctypes.byref(cookie), ctypes.byref(cookie), symbol, name
+        )
+        assert found
+
+
+def main() -> None:
+    part, path, base, first, count = sys.argv[1:]
+    attack = {
+        "injection": attack_injection,
+        "redirect": attack_redirect,
+        "first_result": attack_first_result,
+    }[part]
+    for seed in range(int(first), int(first) + int(count)):
+        folder = Path(base, str(seed))
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            attack(path, folder, random.Random(seed))
+            # Destructors run, too: the end of a trace is written there.
+            ctypes.CDLL(None).exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            sys.exit(f"{part}, seed {seed}: status {status}")
+
+
+if __name__ == "__main__":
+    main()
