@@ -50,7 +50,7 @@ class Attempt:
         rounds: the rounds that ran all tests on the copies.
         all_rounds: every start of the program until now.
         usage: what the tests used on the copies.
-        count_launches: every launch was traced.
+        compare_launches: both runs counted every launch.
         originals: reruns on the originals.
         loads: which processes loaded what.
         opened: see ``opened_originals``.
@@ -66,7 +66,7 @@ class Attempt:
     rounds: tuple[RoundResult, ...]
     all_rounds: tuple[RoundResult, ...]
     usage: Usage
-    count_launches: bool
+    compare_launches: bool
     originals: OriginalRuns
     loads: LoadEvidence
     opened: Mapping[str, str]

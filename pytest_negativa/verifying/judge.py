@@ -5,7 +5,7 @@ Nothing here starts a process or touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -75,7 +75,7 @@ def judge(attempt: Attempt) -> Verdict:
         proved=not reasons,
         reasons=tuple(reasons),
         command=attempt.program.command,
-        exit_status=attempt.rounds[0].status,
+        exit_status=_first_to_end(attempt.rounds).status,
         fill=attempt.settings.fill_byte,
         copies=attempt.settings.copies.value,
         granularity=next((p.granularity for p in attempt.plans), Granularity.ELEMENT.value),
@@ -121,7 +121,7 @@ def work_of_rounds(
         Work.of(usage, places),
         [Work.of(other, places) for other in originals],
         flaky,
-        launches=attempt.count_launches and bool(traced.launches),
+        launches=attempt.compare_launches,
     )
 
 
@@ -165,8 +165,13 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         traced_on={d for plan in attempt.plans for d in plan.devices},
         verified_on={d.compute_capability for d in usage.devices},
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
-        statuses=(traced.session.exit_status, attempt.rounds[0].session.exit_status),
+        statuses=(traced.session.exit_status, _first_to_end(attempt.rounds).session.exit_status),
     )
+
+
+def _first_to_end(rounds: Sequence[RoundResult]) -> RoundResult:
+    """The first round that did not stop itself for a lost CUDA context; else the first one."""
+    return next((r for r in rounds if not r.session.context_lost), rounds[0])
 
 
 def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:

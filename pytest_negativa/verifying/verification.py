@@ -87,6 +87,13 @@ class Verification:
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
         self._originals = OriginalRuns()
+        self._compare_launches = settings.trace.level is TraceLevel.LAUNCH
+        if self._compare_launches and not traced.usage.launches:
+            self._compare_launches = False
+            say(
+                "negativa: the traced run counted no launches, so launches are not compared; trace "
+                "with --negativa-level=launch"
+            )
 
     def go_on_with(self, kind: CopyKind, traced: TracedRun) -> None:
         """Go on with another kind of copies, and with the plans as they are now."""
@@ -112,7 +119,7 @@ class Verification:
             rounds=rounds,
             all_rounds=tuple(self._rounds),
             usage=usage,
-            count_launches=self.settings.trace.level is TraceLevel.LAUNCH,
+            compare_launches=self._compare_launches,
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),

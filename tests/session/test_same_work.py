@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,96 @@ def test_on_the_host():
 """,
     ).trace()
     fault.check(project.verify(status=1))
+
+
+LAUNCHES = f"""
+from standin_gpu import launch
+
+def test_use():
+    use(LIB, 0)
+    launch("vector_add")
+
+def test_falls_back():
+    try:
+        need(LIB, {HIDDEN})
+        launch("vector_add")
+    except RuntimeError:
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test computes on the CPU on broken GPU code, but another test uses the same kernels.",
+    says="launched when traced, but not on the copies: vector_add of lib.so, in test_a.py::",
+)
+def test_a_launch_that_another_test_hides(tmp_path: Path, fault: PlantedFault) -> None:
+    launches = "--negativa-level=launch"
+    project = VerifiedProject(tmp_path / "project", LAUNCHES).trace(launches)
+    assert "\nPROVED" in project.verify(), "look-ups don't show it"
+    fault.check(project.verify(launches, "--negativa-rerun=1", status=1))
+    [work] = project.verdict["work"]
+    assert work["test"] == "test_a.py::test_falls_back"
+    shown = project.heal(launches, "--negativa-rerun=1")
+    assert "\nPROVED" in shown
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
+
+
+@pytest.mark.slow
+def test_launches_that_were_not_counted_when_traced_are_not_compared(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", HONEST).trace()
+    shown = project.verify("--negativa-level=launch")
+    assert "the traced run counted no launches, so launches are not compared" in shown
+    assert "\nPROVED" in shown
+
+
+LOSES = """
+import os
+import pytest_negativa.session.round_hooks as hooks
+
+hooks.lost_context = lambda: (
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION" if os.path.exists(f"lost.{os.getpid()}") else None
+)
+"""
+
+PASSES_AND_LOSES = """
+def test_use():
+    use(LIB, 0)
+
+def test_expects_any_error():
+    if ROUND in os.environ.get("LOST_IN", "").split():
+        Path(f"lost.{os.getpid()}").touch()
+
+def test_after():
+    assert not Path(f"lost.{os.getpid()}").exists()
+"""
+
+
+def losing(folder: Path) -> VerifiedProject:
+    project = VerifiedProject(folder / "project", PASSES_AND_LOSES)
+    project.write("loses.py", LOSES)
+    project.environ["PYTHONPATH"] += f"{os.pathsep}{project.folder}"
+    project.environ["PYTEST_ADDOPTS"] += " -p loses"
+    return project.trace()
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test passes although a damaged kernel left its CUDA context unusable.",
+    says="1 test ended as in the traced run, but lost the CUDA context",
+)
+def test_a_context_is_lost_in_a_passing_test(tmp_path: Path, fault: PlantedFault) -> None:
+    project = losing(tmp_path)
+    shown = project.verify(status=1, LOST_IN="verify")
+    fault.check(shown)
+    assert "test_a.py::test_expects_any_error: passed -> passed" in shown
+    assert "left the CUDA context with CUDA_ERROR_ILLEGAL_INSTRUCTION" in shown
+    # The tests behind it ran in a fresh process.
+    assert project.differing() == {}
+
+
+@pytest.mark.slow
+def test_a_context_that_is_lost_on_the_originals_too(tmp_path: Path) -> None:
+    project = losing(tmp_path)
+    shown = project.verify(LOST_IN="verify original")
+    assert "\nPROVED" in shown

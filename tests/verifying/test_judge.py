@@ -240,7 +240,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         rounds=(result,),
         all_rounds=(result,),
         usage=usage,
-        count_launches=False,
+        compare_launches=False,
         originals=OriginalRuns(),
         loads=mapped(made),
         opened={},

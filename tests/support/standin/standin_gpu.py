@@ -133,6 +133,12 @@ def use(library: str | os.PathLike[str], *regions: int) -> None:
             _current.recorder.kernel("cuLibraryGetKernel", handle, KERNELS[number])
 
 
+def launch(*kernels: str) -> None:
+    """Launch kernels that were looked up; for traces that count launches."""
+    if _current is not None:
+        _current.recorder.launches((name, 1) for name in kernels)
+
+
 def _address(library: str | os.PathLike[str], offset: int) -> int:
     """Where a byte of GPU code is in memory; compacted copies keep the addresses.
 
