@@ -328,6 +328,7 @@ def _request(flags: _Flags) -> SlimRequest:
 
 def _slim(request: SlimRequest) -> None:
     from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
 
@@ -340,7 +341,20 @@ def _slim(request: SlimRequest) -> None:
         ByteProgress("slimming") as progress,
     ):
         report = slim_trees(request, progress.update, _say_how_to_reinstall)
+    if request.lock is not None and _is_foreign(request.lock, report):
+        count = format_items(len(request.lock.libraries), "library", "libraries")
+        click.echo(
+            f"negativa: warning: of {count} in the lock, none is in {_places(*request.paths)}: is "
+            "it the lock of another environment?",
+            err=True,
+        )
     _finish(report.rows, f"nothing to slim in {_places(*request.paths)}", report)
+
+
+def _is_foreign(lock: Lock, report: SlimReport) -> bool:
+    from pytest_negativa.models.slimming import UNMET
+
+    return sum(row.status in UNMET for row in report.rows) == len(lock.libraries) > 0
 
 
 def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
@@ -428,6 +442,7 @@ def _show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
     from pytest_negativa.reporting.text import printable
 
+    doubts = [row for row in lock.libraries if row.not_proved is not None]
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
@@ -438,6 +453,10 @@ def _show_proof(lock: Lock) -> None:
             "(or negativa verify --copies both) and lock again",
             err=True,
         )
+    if lock.proof.proved and doubts:
+        first = printable(f"{doubts[0].path}: {doubts[0].not_proved}")
+        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
+        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
 
 
 def _places(*paths: Path) -> str:

@@ -47,6 +47,7 @@ from pytest_negativa.planning.reachable import reach
 _SPAN = struct.Struct("<QQ")
 _COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
+_PLANNED_ANEW = "planned anew since it was proved: prove it again"
 _NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 _UNSEALED = ""
@@ -102,8 +103,8 @@ def make_lock(
     reasons = _reasons(verdict)
     if reasons and not unproved:
         raise ReconstructError(
-            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it with "
-            "pytest --negativa-verify, or lock it --unproved"
+            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
+            "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
         )
     unplanned = unplanned or Unplanned()
     libraries: list[LockedLibrary] = []
@@ -266,15 +267,15 @@ def _doubt_of_kind(plan: LibraryPlan, verdict: Verdict) -> str | None:
     if row.status is not LibraryStatus.PROVED:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
     if row.sha256 != plan.library.sha256:
-        return "another file than the one that was proved"
+        return "another file than the one that was proved: trace and prove again"
     # Of a compacted copy, what isn't gone may have been left for a reason.
     covers = _covers(row.spans)
     if verdict.copies != _COMPACTED and not all(
         d.kept or not d.size or covers(d.start, d.end) for d in plan.decisions
     ):
-        return "planned anew since it was proved"
+        return _PLANNED_ANEW
     if plan.trimmed and verdict.granularity != "kernel":
-        return "planned anew since it was proved"
+        return _PLANNED_ANEW
     return None
 
 

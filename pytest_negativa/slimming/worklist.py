@@ -357,7 +357,7 @@ def _digests(folder: _Folder, lock: Lock, jobs: int) -> dict[str, list[FileGroup
 
 
 def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
-    wanted = f"{library.distribution} {library.version}" if library.distribution else "the lock's"
+    wanted = f" (of {library.distribution} {library.version})" if library.distribution else ""
     for folder in folders:
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
         groups = _by_base_name(folder.tree, library.name)
@@ -371,9 +371,12 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
                 # What the lock needs of it may be gone.
                 detail = _why_unknown(folder.tree.root, path)
                 return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, detail)
-            detail = f"not the file that was proved, which is that of {wanted}; left as it is"
+            detail = (
+                f"not the file that was proved{wanted}; left as it is: install that file, or prove "
+                "and lock this one"
+            )
             return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
-    detail = f"it is not here; expected that of {wanted}"
+    detail = f"it is not here{wanted}; install it, or lock a run that doesn't load it"
     return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, detail)
 
 

@@ -111,6 +111,30 @@ class TestSlim:
         save_lock(seal(replace(site.lock, proof=proof)), tmp_path / "both.lock")
         assert "overwritten" not in negativa(*arguments, tmp_path / "both.lock").stderr
 
+    @pytest.mark.planted_fault(
+        "A lock that says proved: true holds a library that was not proved.",
+        says="NOT PROVED in this lock: gpu/lib/libone.so.1: it was not loaded",
+    )
+    def test_lock_with_a_library_that_is_not_proved(
+        self, site: Made, tmp_path: Path, fault: PlantedFault
+    ) -> None:
+        first, *others = site.lock.libraries
+        libraries = (replace(first, not_proved="it was not loaded"), *others)
+        save_lock(seal(replace(site.lock, libraries=libraries)), tmp_path / "partly.lock")
+        arguments = ("slim", "--dry-run", "--lock", tmp_path / "partly.lock", site.folder)
+        fault.check(negativa(*arguments).stderr)
+
+    @pytest.mark.planted_fault(
+        "A lock of another environment is applied, which changes nothing.",
+        says="of 2 libraries in the lock, none is in",
+    )
+    def test_foreign_lock(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+        (tmp_path / "empty").mkdir()
+        result = negativa("slim", "--lock", site.lock_file, tmp_path / "empty")
+        fault.check(result.stderr)
+        assert "it is not here (of gpu-code 1.0); install it" in result.stdout
+        assert "none is in" not in negativa("slim", "--lock", site.lock_file, site.folder).stderr
+
     def test_note_is_shown_once(self, site: Made) -> None:
         arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)
         assert "NVIDIA's licence" in negativa(*arguments).stderr

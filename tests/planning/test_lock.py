@@ -135,7 +135,7 @@ class TestMaking:
         )
         bolder = msgspec.structs.replace(one.plan, decisions=tuple(decisions))
         made = make_lock("run", [AnalyzedLibrary(one.library_map, bolder)], verdict, place)
-        assert made.left_out[0].reason == "planned anew since it was proved"
+        assert made.left_out[0].reason == "planned anew since it was proved: prove it again"
 
     def test_what_compaction_spared_is_kept(self) -> None:
         one = planned()
