@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -94,8 +92,7 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     _show_proof(made)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flags:
+class _Flags(NamedTuple):
     """The options of ``negativa slim``, by click's names."""
 
     paths: tuple[Path, ...]
@@ -394,6 +391,8 @@ def _stop(number: int, _frame: object) -> None:
 @contextlib.contextmanager
 def _interruptible(text: str) -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP end the process soon, with a line that says how things are."""
+    import signal
+
     # nohup has SIGHUP ignored.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     for number in numbers:
