@@ -165,7 +165,8 @@ class Reporter:
 
         usage = self._merge()
         late = describe_late_uses(reported, usage)
-        if late:
+        # A child that still ran is gone now: what was kept for its sake need not be.
+        if late or usage.incomplete != reported.incomplete:
             # At the interpreter's end, no other process can be started to help.
             self._conclude(usage, jobs=1)
         elif usage != reported:

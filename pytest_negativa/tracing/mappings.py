@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -133,6 +134,9 @@ class Mappings:
 
         What the dynamic loader mapped stays until its counters change. Any other mapping may
         have gone meanwhile (a cubin file that a program maps itself), so it is looked up anew.
+
+        Raises:
+            OSError: see ``refresh``.
         """
         if self._generation.read() == self._read_at:
             found = self._find(address)
@@ -151,11 +155,13 @@ class Mappings:
         return None
 
     def refresh(self) -> None:
+        """Read the mappings.
+
+        Raises:
+            OSError: they can't be read, as after a ``chroot`` to a folder without ``/proc``.
+        """
         generation = self._generation.read()
-        try:
-            data = System.read_all("/proc/self/maps")
-        except OSError:
-            return
+        data = System.read_all("/proc/self/maps")
         self._mappings = parse_maps(data)
         self._starts = [m.start for m in self._mappings]
         self._loaded = frozenset(m.file for m in self._mappings if m.executable)
@@ -167,7 +173,8 @@ class Mappings:
         if generation == self._listed_at:
             return frozenset()
         if generation != self._read_at:
-            self.refresh()
+            with contextlib.suppress(OSError):
+                self.refresh()
         self._listed_at = self._read_at
         return self._loaded
 

@@ -56,10 +56,7 @@ K = TypeVar("K")
 
 # Lacks that concern the libraries that the process had mapped, all of which its trace lists when
 # it ends. Any other lack (tracing could not begin, lines are lost) concerns every library.
-_OF_LISTED_LIBRARIES = frozenset(
-    {"gap", "image-unknown", "library-gone", "name-unreadable", "callback-failed",
-     "callback-interrupted"}
-)  # fmt: skip
+_OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "library-gone", "name-unreadable"})
 
 
 def merge_traces(

@@ -181,3 +181,41 @@ def test_use():
     found = [json.loads((folder / "usage.json").read_text()) for folder in project.runs()]
     assert all(process["ended"] for usage in found for process in usage["processes"])
     assert not list(project.results.glob("*/incomplete"))
+
+
+POOL = (
+    """
+import atexit
+
+CHILD = """
+    + repr(
+        "import os, sys; from standin_gpu import trace_program, use\n"
+        "trace_program(); use('lib.so', 1); print(flush=True); sys.stdin.read(); os._exit(0)"
+    )
+    + """
+
+def test_use_a_pool():
+    from standin_gpu import child_environ
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", CHILD]
+    child = subprocess.Popen(command, env=child_environ(), stdin=pipe, stdout=pipe)
+    child.stdout.readline()
+    # As a pool of processes ends, which a module holds.
+    atexit.register(child.communicate)
+    use(LIB, 0)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A process of a pool still uses the GPU when the report is made", says="it is still running"
+)
+def test_a_pool_that_ends_with_its_process(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", POOL)
+    fault.check(project.pytest("-q", "--negativa").stdout)
+    # It ended before its parent did, so the plan is complete.
+    assert project.latest("usage.json")["incomplete"] == []
+    assert {d[3] for d in project.plan("lib.so")} > {"no-used-kernel"}
+    project.verify()
+    assert project.verdict["proved"]

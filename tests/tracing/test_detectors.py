@@ -32,7 +32,8 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
-from tests.support.libraries import BIN, ROOT, SUPPORT
+from tests.support.faults import PlantedFault
+from tests.support.libraries import BIN, IS_ROOT, ROOT, SUPPORT
 
 FATBIN = BIN / "identifier.fatbin"
 INJECTION = Path(pytest_negativa.tracing.__file__).with_name("injection.c")
@@ -222,3 +223,28 @@ def test_a_chained_library_is_initialised_too(tmp_path: Path, library: Path) -> 
         assert initialize(library, env).stdout == "other\n"
     env = {**variables(folder), "NEGATIVA_CHAINED_INJECTION": "/no/such.so"}
     assert initialize(library, env).stderr == ""
+
+
+@pytest.mark.planted_fault(
+    "A test changes the root to a folder without /proc, and uses GPU code there",
+    says="driver call 678: FileNotFoundError",
+)
+@pytest.mark.skipif(not IS_ROOT, reason="only root may change the root")
+def test_a_test_process_in_a_chroot(tmp_path: Path, fault: PlantedFault) -> None:
+    code = (
+        "import ctypes, os, sys; from pathlib import Path; from tests.support.scenario import *\n"
+        "run = Run(Path(sys.argv[1]) / RUN_ID)\n"
+        "writer = TraceWriter(run.new_trace_file(),"
+        " make_header(run, Role.SOLO, root=Path('/'), detector='python'))\n"
+        "detector = CuptiDetector(writer)\n"
+        "image = ctypes.create_string_buffer(Path(sys.argv[2]).read_bytes())\n"
+        "handle = ctypes.c_uint64(7)\n"
+        "os.chroot(sys.argv[1])\n"
+        "python_call(detector)(678, ctypes.addressof(handle), ctypes.addressof(image))\n"
+        "detector.stop()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(FATBIN)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    [lack] = merge_traces((tmp_path / "run-1/trace").iterdir()).incomplete
+    assert lack.process is None
+    fault.check(lack.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels
-from tests.support.libraries import MULTIARCH
+from tests.support.libraries import IS_ROOT, MULTIARCH
 
 pytestmark = needs_compiler
 
@@ -161,7 +160,7 @@ def test_closed_descriptors(injected: Injected, tmp_path: Path, fault: PlantedFa
     "A child process runs as another user, who may not enter the run's folder",
     says="Permission denied",
 )
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.skipif(not IS_ROOT, reason="only root may become another user")
 def test_another_user(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
     injected.run.folder.chmod(0o700)
     injected.play("os.setgid(65534); os.setuid(65534); start()")
@@ -209,7 +208,7 @@ def test_a_library_that_is_replaced_is_another_library(injected: Injected, tmp_p
     "A child process changes its root to a folder without /proc",
     says="/proc/self/maps cannot be read",
 )
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root")
+@pytest.mark.skipif(not IS_ROOT, reason="only root may change the root")
 def test_chroot(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
     injected.play(
         "start()\n"
