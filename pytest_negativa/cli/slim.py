@@ -268,8 +268,8 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote; 2 wrong usage; 128 + N
-    if signal N interrupted it.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, or if slim is at work
+    there; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan

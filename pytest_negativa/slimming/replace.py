@@ -21,7 +21,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
 from pytest_negativa.slimming.exchange import exchange
-from pytest_negativa.slimming.tree import ORIGINALS_MARK, swap_name
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
@@ -228,12 +228,13 @@ def _inode_at(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def keep_original(original: Path, target: Path) -> FileState | None:
+def keep_original(original: Path, target: Path, token: str) -> FileState | None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
 
     Args:
         original: the library.
         target: named by the SHA-256 of the original, in hex.
+        token: of the run.
 
     Returns:
         If it was linked, which changes its time of change: the state of the original.
@@ -256,7 +257,7 @@ def keep_original(original: Path, target: Path) -> FileState | None:
         except OSError as e:
             if e.errno not in _OTHER_FILE_SYSTEM:
                 raise
-            copy_file(original, target)
+            copy_file(original, target, staged_name(target, token))
         if not has_digest(target, target.name):
             target.unlink()
             raise TakenError(original)
@@ -277,14 +278,21 @@ def has_digest(path: Path, sha256: str) -> bool:
         return source.sha256() == sha256
 
 
-def copy_file(original: Path, target: Path) -> None:
+def copy_file(original: Path, target: Path, hidden: Path | None = None) -> None:
     """Copy a file with its owner, mode, attributes and times; it gets its name when complete.
+
+    Args:
+        original: the file.
+        target: the copy.
+        hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
 
     Raises:
         OSError: it can't be written.
         NegativaError: it can't be read, or the attributes can't be given.
     """
-    with ByteSource(original) as source, new_file(target) as new:
+    if hidden is not None:
+        hidden.unlink(missing_ok=True)
+    with ByteSource(original) as source, new_file(target, hidden=hidden) as new:
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
         copy_metadata(original, new.fd, same_bytes=True)
         new.publish()

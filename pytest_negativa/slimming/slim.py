@@ -23,6 +23,7 @@ from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import Tree, scan_files, scan_folder, unfinished_copy
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
+from pytest_negativa.storage.atomic import sync_folder
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
@@ -275,7 +276,10 @@ def _build_copy(
                 # Libraries that failed or were left as they are.
                 copy_folder(source, growing, ())
                 copy_attributes(source, growing)
+                # The name says that the copy is complete, also after a power cut.
+                os.sync()
                 growing.rename(target)
+                sync_folder(target.parent)
             except BaseException:
                 shutil.rmtree(growing, ignore_errors=True)
                 raise

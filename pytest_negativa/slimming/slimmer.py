@@ -285,7 +285,7 @@ class Slimmer:
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / result.original_sha256
-            linked = keep_original(task.source, aside)
+            linked = keep_original(task.source, aside, self._token)
             original = str(aside)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows

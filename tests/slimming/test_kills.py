@@ -38,8 +38,15 @@ class Workplace:
         self.folder = folder
         self.site = folder / "site-packages"
         self.originals = folder / "originals"
+        self.target = folder / "target"
         self._installed = installed
-        self._keep = ["--keep-originals", str(self.originals)] if keep else []
+        self._keep: list[str] = []
+        if keep:
+            self.keep_in(self.originals)
+
+    def keep_in(self, originals: Path) -> None:
+        self.originals = originals
+        self._keep = ["--keep-originals", str(originals)]
 
     def make(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -47,9 +54,15 @@ class Workplace:
         shutil.copytree(self._installed.folder, self.site, symlinks=True)
         os.link(self.site / TWO, self.site / LINKED)
 
-    def slim(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
+    def slim(self, *, at: int = 0, by: int = signal.SIGKILL, below: Path | None = None) -> Ended:
         lock = ["--lock", str(self._installed.lock_file), "--no-load-check", "--jobs", "2"]
-        return run([NEGATIVA, "slim", *lock, *self._keep, self.site], self.folder, at=at, by=by)
+        command = [str(NEGATIVA), "slim", *lock, *self._keep, str(self.site)]
+        return run(command, below or self.folder, at=at, by=by)
+
+    def copy(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
+        lock = ["--lock", str(self._installed.lock_file), "--no-load-check"]
+        command = [str(NEGATIVA), "slim", *lock, "--target", str(self.target), str(self.site)]
+        return run(command, self.folder, at=at, by=by)
 
     def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
         return run([NEGATIVA, "slim", "undo", self.site], self.folder, at=at, by=by)
@@ -108,6 +121,49 @@ def test_slim(place: Workplace, by: int) -> None:
         again = place.slim()
         assert again.status == 0, (at, again)
         place.assert_clean(after)
+
+
+def test_originals_on_another_disk(installed: Made, tmp_path: Path) -> None:
+    """They are copied there, and no part of a copy is left."""
+    place = Workplace(installed, tmp_path / "work", keep=True)
+    disk = tmp_path / "disk"
+    place.keep_in(disk / "originals")
+    with small_disk(disk, 16 << 20):
+        place.make()
+        before = digests(place.site)
+        undisturbed = place.slim(below=disk)
+        after = digests(place.site)
+        assert undisturbed.changes
+        for at in range(1, undisturbed.changes + 1):
+            place.make()
+            shutil.rmtree(place.originals)
+            assert_ended(place.slim(at=at, below=disk), signal.SIGKILL)
+            place.assert_whole(before, after)
+            assert place.slim().status == 0
+            place.assert_clean(after)
+            kept = {path.name for path in place.originals.iterdir()}
+            assert kept == {".negativa-originals", before[ONE], before[TWO]}
+
+
+@HOW
+def test_copy(installed: Made, tmp_path: Path, by: int) -> None:
+    """With --target: the source stays, and a copy that has its name is complete."""
+    place = Workplace(installed, tmp_path / "work", keep=False)
+    place.make()
+    before = digests(place.site)
+    undisturbed = place.copy()
+    assert undisturbed.status == 0, undisturbed
+    after = digests(place.target)
+    for at in points(undisturbed.changes, seed=by):
+        shutil.rmtree(place.target, ignore_errors=True)
+        ended = place.copy(at=at, by=by)
+        assert_ended(ended, by)
+        if not place.target.exists():
+            again = place.copy()
+            assert again.status == 0, (at, again)
+        assert digests(place.target) == after
+        assert digests(place.site) == before
+        assert sorted(p.name for p in place.folder.iterdir()) == ["site-packages", "target"]
 
 
 @HOW
