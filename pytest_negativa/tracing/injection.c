@@ -304,7 +304,7 @@ typedef struct {
     size_t room, used;
 } Table;
 
-static Table contexts, libraries, images, handles, seen, warned;
+static Table contexts, libraries, files, images, handles, seen, warned;
 
 static uint64_t hash_bytes(const char *bytes, size_t size) {
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
@@ -515,7 +515,8 @@ static bool hash_memory(uint64_t address, uint64_t size, char hex[65]) {
 
 typedef struct {
     uint64_t start, end, offset;
-    const char *path; /* into maps_text */
+    unsigned long inode; /* only for comparing mappings: on overlayfs it may not be that of stat */
+    const char *path;    /* into maps_text */
     bool executable, of_loader;
 } Mapping;
 
@@ -590,7 +591,7 @@ static void refresh_mappings(void) {
             path_at == 0 || line[path_at] != '/')
             continue;
         unescape(line + path_at);
-        mappings[mapping_count++] = (Mapping){start, stop, offset, line + path_at,
+        mappings[mapping_count++] = (Mapping){start, stop, offset, inode, line + path_at,
                                               permissions[2] == 'x', false};
     }
     /* What the loader mapped has a part with code. Parts of one file lie side by side. */
@@ -700,30 +701,14 @@ static const char *find_package_path(const char *path) {
     return found != NULL && *found ? found : NULL;
 }
 
-static long library_id(const char *path) {
-    static const char deleted[] = " (deleted)";
-    size_t length = strlen(path), tail = sizeof deleted - 1;
-    bool renamed = length > tail && strcmp(path + length - tail, deleted) == 0, gone = renamed;
-    struct stat status = {0};
-    if (!gone) gone = stat(path, &status) != 0;
-    /* A file that changed, or another one at the same path, is another library. */
-    Text key = {0};
-    text_format(&key, "%llu %llu %lld %lld %lld ", (unsigned long long)status.st_dev,
-                (unsigned long long)status.st_ino, (long long)status.st_size,
-                nanoseconds(status.st_mtim), nanoseconds(status.st_ctim));
-    text_string(&key, path);
-    long id = text_get(&libraries, &key);
-    if (!id) text_put(&libraries, &key, ++next_id);
-    free(key.data);
-    if (id) return id;
-    id = next_id;
+/* Without the file at its path, nothing but the path is known. */
+static void write_library(long id, const char *path, size_t length, bool there) {
     Text line = {0};
     text_format(&line, "{\"record\":\"library\",\"id\":%ld,\"library\":{\"path\":", id);
-    text_json(&line, path, gone ? length - tail : length);
-    int fd = gone ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &status) != 0) {
-        gone = true;
-    } else {
+    text_json(&line, path, length);
+    struct stat status;
+    int fd = there ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    if (fd >= 0 && fstat(fd, &status) == 0) {
         text_format(&line, ",\"size\":%lld,\"mtime_ns\":%lld", (long long)status.st_size,
                     nanoseconds(status.st_mtim));
         text_format(&line, ",\"device\":%llu,\"inode\":%llu,\"ctime_ns\":%lld",
@@ -734,27 +719,57 @@ static long library_id(const char *path) {
         line.failed = line.failed || build_id.failed;
         if (found && !build_id.failed) text_field(&line, "build_id", build_id.data);
         free(build_id.data);
+        const char *package_path = find_package_path(path);
+        if (package_path != NULL) text_field(&line, "package_path", package_path);
     }
     if (fd >= 0) close(fd);
-    const char *package_path = find_package_path(path);
-    if (package_path != NULL) {
-        text_string(&line, ",\"package_path\":");
-        text_json(&line, package_path, strlen(package_path) - (renamed ? tail : 0));
-    }
     text_string(&line, "}}");
     write_line(&line);
-    if (gone) {
-        char text[512];
-        snprintf(text, sizeof text, "%.400s: was replaced or deleted while it was mapped", path);
-        write_warning("library-gone", text, true);
+}
+
+/* The id of a mapped file (recorder.py). A file that changes has a record for each state: `again`
+ * looks whether it has. One that is gone from its path is what it was when it was last seen. */
+static long library_id(const char *path, unsigned long inode, bool again) {
+    static const char deleted[] = " (deleted)";
+    size_t length = strlen(path), tail = sizeof deleted - 1;
+    struct stat status;
+    bool gone = false;
+    /* A file may have this in its own name. */
+    if (length > tail && strcmp(path + length - tail, deleted) == 0)
+        gone = stat(path, &status) != 0 || status.st_ino != inode;
+    if (gone) length -= tail;
+    Text file = {0}, key = {0};
+    text_bytes(&file, path, length);
+    text_format(&file, " %lu", inode);
+    long id = text_get(&files, &file);
+    bool there = !gone && (id == 0 || again) && stat(path, &status) == 0;
+    if (id != 0 && !there) {
+        free(file.data);
+        return id;
     }
+    text_bytes(&key, path, length);
+    if (there)
+        text_format(&key, " %llu %llu %lld %lld %lld", (unsigned long long)status.st_dev,
+                    (unsigned long long)status.st_ino, (long long)status.st_size,
+                    nanoseconds(status.st_mtim), nanoseconds(status.st_ctim));
+    id = text_get(&libraries, &key);
+    if (id == 0) {
+        id = ++next_id;
+        write_library(id, path, length, there);
+        text_put(&libraries, &key, id);
+    }
+    text_put(&files, &file, id);
+    free(file.data);
+    free(key.data);
     return id;
 }
 
 static void record_loaded_libraries(void) {
     for (size_t i = 0; i < mapping_count; i++)
-        if (mappings[i].of_loader && (i == 0 || mappings[i].path != mappings[i - 1].path))
-            library_id(mappings[i].path);
+        if (mappings[i].of_loader &&
+            (i == 0 || mappings[i].inode != mappings[i - 1].inode ||
+             strcmp(mappings[i].path, mappings[i - 1].path) != 0))
+            library_id(mappings[i].path, mappings[i].inode, true);
 }
 
 /* cuda.h; asked of the driver that the program has loaded */
@@ -815,6 +830,7 @@ typedef struct {
     const char *form;
     bool placed;
     char *path; /* malloc-ed, where placed */
+    long library;
     uint64_t offset, size;
     char sha256[65]; /* where not placed; empty: unknown */
     Text prelinked;
@@ -831,6 +847,7 @@ static void place_image(Image *image, const char *form, uint64_t address, uint64
     if (mapping != NULL && (image->path = strdup(mapping->path)) == NULL) lose("out of memory");
     if (image->path != NULL) {
         image->placed = true;
+        image->library = library_id(mapping->path, mapping->inode, !mapping->of_loader);
         image->offset = mapping->offset + (address - mapping->start);
     } else if (size == 0 || size > MAX_SIZE || !hash_memory(address, size, image->sha256)) {
         image->form = "unknown";
@@ -909,8 +926,12 @@ static void resolve_file(Image *image, uint64_t name_address) {
             ssize_t got = pread(fd, head, 4, 0);
             snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
             ssize_t length = readlink(link, path, sizeof path - 1);
+            if (length > 0) path[length] = 0;
             if (length > 0 && (image->path = strndup(path, (size_t)length)) != NULL) {
+                struct stat status;
                 image->placed = true;
+                image->library =
+                    library_id(path, fstat(fd, &status) == 0 ? status.st_ino : 0, true);
                 image->form = got == 4 && memcmp(head, &FATBIN_MAGIC, 4) == 0 ? "fatbin"
                               : got == 4 && memcmp(head, ELFMAG, 4) == 0      ? "cubin"
                                                                               : "ptx";
@@ -928,10 +949,9 @@ static void bind_handle(uint64_t handle, long image) {
 /* Takes what the image owns. */
 static long record_image(const char *call, uint64_t handle, Image *image) {
     if (!devices_known) record_devices();
-    long library = image->placed ? library_id(image->path) : 0;
     Text key = {0};
     if (image->placed)
-        text_format(&key, "%llu %s %ld", (unsigned long long)image->offset, call, library);
+        text_format(&key, "%llu %s %ld", (unsigned long long)image->offset, call, image->library);
     else if (image->sha256[0])
         text_format(&key, "%s %s", image->sha256, call);
     long id = key.length ? text_get(&images, &key) : 0;
@@ -948,7 +968,7 @@ static long record_image(const char *call, uint64_t handle, Image *image) {
         text_field(&line, "form", image->form);
         text_field(&line, "call", call);
         if (image->placed)
-            text_format(&line, ",\"library\":%ld,\"offset\":%llu", library,
+            text_format(&line, ",\"library\":%ld,\"offset\":%llu", image->library,
                         (unsigned long long)image->offset);
         if (image->size && (image->placed || image->sha256[0]))
             text_format(&line, ",\"size\":%llu", (unsigned long long)image->size);
@@ -1180,7 +1200,8 @@ static void set_context_from_environment(void) {
 
 /* What was recorded stands in another file: a new file starts from nothing. */
 static void forget(void) {
-    Table *const tables[] = {&contexts, &libraries, &images, &handles, &seen, &warned};
+    Table *const tables[] = {&contexts, &libraries, &files, &images,
+                             &handles,  &seen,      &warned};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_clear(tables[i]);
     next_id = 0;
     open_gap = 0;

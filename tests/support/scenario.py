@@ -125,6 +125,43 @@ def play(call: Call, fatbin: Path) -> None:
     call(678, handle(0x8000), address, result=1)
 
 
+def play_files(call: Call, fatbin: Path, folder: Path) -> None:
+    """Fatbins in files that are removed and replaced while they are mapped."""
+    keep: list[object] = []
+
+    def load(path: Path) -> int:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        keep.append(mapped)
+        return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+    def use(address: int, kernel: bytes, cbid: int = 678) -> None:
+        names = ctypes.create_string_buffer(kernel), ctypes.c_uint64(0x9000 + len(keep))
+        keep.append(names)
+        call(cbid, ctypes.addressof(names[1]), address)
+        call(681, 0, names[1].value, ctypes.addressof(names[0]))
+
+    folder.mkdir()
+    data = fatbin.read_bytes()
+    seen, unseen, replaced, odd = (
+        folder / name for name in ("seen", "unseen", "replaced", "odd (deleted)")
+    )
+    for path in (seen, unseen, replaced, odd):
+        path.write_bytes(data)
+    first, second, old = load(seen), load(unseen), load(replaced)
+    use(first, b"a")
+    seen.unlink()
+    use(first, b"b", 19)
+    unseen.unlink()
+    use(second, b"c")
+    use(old, b"d")
+    (folder / "new").write_bytes(data + b"\0")
+    (folder / "new").replace(replaced)
+    use(load(replaced), b"e")
+    use(old, b"f", 19)
+    use(load(odd), b"g")
+
+
 def main() -> None:
     which, folder, fatbin = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     run = Run(folder / RUN_ID)
@@ -137,6 +174,7 @@ def main() -> None:
         detector = CuptiDetector(writer)
         detector.set_context(context)
         play(python_call(detector), fatbin)
+        play_files(python_call(detector), fatbin, folder / "files")
         if os.fork() == 0:
             detector.warn("child", "must not be in the parent's trace")
             os._exit(0)
@@ -156,6 +194,7 @@ def main() -> None:
     assert library.InitializeInjection() == 1
     library.negativa_context(context.phase.value.encode(), (context.nodeid or "").encode(), b"d")
     play(native_call(library), fatbin)
+    play_files(native_call(library), fatbin, folder / "files")
     if os.fork() == 0:
         library.negativa_warn(b"child", b"must not be in the parent's trace", 0)
         os._exit(0)

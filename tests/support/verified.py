@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,22 @@ FAULT = FAULT if ROUND == (WHEN or "verify") else ""
 
 
 class VerifiedProject(Project):
-    """A project with ``lib.so``, a copy of libquickstart.so."""
+    """A project with ``lib.so``, a copy of libquickstart.so.
+
+    Several libraries have a build id each, for copies of one content would be one library.
+    """
 
     def __init__(self, folder: Path, suite: str, *libraries: str) -> None:
         super().__init__(folder, folder.parent / "cache")
         folder.mkdir(parents=True, exist_ok=True)
         self.write("pytest.ini", "[pytest]\n")
         self.write("test_a.py", HEAD + suite)
-        for name in libraries or ("lib.so",):
-            shutil.copy(QUICKSTART_LIBRARY, folder / name)
+        original = QUICKSTART_LIBRARY.read_bytes()
+        build_id = original.index(b"GNU\0") + 4
+        for number, name in enumerate(libraries or ("lib.so",)):
+            changed = bytearray(original)
+            changed[build_id] ^= number
+            (folder / name).write_bytes(changed)
         self.environ["PYTHONPATH"] = import_path(STANDIN)
         self.environ["PYTEST_ADDOPTS"] += " -p standin_gpu"
 

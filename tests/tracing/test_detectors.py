@@ -115,6 +115,29 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert process.ended
 
 
+@pytest.mark.parametrize("which", ["python_usage", "native_usage"])
+def test_files_that_come_and_go(which: str, request: pytest.FixtureRequest) -> None:
+    """A file is what it was at first sight, and another file at its path is another library."""
+    usage: Usage = request.getfixturevalue(which)
+    size = FATBIN.stat().st_size
+    found = {
+        (Path(x.library.path).name, x.library.size): {
+            k.name for image in x.images for k in image.use.kernels
+        }
+        for x in usage.libraries
+        if Path(x.library.path).parent.name == "files"
+    }
+    assert found == {
+        ("seen", size): {"a", "b"},
+        ("unseen", None): {"c"},
+        ("replaced", size): {"d", "f"},
+        ("replaced", size + 1): {"e"},
+        ("odd (deleted)", size): {"g"},
+    }
+    (gone,) = [w for w in usage.incomplete if w.code == "library-gone"]
+    assert gone.process is None and "/files/unseen: GPU code was loaded" in gone.text
+
+
 def test_both_detectors_say_the_same(python_usage: Usage, native_usage: Usage) -> None:
     def facts(usage: Usage) -> object:
         images = [list(library.images) for library in usage.libraries if library.images]
