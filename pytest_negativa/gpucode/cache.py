@@ -24,6 +24,7 @@ import zstandard
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.settings import Cache
 from pytest_negativa.models.summary import LibrarySummary
@@ -80,7 +81,7 @@ class MapCache:
             return None
         try:
             summary = msgspec.json.decode(data, type=LibrarySummary)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return None
         # A scope of headers serves every device, so it does not name the summary's device.
         return summary if summary.device == (None if device is None else str(device)) else None

@@ -9,6 +9,7 @@ import msgspec
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader, SectionHeader
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import UNDECODABLE
 
 SLIMMED = (
     "slimmed by negativa slim, so nothing is planned for it: its offsets differ from those of the "
@@ -82,7 +83,7 @@ def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:
         )
     try:
         facts = msgspec.json.decode(source.read(offset, size))
-    except (msgspec.DecodeError, RecursionError) as e:
+    except UNDECODABLE as e:
         raise FormatError(
             source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
         ) from e

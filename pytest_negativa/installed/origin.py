@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.installed.sites import Installed, Site
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import Origin
 
 _COMMANDS = {
@@ -92,7 +93,7 @@ def _of_distribution(installed: Installed) -> Origin:
 def _url_of(path: Path) -> str | None:
     try:
         direct = msgspec.json.decode(path.read_bytes(), type=_DirectUrl)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None
     if direct.vcs_info is None:
         return direct.url
@@ -103,7 +104,7 @@ def _read_conda(prefix: Path) -> Iterator[tuple[str, Origin]]:
     for path in sorted((prefix / _CONDA_LISTS).glob("*.json")):
         try:
             package = msgspec.json.decode(path.read_bytes(), type=_CondaPackage)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNDECODABLE):
             continue
         origin = Origin(name=package.name, version=package.version, installer="conda")
         yield from ((file, origin) for file in package.files)

@@ -8,6 +8,9 @@ import msgspec
 
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What ``msgspec.json.decode`` raises for damaged bytes."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the records: immutable, checked when read from a file."""

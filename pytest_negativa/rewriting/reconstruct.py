@@ -25,7 +25,7 @@ import msgspec
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import Span
+from pytest_negativa.models.base import UNDECODABLE, Span
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
@@ -320,7 +320,7 @@ class _Reconstructor:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as e:
+        except (OSError, *UNDECODABLE) as e:
             raise ReconstructError(
                 f"{path}: not a manifest of this release ({e}); remove {self._root}"
             ) from e

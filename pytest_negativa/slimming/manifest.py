@@ -15,6 +15,7 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.origin import reinstall_commands
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
@@ -44,7 +45,7 @@ def load_manifest(root: Path) -> SlimManifest:
                 f"{MANIFEST_VERSION}; use the release of pytest-negativa that wrote it"
             )
         manifest = msgspec.json.decode(data, type=SlimManifest)
-    except msgspec.DecodeError as e:
+    except UNDECODABLE as e:
         raise StoreError(f"{path}: not a manifest of negativa slim: {e}") from e
     for key, entry in manifest.slimmed.items():
         for name in (key, *entry.names):

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
     AnyOutcomeRecord,
@@ -66,7 +67,7 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
             continue
         try:
             records.append(_decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        except UNDECODABLE as e:
             if number == len(lines):
                 break  # Cut off in the middle: the process was killed in its write.
             raise StoreError(f"{path}:{number}: not a record of test outcomes: {e}") from e

@@ -13,6 +13,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.storage.atomic import write_atomically
@@ -95,7 +96,7 @@ def decode_versioned(
                 f"{origin}: format_version {found}, this release reads {version}; {remedy}"
             )
         return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
-    except (msgspec.DecodeError, ValueError) as e:
+    except (*UNDECODABLE, ValueError) as e:
         raise StoreError(f"{origin}: not {what} of this release: {e}") from e
 
 

@@ -12,11 +12,17 @@ import msgspec
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.digests import save_digests
-from pytest_negativa.storage.records import decode_versioned, load_map, save_map, write_record
+from pytest_negativa.storage.records import (
+    decode_versioned,
+    load_map,
+    save_map,
+    write_record,
+)
 from pytest_negativa.storage.runs import Run
 
 _NEGATIVA_ML_VERSION = 1
@@ -199,7 +205,7 @@ def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
         return ()
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
-    except (OSError, msgspec.DecodeError) as e:
+    except (OSError, *UNDECODABLE) as e:
         raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
 
 

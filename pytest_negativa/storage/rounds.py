@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
 from pytest_negativa.storage.atomic import write_atomically
@@ -39,7 +40,7 @@ def load_round(path: Path) -> Round:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Round)
-    except (OSError, msgspec.DecodeError) as e:
+    except (OSError, *UNDECODABLE) as e:
         raise StoreError(f"{path}: not a round of this release: {e}") from e
 
 

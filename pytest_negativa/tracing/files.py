@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
     AnyTraceRecord,
@@ -85,7 +86,7 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
     for number, line in enumerate(lines, 1):
         try:
             record = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        except UNDECODABLE as e:
             problems.append(f"line {number}: {e}")
             continue
         if not isinstance(record, Header):
@@ -149,5 +150,5 @@ def _version(line: bytes) -> int | None:
     """The format version alone: the rest of another version's header may look any way."""
     try:
         return msgspec.json.decode(line, type=_Versioned).format_version
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None

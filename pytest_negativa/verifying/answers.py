@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.planning.give_back import Part
 from pytest_negativa.storage.atomic import write_atomically
 
@@ -49,7 +50,7 @@ class Answers:
             # The last line may be cut off; the next one must not begin behind it.
             try:
                 answer = msgspec.json.decode(line, type=Answer)
-            except msgspec.DecodeError:
+            except UNDECODABLE:
                 continue
             self._known[answer.kept] = answer
             kept.append(line)
