@@ -11,8 +11,8 @@ import enum
 
 from pytest_negativa.models.base import Record
 
-OUTCOMES_VERSION = 1
-"""Of the file. History: 1 is the first."""
+OUTCOMES_VERSION = 2
+"""Of the file. History: 2 adds the ends of workers; 1 is the first."""
 
 
 class Outcome(str, enum.Enum):
@@ -98,7 +98,21 @@ class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
     context_lost: bool = False
 
 
-AnyOutcomeRecord = SessionStarted | TestStarted | PhaseReported | CollectionFailed | SessionFinished
+class WorkerEnded(OutcomeRecord, frozen=True, kw_only=True, tag="worker-end"):
+    """A worker of pytest-xdist on this machine has ended.
+
+    Attributes:
+        worker: pytest-xdist's name of it.
+        status: exit status of its process, negative for the signal that ended it.
+    """
+
+    worker: str
+    status: int
+
+
+AnyOutcomeRecord = (
+    SessionStarted | TestStarted | PhaseReported | CollectionFailed | WorkerEnded | SessionFinished
+)
 
 
 class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,6 +150,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         exit_status: None if the session died.
         context_lost: it stopped because the CUDA context was lost.
         complete: the last line is there.
+        workers: how the workers of pytest-xdist ended, if that is known.
         running: tests that began and did not end, if the session died.
         kind: what ran.
     """
@@ -148,6 +163,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
     exit_status: int | None
     context_lost: bool = False
     kind: SessionKind = SessionKind.PYTEST
+    workers: tuple[WorkerEnded, ...] = ()
     running: tuple[str, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from pytest_negativa.models.outcomes import (
     SessionKind,
     SessionStarted,
     TestStarted,
+    WorkerEnded,
 )
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.runs import Run
@@ -51,6 +52,7 @@ class OutcomeRecorder:
                 kind=SessionKind.PYTEST,
             )
         )
+        self._nodes: list[Any] = []
         self._finished: SessionFinished | None = None
 
     @property
@@ -95,9 +97,24 @@ class OutcomeRecorder:
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Write the last line, unless a hook at the session's end raised an error."""
         status = yield
+        self._write_ends_of_workers()
         if self._finished is not None:
             self._writer.write(replace(self._finished, exit_status=int(status)))
         return status
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node: Any) -> None:
+        self._nodes.append(node)
+
+    def _write_ends_of_workers(self) -> None:
+        """Write the statuses of workers, for all of which pytest-xdist has waited by now."""
+        for node in self._nodes:
+            # execnet tells them nowhere else. Workers of another machine have no such process.
+            process = getattr(getattr(node.gateway, "_io", None), "popen", None)
+            if process is not None and process.returncode is not None:
+                self._writer.write(
+                    WorkerEnded(worker=str(node.gateway.id), status=process.returncode)
+                )
 
 
 def _worker(report: Any) -> str | None:

@@ -26,6 +26,7 @@ from pytest_negativa.models.outcomes import (
     SessionStarted,
     TestResult,
     TestStarted,
+    WorkerEnded,
 )
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.system import read_regular
@@ -108,6 +109,7 @@ class _Session:
         self._command: tuple[str, ...] = ()
         self._kind = SessionKind.PYTEST
         self._times: list[int] = []
+        self._workers: list[WorkerEnded] = []
         self._end: SessionFinished | None = None
 
     def add(self, record: OutcomeRecord) -> None:
@@ -123,6 +125,8 @@ class _Session:
             self._times.append(record.time_ns)
             self._command = record.command
             self._kind = record.kind
+        elif isinstance(record, WorkerEnded):
+            self._workers.append(record)
         elif isinstance(record, SessionFinished):
             self._times.append(record.time_ns)
             self._end = record
@@ -170,6 +174,7 @@ class _Session:
             exit_status=None if self._end is None else self._end.exit_status,
             context_lost=self._end is not None and self._end.context_lost,
             kind=self._kind,
+            workers=tuple(self._workers),
             running=tuple(
                 nodeid
                 for nodeid, test in self._tests.items()

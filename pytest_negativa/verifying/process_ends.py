@@ -42,7 +42,7 @@ def reasons_of_ends(
         children += [p for p in processes if p.header.role is Role.CHILD]
         if result.session.tests and result.session.kind is SessionKind.PYTEST:
             yield from _reasons_of_session(result, processes, traced)
-            yield from _reasons_of_workers(result, processes)
+            yield from _reasons_of_workers(result, processes, traced)
     before = [p for p in traced.usage.processes if p.header.role is Role.CHILD]
     yield from _reasons_of_children(children, before, len(rounds))
 
@@ -87,19 +87,23 @@ def describe_status(status: int | None) -> str:
         return f"signal {-status}"
 
 
-def _reasons_of_workers(result: RoundResult, processes: Sequence[UsageProcess]) -> Iterator[str]:
+def _reasons_of_workers(
+    result: RoundResult, processes: Sequence[UsageProcess], traced: TracedRun
+) -> Iterator[str]:
     """Why workers of pytest-xdist did not end well."""
     # pytest-xdist replaces a worker that crashes in a test. The test's outcome says so.
     crashed = {t.worker for t in result.session.tests if t.outcome is Outcome.CRASHED}
+    expected = {0, *(worker.status for worker in traced.session.workers)}
+    statuses = {worker.worker: worker.status for worker in result.session.workers}
     for process in processes:
-        worker = process.header.worker
+        worker = process.header.worker or ""
+        status = statuses.get(worker)
         if process.header.role is not Role.WORKER or worker in crashed:
             continue
-        if not process.ended or process.last != AFTER_SESSION:
-            yield (
-                f"round {result.name}: worker {worker} (process {process.header.pid}) did not come "
-                f"to its end; it was last seen{_where(process)}"
-            )
+        name = f"round {result.name}: worker {worker} (process {process.header.pid})"
+        if not process.ended or process.last != AFTER_SESSION or status not in (None, *expected):
+            how = "" if status is None else f" with {describe_status(status)}"
+            yield f"{name} did not end well: it ended{how}{_where(process)}"
 
 
 def _reasons_of_children(

@@ -64,6 +64,10 @@ def pytest_cmdline_main():
     return status
 
 atexit.register(act_in, "atexit")
+
+if FAULT == "destructor: crash":
+    # The C library calls it after Python's own end.
+    ctypes.CDLL(None).on_exit(ctypes.CDLL(None).abort, None)
 """
 )
 
@@ -193,6 +197,13 @@ def distributed(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
             ),
         ),
         pytest.param(
+            "destructor: crash",
+            marks=pytest.mark.planted_fault(
+                "On the copies, the process crashes when its interpreter is gone",
+                says="ended with signal SIGABRT after its session, expected was exit status 0",
+            ),
+        ),
+        pytest.param(
             "atexit: hang",
             marks=pytest.mark.planted_fault(
                 "On the copies, the process hangs at its exit",
@@ -219,7 +230,7 @@ def test_a_process_that_ends_otherwise(
             "sessionfinish: raise of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, a worker's pytest_sessionfinish raises an error",
-                says="did not come to its end; it was last seen in pytest_sessionfinish, which "
+                says="did not end well: it ended with exit status 0 in pytest_sessionfinish, which "
                 "raised RuntimeError: boom",
             ),
         ),
@@ -227,14 +238,14 @@ def test_a_process_that_ends_otherwise(
             "sessionfinish: die of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, a worker's pytest_sessionfinish calls os._exit(3)",
-                says="did not come to its end; it was last seen in pytest_sessionfinish",
+                says="did not end well: it ended with exit status 3 in pytest_sessionfinish",
             ),
         ),
         pytest.param(
             "unconfigure: raise of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, a worker's pytest_unconfigure raises an error",
-                says="did not come to its end; it was last seen in pytest_unconfigure, which "
+                says="did not end well: it ended with exit status 0 in pytest_unconfigure, which "
                 "raised RuntimeError: boom",
             ),
         ),
@@ -242,14 +253,21 @@ def test_a_process_that_ends_otherwise(
             "unconfigure: segfault of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, a worker's pytest_unconfigure crashes",
-                says="did not come to its end; it was last seen in pytest_unconfigure",
+                says="did not end well: it ended with signal SIGSEGV in pytest_unconfigure",
             ),
         ),
         pytest.param(
             "atexit: die well of a worker",
             marks=pytest.mark.planted_fault(
                 "On the copies, an atexit handler of a worker calls os._exit(0)",
-                says="did not come to its end; it was last seen after its session",
+                says="did not end well: it ended with exit status 0 after its session",
+            ),
+        ),
+        pytest.param(
+            "destructor: crash of a worker",
+            marks=pytest.mark.planted_fault(
+                "On the copies, a worker crashes when its interpreter is gone",
+                says="did not end well: it ended with signal SIGABRT after its session",
             ),
         ),
         pytest.param(
@@ -268,6 +286,18 @@ def test_a_worker_that_ends_otherwise(
     done = distributed.pytest("-q", "--negativa-verify", "-n2", status=1, FAULT=plant)
     fault.check(done.stdout)
     assert not distributed.verdict["proved"]
+
+
+def test_a_crash_at_exit_that_happens_when_traced_too_is_proved(tmp_path: Path) -> None:
+    """Some libraries crash in their destructors, in every session."""
+    project = VerifiedProject(tmp_path / "project", SUITE)
+    project.write("conftest.py", CONFTEST.replace("if FAULT ==", "if 'destructor: crash' =="))
+    for workers in ((), ("-n2",)):
+        done = project.pytest("-q", "--negativa", "--negativa-verify", *workers, status=134)
+        assert "\nPROVED" in done.stdout
+    # Without a supervisor, nothing saw it when it was traced.
+    project.pytest("-q", "--negativa", status=-6)
+    assert "expected was exit status 0" in project.verify(status=1)
 
 
 def test_without_a_fault_it_is_proved(solo: VerifiedProject, distributed: VerifiedProject) -> None:

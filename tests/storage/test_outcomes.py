@@ -10,6 +10,7 @@ import pytest
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import (
+    OUTCOMES_VERSION,
     CollectionFailed,
     Outcome,
     OutcomeRecord,
@@ -22,7 +23,7 @@ from pytest_negativa.models.outcomes import (
 from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes
 
 SECOND = 10**9
-BEGIN = SessionStarted(format_version=1, command=("pytest", "-q"), time_ns=0)
+BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q"), time_ns=0)
 
 
 def start(nodeid: str, at: int = 1) -> TestStarted:
@@ -185,7 +186,7 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
         (b'{"record":"other"}\n\n', "t:1: not a record"),
         (
             msgspec.json.encode(msgspec.structs.replace(BEGIN, format_version=9)) + b"\n",
-            "format_version 9, this release reads 1",
+            f"format_version 9, this release reads {OUTCOMES_VERSION}",
         ),
     ],
 )

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_fields
 
-from pytest_negativa.models.outcomes import Outcome, SessionKind, SessionResult, TestResult
+from pytest_negativa.models.outcomes import (
+    Outcome,
+    SessionKind,
+    SessionResult,
+    TestResult,
+    WorkerEnded,
+)
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.trace import (
     AFTER_SESSION,
@@ -161,10 +167,20 @@ def test_workers() -> None:
     controller = process(Role.CONTROLLER)
     for bad in (worker("gw1", ended=False), worker("gw1", last=UNCONFIGURE)):
         [reason] = reasons(a_round(), controller, worker("gw0"), bad)
-        assert reason.startswith(f"round {ROUND}: worker gw1 (process 7) did not come to its end")
+        assert reason.startswith(f"round {ROUND}: worker gw1 (process 7) did not end well")
         crashed = TestResult(nodeid="t", outcome=Outcome.CRASHED, duration=1, worker="gw1")
         result = replace(a_round(), session=session(0, crashed))
         assert reasons(result, controller, worker("gw0"), bad) == []
+
+
+def test_statuses_of_workers() -> None:
+    died = replace_fields(session(), workers=(WorkerEnded(worker="gw0", status=-11),))
+    processes = (process(Role.CONTROLLER), worker("gw0"))
+    [reason] = reasons(replace(a_round(), session=died), *processes)
+    assert reason.endswith("it ended with signal SIGSEGV after its session")
+    traced = TracedRun(Run(Path("run")), (), usage(), died)
+    result = replace(a_round(), session=died)
+    assert list(reasons_of_ends([result], usage(*processes), traced)) == []
 
 
 def test_a_child_that_ends_as_when_traced() -> None:
