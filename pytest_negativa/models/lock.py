@@ -66,6 +66,8 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
             release that finds other elements in the file than the one that made the lock must not
             take them for unused.
         not_proved: why this library is here although it was not proved.
+        copies: the kinds of its copies if they are others than the lock's, because the proof could
+            not compact it.
         digest: of all other fields, see ``digest_of``.
         kept: by offset.
     """
@@ -87,6 +89,7 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     unused_functions: Offset = 0
     code_sha256: Sha256
     not_proved: str | None = None
+    copies: tuple[str, ...] = ()
     digest: Sha256
     kept: tuple[KeptCode, ...]
 

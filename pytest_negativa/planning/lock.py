@@ -45,6 +45,7 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
+_OVERWRITTEN = "overwritten"
 _COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
 _PLANNED_ANEW = "planned anew since it was proved: prove it again"
@@ -155,7 +156,24 @@ def _lock_or_leave(
     reason = _why_never(plan) or (None if unproved else doubt)
     if reason is not None:
         return _left_out(place, reason, plan.library.soname)
-    return _lock_library(plan, one.library_map, place, doubt)
+    locked = _lock_library(plan, one.library_map, place, doubt)
+    if verdict is None or doubt is not None:
+        return locked
+    return replace(locked, copies=_other_copies(verdict, plan))
+
+
+def _other_copies(verdict: Verdict, plan: LibraryPlan) -> tuple[str, ...]:
+    """The kinds of copies of a library if they are others than the verdict's."""
+    kinds = [part.copies for part in verdict.each_kind]
+    found = [_kind_of(part, plan.library.path) for part in verdict.each_kind]
+    return () if found == kinds else tuple(dict.fromkeys(found))
+
+
+def _kind_of(verdict: Verdict, path: str) -> str:
+    """The kind of a library's copy: if it can't be compacted, it is overwritten."""
+    row = verdict.row_of(path)
+    compacted = row is not None and row.copy_size is not None and row.copy_size < row.size
+    return verdict.copies if compacted else _OVERWRITTEN
 
 
 def code_digest(spans: Sequence[tuple[int, int]]) -> str:

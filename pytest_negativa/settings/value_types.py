@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_negativa.arch import SmArch
+from pytest_negativa.arch import KNOWN_DEVICES, ComputeCapability, SmArch
 from pytest_negativa.errors import OptionError
 
 Schema = dict[str, Any]
@@ -327,14 +327,18 @@ class LibraryGlob(Glob):
 class Arch(ValueType):
     """An SM arch of code."""
 
-    expected = "an SM arch like sm_90 or sm_90a"
+    expected = "the SM arch of a known GPU, like sm_90 or sm_90a"
     metavar = "ARCH"
 
     def parse(self, value: Any) -> str:
         try:
-            return str(SmArch.parse(value.strip()))
+            arch = SmArch.parse(value.strip())
         except (AttributeError, OptionError):
             raise self.invalid(value) from None
+        # A typing mistake would keep nothing.
+        if ComputeCapability(arch.major, arch.minor) not in KNOWN_DEVICES:
+            raise self.invalid(value)
+        return str(arch)
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": r"^\s*(sm|compute|lto)_[0-9]{2,}[af]?\s*$"}

@@ -38,6 +38,9 @@ from pytest_negativa.rewriting.trim_kernels import trim_kernels
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
 
+_OVERWRITTEN = "overwritten"
+_NOT_COMPACTED = "proved on an overwritten copy alone: the proof could not compact it"
+
 NO_GPU_CODE = "it has no GPU code"
 
 
@@ -142,13 +145,15 @@ class ByLock:
                 raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
             library_map = _with_digest(read_library(path, scope), locked.sha256)
             plan = plan_from_lock(locked, library_map)
+            notes = [_NOT_COMPACTED] if locked.copies == (_OVERWRITTEN,) else []
             if not plan.trimmed:
-                return Removal(library_map, plan)
+                return Removal(library_map, plan, notes=tuple(notes))
             edits, cubins = trim_kernels(source, library_map, plan, self.fill)
         left = [cubin for cubin in cubins if cubin.left_alone is not None]
-        notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
+        if left:
+            notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
         removed = sum(map(_removed_from, cubins))
-        return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
+        return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _HEAD = b"""\
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
 _REMEDY = "restore the file from version control, or make it again with negativa lock"
+_MAX_TEXT = 400
 _WIDTH = 1 << 24
 # Of the path in msgspec's messages, as in "$.libraries[0].kept[3].offset".
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
@@ -105,14 +107,16 @@ def decode_lock(data: bytes, origin: str) -> Lock:
         raise StoreError(f"{origin}:{root.place.line}: not a lock file: it has no format_version")
     version = found.value
     if version != LOCK_VERSION:
-        raise StoreError(
-            f"{origin}:{found.place.line}: format_version {version}, this release reads "
-            f"{LOCK_VERSION}; {_remedy_for(version, root)}"
+        raise _error(
+            origin,
+            found,
+            f"format_version {version}, this release reads {LOCK_VERSION}",
+            _remedy_for(version, root),
         )
     try:
         lock = msgspec.convert(root.plain(), Lock, dec_hook=decode_hook)
     except msgspec.ValidationError as e:
-        raise StoreError(f"{origin}:{_line_of(root, str(e))}: {e}; {_REMEDY}") from e
+        raise _error(origin, _node_of(root, str(e)), str(e)) from e
     _check_digests(lock, root, origin)
     return lock
 
@@ -122,7 +126,7 @@ def _remedy_for(version: int, root: Node) -> str:
     if version > LOCK_VERSION:
         return "update pytest-negativa"
     run = root.nearest(["proof", "run"]).value
-    name = f" --run {run}" if isinstance(run, str) else ""
+    name = f" --run {shlex.quote(_brief(run))}" if isinstance(run, str) else ""
     return f"make the lock again (negativa lock{name}), or trace and prove again if the run is gone"
 
 
@@ -134,12 +138,14 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
     """
     for index, library in enumerate(lock.libraries):
         if problem := _why_damaged(library):
-            line = root.nearest(["libraries", index]).place.line
-            raise StoreError(f"{origin}:{line}: {library.path}: {problem}; {_REMEDY}")
+            where = root.nearest(["libraries", index])
+            raise _error(origin, where, f"{_brief(library.path)}: {problem}")
     if lock.digest != digest_of(lock):
-        raise StoreError(
-            f"{origin}:{root.nearest(['digest']).place.line}: the lines outside of the libraries, "
-            f"or the list of libraries, don't match their digest; {_REMEDY}"
+        raise _error(
+            origin,
+            root.nearest(["digest"]),
+            "the lines outside of the libraries, or the list of libraries, don't match their "
+            "digest",
         )
 
 
@@ -184,14 +190,26 @@ def _compose(data: bytes, origin: str) -> Node:
         root = parse_document(data, MAX_ITEMS)
     except YamlError as e:
         merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
-        raise StoreError(f"{origin}:{e.place.line}: not a lock file: {e}{merged}") from e
+        raise StoreError(
+            f"{origin}:{e.place.line}: not a lock file: {_brief(str(e))}{merged}"
+        ) from e
     if root is None:
         raise StoreError(f"{origin}:1: not a lock file: it is empty")
     return root
 
 
-def _line_of(root: Node, message: str) -> int:
-    """The line of what a message of msgspec is about, or of the nearest thing around it."""
+def _error(origin: str, where: Node, problem: str, remedy: str = _REMEDY) -> StoreError:
+    return StoreError(f"{origin}:{where.place.line}: {_brief(problem)}; {remedy}")
+
+
+def _brief(text: str) -> str:
+    """A text without the middle of a name that is megabytes long."""
+    half = _MAX_TEXT // 2
+    return text if len(text) <= _MAX_TEXT else f"{text[:half]}...{text[-half:]}"
+
+
+def _node_of(root: Node, message: str) -> Node:
+    """What a message of msgspec is about, or the nearest thing around it."""
     path = message.rpartition("`$")[2]
     steps = [int(index) if index else key or dots for key, index, dots in _STEP.findall(path)]
-    return root.nearest(steps).place.line
+    return root.nearest(steps)

@@ -157,6 +157,21 @@ class TestMaking:
             (s.start, s.end) for s in proved
         ]
 
+    def test_a_library_that_the_proof_could_not_compact(self) -> None:
+        one, two = planned(), planned(BIN / "libnames.so")
+        verdict = verdict_of(one, two)
+        first, second = verdict.libraries
+        assert second.copy_size == second.size
+        rows = (replace(first, copy_size=first.size - 1), second)
+        compacted = replace(verdict, copies="compacted", libraries=rows)
+        both = replace(compacted, copies="both", parts=(verdict, compacted))
+        for given_verdict in (compacted, both):
+            made = make_lock("run", [one, two], given_verdict, place)
+            assert "compacted" in made.proof.copies
+            assert [library.copies for library in made.libraries] == [(), ("overwritten",)]
+        [library, _] = make_lock("run", [one, two], verdict, place).libraries
+        assert library.copies == ()
+
     def test_all_was_spared(self) -> None:
         one = planned()
         verdict = verdict_of(one)

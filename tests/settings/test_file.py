@@ -257,10 +257,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:23: libraries.include: found 'dist: ', expected a glob on a path, a file "
       "name or a soname, or dist:NAME"]),
     ("keep: {archs: [sm_80, 9.0]}",
-     ["negativa.yaml:1:23: keep.archs: found the number 9.0, expected an SM arch like sm_90 or "
-      "sm_90a"]),
+     ["negativa.yaml:1:23: keep.archs: found the number 9.0, expected the SM arch of a known "
+      "GPU, like sm_90 or sm_90a"]),
     ("keep: {archs: [sm_90x]}",
-     ["negativa.yaml:1:16: keep.archs: found 'sm_90x', expected an SM arch like sm_90 or sm_90a"]),
+     ["negativa.yaml:1:16: keep.archs: found 'sm_90x', expected the SM arch of a known GPU, like "
+      "sm_90 or sm_90a"]),
+    ("keep: {archs: [sm_900]}",
+     ["negativa.yaml:1:16: keep.archs: found 'sm_900', expected the SM arch of a known GPU, like "
+      "sm_90 or sm_90a"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
     ("tests: {markers: true}",

@@ -480,7 +480,7 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
         ("--negativa-keep-ptx", "NEGATIVA_KEEP_PTX", "false",
          "found 'false', expected off, newest or all"),
         ("--negativa-keep-arch", "NEGATIVA_KEEP_ARCH", "sm_80,90",
-         "found '90', expected an SM arch like sm_90 or sm_90a"),
+         "found '90', expected the SM arch of a known GPU, like sm_90 or sm_90a"),
         ("--negativa-top", "NEGATIVA_TOP", "-1",
          "found '-1', expected a whole number, 0 or more"),
         ("--negativa-top", "NEGATIVA_TOP", "1.0",

@@ -29,6 +29,7 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
+from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
@@ -36,6 +37,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded
+from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, IS_ROOT
 from tests.support.made_site import HOST, ONE, PLAIN_NAME, TWO, Made
 from tests.support.sites import (
@@ -606,6 +608,18 @@ def lock_with_unknown(site: Made) -> Lock:
     digest = hashlib.sha256(b"unknown").hexdigest()
     unknown = msgspec.structs.replace(first, sha256=digest, path="gone/libgone.so")
     return msgspec.structs.replace(site.lock, libraries=(unknown, *others))
+
+
+@pytest.mark.planted_fault(
+    "The proof could not compact a library, and slim compacts it.",
+    says="proved on an overwritten copy alone: the proof could not compact it",
+)
+def test_library_that_was_not_compacted_for_the_proof(site: Made, fault: PlantedFault) -> None:
+    libraries = tuple(
+        msgspec.structs.replace(library, copies=("overwritten",)) for library in site.lock.libraries
+    )
+    report = run(site, lock=msgspec.structs.replace(site.lock, libraries=libraries))
+    fault.check(render_rows(report.rows, "nothing"))
 
 
 class TestCheck:

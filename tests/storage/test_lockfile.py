@@ -137,6 +137,22 @@ def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
     fault.check(refusal(TEXT.replace(b"format_version: 3", b"format_version: 2")))
 
 
+def test_messages_stay_short_and_harmless() -> None:
+    """A stranger's lock may hold names of any length, and a run's name that a shell would run."""
+    long = b"a" * 1_000_000
+    for text in (
+        TEXT.replace(b"include:", long + b":"),
+        TEXT.replace(b"  run: run", b"  run: !" + long),
+        TEXT.replace(b"format_version: 3", b"format_version: 2").replace(
+            b"run: run", b"run: " + long
+        ),
+        TEXT.replace(b"path: lib/", b"path: " + long),
+    ):
+        assert len(refusal(text)) < 1200
+    old = TEXT.replace(b"format_version: 3", b"format_version: 2")
+    assert "--run 'a; rm -rf b'" in refusal(old.replace(b"run: run", b"run: a; rm -rf b"))
+
+
 def edited(change: Callable[[Any], object]) -> bytes:
     plain = yaml.safe_load(TEXT)
     change(plain)
