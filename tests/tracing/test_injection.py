@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +141,46 @@ def test_a_full_disk(injected: Injected, tmp_path: Path, fault: PlantedFault) ->
     fault.check(all_kept(usage))
     [told] = injected.untraced()
     assert told.endswith(("No space left on device", "no space for a whole line"))
+
+
+@pytest.mark.slow
+def test_a_limit_at_every_place(injected: Injected) -> None:
+    """Wherever writing fails, the trace is told from a whole one."""
+    statements = "start(); use('k' * 300); use('other', 1)\n"
+    injected.play(statements)
+    [whole] = injected.run.trace_files()
+    size = whole.stat().st_size
+    whole.unlink()
+    for limit in (*range(0, size, 61), size - 1):
+        limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+        injected.play(f"{limited}\n{statements}")
+        [trace] = injected.run.trace_files()
+        assert trace.stat().st_size <= limit
+        assert all_kept(injected.usage())
+        trace.unlink()
+
+
+@pytest.mark.slow
+def test_a_killed_child_lost_nothing(injected: Injected) -> None:
+    """Whenever it is killed: what it could use is in its trace."""
+    loop = "start()\nfor i in range(10**6):\n    use(f'k{i}')\n    print(i, flush=True)\n"
+    chance = random.Random(1)
+    for _ in range(30):
+        with subprocess.Popen(
+            injected.command(loop), env=injected.environ, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(chance.randrange(1, 60)):
+                process.stdout.readline()
+            time.sleep(chance.random() / 500)
+            process.kill()
+            lines = process.stdout.read().splitlines()
+        usage = injected.usage()
+        assert not usage.incomplete
+        used = len(kernels(usage)[MULTIARCH.name])
+        assert used > int(lines[-1]) if lines else used
+        for trace in injected.run.trace_files():
+            trace.unlink()
 
 
 @pytest.mark.planted_fault(

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.trace import Context, Device, DeviceRecord, Header, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.tracing.detector import TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import ImageResolver
 from pytest_negativa.tracing.mappings import Mappings
@@ -58,6 +59,8 @@ class StandInDetector:
 
     def start(self) -> None:
         global _current
+        if os.environ.get("PYTEST_XDIST_WORKER", "none") == os.environ.get("STANDIN_TAKEN"):
+            raise TracerBusy("CUPTI serves one tool at a time and is taken")
         _current = self
         # For children that a test starts, see trace_program.
         os.environ["NEGATIVA_TRACE_DIR"] = str(self._folder)
