@@ -160,6 +160,8 @@ def _state(run: Run) -> str:
 
     if (failure := run.failure) is not None:
         return f"failed: {failure}"
+    if (reason := run.incomplete_reason) is not None:
+        return f"incomplete: {reason}"
     try:
         verdict = load_verdict(run)
     except StoreError:

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.storage.records import load_map
+from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES
 
 pytest.importorskip("torch")
@@ -77,6 +78,36 @@ def test_profiled():
 
 def test_traced():
     assert torch.ones(8, device="cuda").sum().item() == 8
+"""
+
+LATE_CONFTEST = """
+import atexit, threading
+import pytest
+import torch
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    torch.randn(100, device="cuda").sort()
+
+
+def pytest_unconfigure():
+    torch.arange(10, device="cuda").cumsum(0)
+
+
+def later():
+    threading.main_thread().join()
+    torch.randn(64, device="cuda").erfinv()
+
+
+def at_exit():
+    torch.fft.fft(torch.randn(64, device="cuda"))
+    torch.cuda.synchronize()
+
+
+def pytest_configure():
+    threading.Thread(target=later).start()
+    atexit.register(at_exit)
 """
 
 # Writes the kernels that a whole session launched, as the profiler of PyTorch saw them.
@@ -352,3 +383,27 @@ def _kernels_at(tmp_path: Path, library: str, offset: int) -> set[str]:
         for element in region.elements
         for kernel in library_map.kernels_of(element.content)
     }
+
+
+@pytest.mark.planted_fault(
+    "Code is used after the report: in pytest_unconfigure, in a thread that outlives the tests, "
+    "and in an atexit handler",
+    says="used after the report: ",
+)
+def test_what_is_used_late_is_traced_and_proved(tmp_path: Path, fault: PlantedFault) -> None:
+    (tmp_path / "test_ops.py").write_text(
+        "import torch\n\n\ndef test_relu():\n    torch.randn(8, device='cuda').relu()\n"
+    )
+    (tmp_path / "conftest.py").write_text(LATE_CONFTEST)
+
+    done = run(tmp_path, "--negativa", "--negativa-verify")
+
+    fault.check(done.stderr)
+    assert "\nPROVED" in done.stdout
+    usage = latest(tmp_path, "usage.json")
+    details = {usage["contexts"][k["first"]["context"]].get("detail")
+               for lib in usage["libraries"] for image in lib["images"]
+               for k in image["use"]["kernels"]}  # fmt: skip
+    assert {"pytest_sessionfinish", "pytest_unconfigure", "after the session"} <= details
+    used_libraries = {Path(path).name.split(".")[0] for path in used(usage)}
+    assert {"libtorch_cuda", "libcufft"} <= used_libraries
