@@ -29,6 +29,13 @@ class RecordRow(Record, frozen=True, kw_only=True):
     size: str
 
 
+class RecordFile(Record, frozen=True, kw_only=True):
+    """A distribution's RECORD before slimming; the time in ns since the epoch."""
+
+    sha256: Sha256
+    mtime_ns: int
+
+
 class Origin(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The distribution that brought a file.
 
@@ -93,11 +100,13 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
+        records: what RECORD files were before slimming, by their path below the folder.
     """
 
     format_version: int
     slimmed: dict[str, SlimmedFile]
     left: dict[str, LeftFile]
+    records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
 

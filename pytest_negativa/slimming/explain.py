@@ -21,7 +21,7 @@ from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
 _MAPPINGS = Path("/proc/self/maps")
 _MAX_ROWS = 20
@@ -147,7 +147,9 @@ def _walk(folder: Path) -> tuple[list[Path], list[str]]:
         if MANIFEST_NAME in names and Path(root) != folder:
             manifests.append(Path(root))
         paths = (Path(root, name) for name in names if ".so" in name)
-        libraries += [str(path) for path in paths if not path.is_symlink()]
+        libraries += [
+            str(path) for path in paths if not path.is_symlink() and temporary_at(path) is None
+        ]
     return manifests, libraries
 
 

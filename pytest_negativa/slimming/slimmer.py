@@ -27,6 +27,7 @@ from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     LeftFile,
     Origin,
+    RecordFile,
     RecordRow,
     SlimManifest,
     SlimmedFile,
@@ -35,7 +36,13 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import begin_run, may_be_kept, save_manifest, token_of
+from pytest_negativa.slimming.manifest import (
+    begin_run,
+    digest_of,
+    may_be_kept,
+    save_manifest,
+    token_of,
+)
 from pytest_negativa.slimming.named_archs import names_of
 from pytest_negativa.slimming.recipes import (
     ALL_NEVER_LOADED,
@@ -192,6 +199,7 @@ class Slimmer:
             format_version=MANIFEST_VERSION,
             slimmed=dict(self.manifest.slimmed),
             left=dict(self.manifest.left),
+            records=dict(self.manifest.records),
         )
 
     def _link_names(self) -> None:
@@ -289,6 +297,7 @@ class Slimmer:
             original = str(aside)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
+        self._remember_records(rows)
         slimmed = self.manifest.slimmed
         before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
         self.manifest.left.pop(task.name, None)
@@ -366,6 +375,16 @@ class Slimmer:
             for name in task.names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
+
+    def _remember_records(self, rows: Sequence[RecordRow]) -> None:
+        """Note what RECORD files are, unless a library that is slimmed has changed them."""
+        changed = {row.record for entry in self.manifest.slimmed.values() for row in entry.rows}
+        for name in {row.record for row in rows} - changed:
+            path = self.root / name
+            if (sha256 := digest_of(path)) is not None:
+                self.manifest.records[name] = RecordFile(
+                    sha256=sha256, mtime_ns=path.stat().st_mtime_ns
+                )
 
     def _update_records(self) -> None:
         changes = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.identity import (
     Records,
@@ -92,10 +93,22 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             # RECORD first: after a run that was killed in between, the next finds the entries.
             sites = [Site(site) for site in tree.sites]
             write_records([tree.root], sites, lambda record: lines.get(str(record), {}), token)
+            _restore_times(tree.root, manifest)
             if not manifest.slimmed:
                 manifest.left.clear()
+                manifest.records.clear()
             save_manifest(tree.root, msgspec.structs.replace(manifest, run=None), token)
     return rows
+
+
+def _restore_times(root: Path, manifest: SlimManifest) -> None:
+    """Give RECORD files that are as before slimming the times of then."""
+    for name, before in manifest.records.items():
+        path = root / name
+        if digest_of(path) == before.sha256:
+            # It may belong to another user, who only let it be written.
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(path.stat().st_atime_ns, before.mtime_ns))
 
 
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:

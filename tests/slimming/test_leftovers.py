@@ -10,6 +10,7 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -80,6 +81,13 @@ def test_check_does_not_take_them_for_libraries(site: Made) -> None:
     rows = check_tree(scan((site.folder,))[0])
     assert {row.status for row in rows} == {SlimStatus.SOUND}
     assert left.exists()
+
+
+def test_explain_does_not_take_them_for_libraries(site: Made) -> None:
+    slim(site)
+    site.one.with_name(f".libone.so.1.{RUN}.negativa-slim").write_bytes(site.one.read_bytes())
+    found = {Path(library.path) for library in slimmed_in([site.folder])}
+    assert found == {site.one, site.two}
 
 
 def test_the_first_manifest_of_a_killed_run(site: Made) -> None:

@@ -95,6 +95,26 @@ def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> 
     assert "user.note" not in os.listxattr(site.one)
 
 
+def test_undo_restores_all_times(site: Made, tmp_path: Path) -> None:
+    """Also that of RECORD, which has other bytes meanwhile."""
+    record = site.info / "RECORD"
+    os.utime(record, ns=(1_000_000_001, 1_000_000_003))
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in site.folder.rglob("*") if path.is_file()}
+
+    before = times()
+    options = replace(FAST, keep_originals=tmp_path / "originals")
+    slim(site, options)
+    # RECORD was changed already when a second run slims more.
+    slim_trees(
+        SlimRequest(paths=(site.folder,), lock=site.lock, strip_others=True, options=options)
+    )
+    assert times()[record] != before[record]
+    undo_trees((site.folder,))
+    assert times() == before
+
+
 def test_undo_restores_the_time_of_a_file_that_was_touched(site: Made, tmp_path: Path) -> None:
     os.utime(site.one, ns=(1_000_000_001, 1_000_000_002))
     slim(site, replace(FAST, keep_originals=tmp_path / "originals"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -318,6 +320,27 @@ def test_processes_keep_what_they_have_open(site: Made) -> None:
         run(site)
         assert file.read() == before
     assert site.one.read_bytes() != before
+
+
+@pytest.mark.planted_fault(
+    "A library to slim has an archive behind its ELF image, which a program finds from the end.",
+    says="in no section or segment and end the file",
+)
+def test_library_with_an_archive_stays(site: Made, fault: PlantedFault) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("model.txt", "weights")
+    with site.one.open("ab") as opened:
+        opened.write(archive.getvalue())
+    before = site.one.read_bytes()
+    lock = lock_of(site.one, site.two)
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=lock, options=FAST))
+    row = row_of(report, ONE)
+    assert row.status is SlimStatus.LEFT
+    fault.check(row.detail or "")
+    assert site.one.read_bytes() == before
+    assert zipfile.ZipFile(site.one).read("model.txt") == b"weights"
+    assert row_of(report, TWO).status is SlimStatus.SLIMMED
 
 
 def test_record_without_the_line_or_no_record(site: Made) -> None:
