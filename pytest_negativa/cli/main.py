@@ -17,23 +17,19 @@ from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.reporting.text import print_error
 
 _MODULES = {
-    "combine": "run",
-    "debloat": "run",
-    "explain": "slim",
-    "heal": "verify",
-    "image-report": "image_report",
-    "inspect": "inspect",
-    "kernels": "run",
-    "locate": "run",
-    "lock": "slim",
-    "measure": "measure",
-    "reconstruct": "verify",
-    "runs": "runs",
-    "slim": "slim",
-    "trace": "run",
-    "verify": "verify",
+    command: module
+    for module, commands in {
+        "image_report": ("image-report",),
+        "inspect": ("inspect",),
+        "measure": ("measure",),
+        "run": ("combine", "debloat", "kernels", "locate", "trace"),
+        "runs": ("runs",),
+        "slim": ("explain", "lock", "slim"),
+        "verify": ("heal", "reconstruct", "verify"),
+    }.items()
+    for command in commands
 }
-"""The module of ``cli`` that has the command."""
+"""The module of ``cli`` that has a command, by the command's name."""
 
 
 class _Group(click.Group):

@@ -351,14 +351,8 @@ class _SourceStream(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(self._source.size - self._position, 0)
-        length = left if size < 0 else min(size, left)
-        data = self._source.read(self._position, length) if length else b""
-        self._position += length
-        return data
-
     def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        length = min(len(buffer), max(self._source.size - self._position, 0))
+        buffer[:length] = self._source.read(self._position, length)
+        self._position += length
+        return length

@@ -70,7 +70,7 @@ def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
     return reader.library_map(source, host, sections)
 
 
-def read_slimmed(path: str | os.PathLike[str], scope: Scope) -> tuple[LibraryMap, Removed]:
+def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     """Read the GPU code that is left in a slimmed library, and how much is gone.
 
     All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
@@ -78,16 +78,6 @@ def read_slimmed(path: str | os.PathLike[str], scope: Scope) -> tuple[LibraryMap
 
     Raises:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
-    """
-    with ByteSource(path) as source:
-        return map_slimmed(source, scope)
-
-
-def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
-    """``read_slimmed`` for a library that is open.
-
-    Raises:
-        FormatError: see ``read_slimmed``.
     """
     host = read_host_elf(source, with_segments=True)
     before = size_before(source)

@@ -10,7 +10,6 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from pytest_negativa.errors import FormatError
@@ -144,10 +143,5 @@ class ByteSource:
     def __enter__(self) -> ByteSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()

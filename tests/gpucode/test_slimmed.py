@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
 from pytest_negativa.gpucode.elf import HostSegment, read_segments
 from pytest_negativa.gpucode.elf_tables import SHT_SYMTAB, STT_FUNC, SYM
-from pytest_negativa.gpucode.library import read_library, read_slimmed
+from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
@@ -31,7 +31,15 @@ from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region
 from tests.support.compacting import build, content, gpu_code, needs_compiler, plan_of
 from tests.support.libraries import BIN, SHARED_OBJECTS
-from tests.support.slimmed import check_slimmed, compact, plan_for, read, rows, with_digest
+from tests.support.slimmed import (
+    check_slimmed,
+    compact,
+    plan_for,
+    read,
+    read_slimmed,
+    rows,
+    with_digest,
+)
 
 ALL = Scope()
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.cli.main import main
-from pytest_negativa.gpucode.library import read_library, read_slimmed
+from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
@@ -50,7 +50,7 @@ from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
-from tests.support.slimmed import compact, plan_for, read
+from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
 
 SM_90 = ComputeCapability(9, 0)

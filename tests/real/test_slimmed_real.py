@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.gpucode.library import read_slimmed
 from pytest_negativa.models.library import Scope
 from pytest_negativa.planning.by_arch import plan_for_devices
 from tests.support.compacting import plan_of
-from tests.support.slimmed import check_slimmed, compact, read, rows
+from tests.support.slimmed import check_slimmed, compact, read, read_slimmed, rows
 
 pytestmark = pytest.mark.real_libs
 

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.compact.compact import compact_library
@@ -30,6 +32,11 @@ def with_digest(library_map: LibraryMap) -> LibraryMap:
     digest = hashlib.sha256(Path(library_map.library.path).read_bytes()).hexdigest()
     identity = msgspec.structs.replace(library_map.library, sha256=digest)
     return msgspec.structs.replace(library_map, library=identity)
+
+
+def read_slimmed(path: Path, scope: Scope) -> tuple[LibraryMap, Removed]:
+    with ByteSource(path) as source:
+        return map_slimmed(source, scope)
 
 
 def read(path: Path) -> LibraryMap:
