@@ -8,11 +8,13 @@ since the epoch, durations seconds.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from pytest_negativa.models.base import Record
 
-OUTCOMES_VERSION = 2
-"""Of the file. History: 2 adds the ends of workers; 1 is the first."""
+OUTCOMES_VERSION = 3
+"""Of the file. History: 3 tells attempts, subtests, reasons and types of errors; 2 adds the ends
+of workers; 1 is the first."""
 
 
 class Outcome(str, enum.Enum):
@@ -26,6 +28,17 @@ class Outcome(str, enum.Enum):
     ERROR = "error"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"
+
+
+class Aspect(str, enum.Enum):
+    """What two ends of a test with the same outcome may differ in."""
+
+    ATTEMPTS = "attempts"  # how often the test and its phases ran, and how each phase ended
+    SUBTESTS = "subtests"  # how many there were, and how they ended
+    SUBTEST_NAMES = "subtest-names"  # which of them ended how
+    SKIP_REASON = "skip-reason"
+    XFAIL_REASON = "xfail-reason"
+    ERROR_TYPE = "error-type"  # of a failed or xfailed test: the name of the exception's class
 
 
 class SessionKind(str, enum.Enum):
@@ -67,6 +80,10 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
         worker: pytest-xdist's name of the worker.
         text: the error or the reason, shortened.
         gpu_error: the error that the CUDA context is left with, if it is lost for good.
+        attempt: how often the phase has run by now, in this run of the test.
+        subtest: the name of the subtest that this report is of.
+        reason: why the test is skipped or expected to fail, in full.
+        error_type: the class of the exception that ended the phase.
     """
 
     nodeid: str
@@ -78,6 +95,10 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
     worker: str | None = None
     text: str | None = None
     gpu_error: str | None = None
+    attempt: int = 1
+    subtest: str | None = None
+    reason: str | None = None
+    error_type: str | None = None
 
 
 class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection-error"):
@@ -125,6 +146,8 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
         gpu_error: see ``PhaseReported``.
         doubtful: the outcome means nothing: an earlier test had lost the process's CUDA context,
             or the session was stopped during the test.
+        aspects: what else is known of its end: a sorted list of texts for each aspect. If the test
+            ran several times (a node id that is there twice), those of all of them.
     """
 
     __test__ = False
@@ -136,6 +159,7 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     worker: str | None = None
     gpu_error: str | None = None
     doubtful: bool = False
+    aspects: Mapping[Aspect, tuple[str, ...]] = {}
 
 
 class SessionResult(Record, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.outcomes import Aspect
 
 
 class TraceLevel(str, enum.Enum):
@@ -134,6 +135,7 @@ class Verify(Record, frozen=True, kw_only=True):
         copies: what the tests run on.
         rerun: how often tests that differ run again on the originals.
         timeout: seconds; see the option.
+        tolerate: in what equal outcomes of a test may differ.
         opened_originals: what follows if a process opened an original meanwhile.
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """
@@ -142,6 +144,7 @@ class Verify(Record, frozen=True, kw_only=True):
     copies: CopyKind
     rerun: int
     timeout: int | None
+    tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy
     heal_runs: int
     heal_minutes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from pytest_negativa.models.base import Offset, Record, Span
-from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
@@ -87,6 +87,21 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class AspectChange(Record, frozen=True, kw_only=True):
+    """What differs between two ends of a test with the same outcome.
+
+    Attributes:
+        aspect: what was compared.
+        before, after: what only the traced run has, and what only the run on the copies has.
+        tolerated: whether ``verify.tolerate`` names the aspect.
+    """
+
+    aspect: Aspect
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    tolerated: bool = False
+
+
 class TestVerdict(Record, frozen=True, kw_only=True):
     """A test of either run.
 
@@ -97,6 +112,7 @@ class TestVerdict(Record, frozen=True, kw_only=True):
         text: its error on the copies, shortened.
         gpu_error: the error that it left the CUDA context with, unless it does so on the originals.
         libraries: real paths of the libraries that it used first in the traced run.
+        changes: in what else the two ends differ, if the outcomes are equal.
     """
 
     __test__ = False
@@ -108,11 +124,13 @@ class TestVerdict(Record, frozen=True, kw_only=True):
     text: str | None = None
     gpu_error: str | None = None
     libraries: tuple[str, ...] = ()
+    changes: tuple[AspectChange, ...] = ()
 
     @property
     def differs(self) -> bool:
         """Whether it ended otherwise on the copies, or lost its CUDA context there."""
-        return self.before is not self.after or self.gpu_error is not None
+        tolerated = all(change.tolerated for change in self.changes)
+        return self.before is not self.after or self.gpu_error is not None or not tolerated
 
 
 class WorkKind(str, enum.Enum):

@@ -14,6 +14,7 @@ from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     TESTS_DIFFER,
+    AspectChange,
     Healing,
     LibraryStatus,
     ProvedLibrary,
@@ -40,7 +41,9 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
             yield f"On {part.copies} copies: {'proved' if part.proved else 'not proved'}"
         yield from _libraries_of(part)
     if verdict.differences:
-        yield _tests("Tests whose outcome changed on the copies:", verdict.differences)
+        yield _tests("Tests that ended otherwise on the copies:", verdict.differences)
+    if tolerated := [t for t in verdict.tests if t.changes and not t.differs]:
+        yield _tests("Tolerated (verify.tolerate):", tolerated)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
         yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
     for tolerance in (None, *Tolerance):
@@ -92,6 +95,7 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
         lines.append(f"  {printable(test.nodeid)}: {before} -> {after}")
         if test.text is not None:
             lines.append(f"    {printable(test.text)[:_MAX_TEXT]}")
+        lines += map(_change, test.changes)
         if test.gpu_error is not None:
             lines.append(f"    left the CUDA context with {test.gpu_error}")
         if test.libraries and test.after is not None:
@@ -115,6 +119,14 @@ def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
     if len(work) > _MAX_TESTS:
         lines.append(f"  and {len(work) - _MAX_TESTS:,} more")
     return "\n".join(lines)
+
+
+def _change(change: AspectChange) -> str:
+    before, after = (
+        printable("; ".join(texts))[:_MAX_TEXT] or "nothing"
+        for texts in (change.before, change.after)
+    )
+    return f"    {change.aspect.value}: {before} -> {after}"
 
 
 def _outcome(outcome: Outcome | None) -> str:
@@ -155,6 +167,8 @@ def _conclusion(verdict: Verdict) -> str:
         outcomes = "all outcomes as in the traced run"
         if any(t.differs for t in verdict.tests):
             outcomes += ", but for flaky tests"
+        if any(c.tolerated for t in verdict.tests for c in t.changes):
+            outcomes += ", but for tolerated differences"
         kinds = " and ".join(part.copies for part in verdict.parts)
         kinds = f" on {kinds} copies" if kinds else ""
         text = (

@@ -6,6 +6,7 @@ They run in the process that reports. pytest-xdist passes its workers' reports t
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -32,7 +33,56 @@ CONTEXT_LOST = "negativa: the CUDA context is lost"
 GPU_ERROR_ATTRIBUTE = "negativa_gpu_error"
 """An attribute of a test report. Plain values travel from workers to the controller."""
 
+ATTEMPT_ATTRIBUTE = "negativa_attempt"
+ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
+SUBTEST_ATTRIBUTE = "negativa_subtest"
+
 _MAX_TEXT = 500
+_ATTEMPTS = pytest.StashKey[Counter[str]]()
+
+
+class ReportDetails:
+    """Adds to the reports of this process's tests what the process that reports can't tell.
+
+    That is how often the phase ran, for flaky reports the last attempt only, the type of the error,
+    and the name of a subtest, which pytest 9 changes on the way from a worker of pytest-xdist.
+    """
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        item.stash[_ATTEMPTS] = Counter()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        _attempts(item)["setup"] += 1
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        _attempts(item)["call"] += 1
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        _attempts(item)["teardown"] += 1
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
+        if call.excinfo is not None and (report.failed or hasattr(report, "wasxfail")):
+            setattr(report, ERROR_TYPE_ATTRIBUTE, call.excinfo.typename)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # As pytest 9 and pytest-subtests have it.
+        context = getattr(report, "context", None)
+        if context is not None:
+            values = ", ".join(f"{name}={value}" for name, value in context.kwargs.items())
+            name = f"[{'' if context.msg is None else context.msg}] ({values})"
+            setattr(report, SUBTEST_ATTRIBUTE, printable_id(name))
 
 
 class OutcomeRecorder:
@@ -75,6 +125,10 @@ class OutcomeRecorder:
                 worker=_worker(report),
                 text=None if report.passed else _text(report),
                 gpu_error=getattr(report, GPU_ERROR_ATTRIBUTE, None),
+                attempt=getattr(report, ATTEMPT_ATTRIBUTE, 1),
+                subtest=getattr(report, SUBTEST_ATTRIBUTE, None),
+                reason=_reason(report),
+                error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
             )
         )
 
@@ -124,6 +178,11 @@ def _worker(report: Any) -> str | None:
     return worker
 
 
+def _attempts(item: pytest.Item) -> Counter[str]:
+    # A plugin may run a test without pytest's protocol.
+    return item.stash.setdefault(_ATTEMPTS, Counter())
+
+
 def _is_context_lost(session: pytest.Session) -> bool:
     reasons = [session.shouldstop]
     # pytest-xdist's controller does not copy its workers' reasons to the session.
@@ -143,6 +202,16 @@ def _text(report: Any) -> str | None:
         text = str(detail or "")
     text = printable_id(" ".join(text.split()))
     return text[:_MAX_TEXT] or None
+
+
+def _reason(report: Any) -> str | None:
+    """Why a test was skipped or expected to fail."""
+    if hasattr(report, "wasxfail"):
+        return printable_id(str(report.wasxfail))
+    if not report.skipped:
+        return None
+    detail = report.longrepr
+    return printable_id(str(detail[2] if isinstance(detail, tuple) else detail))
 
 
 def printable_id(text: str) -> str:

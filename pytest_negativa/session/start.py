@@ -23,7 +23,7 @@ from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import process_end
-from pytest_negativa.session.outcome_recorder import OutcomeRecorder
+from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -65,6 +65,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     plugins.register(Selection(settings.tests), "negativa-selection")
+    if role is not Role.CONTROLLER:
+        plugins.register(ReportDetails(), "negativa-report-details")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
     if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
         plugins.register(RoundReports(config, round_spec), "negativa-round-reports")

@@ -350,6 +350,25 @@ OPTIONS: tuple[Option, ...] = (
         requires=_PROVED,
     ),
     Option(
+        name="verify.tolerate",
+        flag_name="tolerate",
+        type=value_types.ListOf(
+            value_types.Choice(
+                "attempts",
+                "subtests",
+                "subtest-names",
+                "skip-reason",
+                "xfail-reason",
+                "error-type",
+            ),
+            commas=True,
+        ),
+        default=(),
+        help="Ignore these differences between equal outcomes of a test.",
+        detail="The verdict lists them as tolerated.",
+        requires=_PROVED,
+    ),
+    Option(
         name="verify.opened_originals",
         flag_name="opened-originals",
         type=value_types.Choice("not-proved", "note"),

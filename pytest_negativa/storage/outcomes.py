@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
     AnyOutcomeRecord,
+    Aspect,
     CollectionFailed,
     Outcome,
     OutcomeRecord,
@@ -98,6 +100,7 @@ class _Test:
     gpu_error: str | None = None
     doubtful: bool = False
     ended: bool = False
+    aspects: dict[Aspect, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 class _Session:
@@ -117,7 +120,9 @@ class _Session:
             self._collection_errors.append(f"{record.nodeid}: {record.text}")
         elif isinstance(record, TestStarted):
             self._times.append(record.time_ns)
-            self._tests.setdefault(record.nodeid, _Test()).ended = False
+            test = self._tests.setdefault(record.nodeid, _Test())
+            test.ended = False
+            test.aspects[Aspect.ATTEMPTS].append("start")
         elif isinstance(record, PhaseReported):
             self._times.append(record.time_ns)
             self._add_phase(record)
@@ -138,7 +143,10 @@ class _Session:
         test.ended = record.when in ("teardown", _CRASHED_PHASE)
         test.doubtful = self._lost.get(record.worker, record.nodeid) != record.nodeid
         outcome = _outcome(record)
-        if outcome is None:
+        for aspect, text in _aspects(record, outcome):
+            test.aspects[aspect].append(text)
+        # A subtest that fails makes its test fail. A skipped one does not make its test skipped.
+        if outcome is None or (record.subtest is not None and outcome is not Outcome.FAILED):
             return
         test.phases.append(outcome)
         if outcome is not Outcome.PASSED:
@@ -161,6 +169,7 @@ class _Session:
                     gpu_error=test.gpu_error,
                     # A session that ended by itself before the test did was stopped: no crash.
                     doubtful=test.doubtful or (self._end is not None and not test.ended),
+                    aspects={a: tuple(sorted(texts)) for a, texts in test.aspects.items()},
                 )
             )
         times = self._times or [0]
@@ -194,6 +203,25 @@ def _outcome(record: PhaseReported) -> Outcome | None:
     if record.outcome == "failed":
         return Outcome.FAILED if record.when == "call" else Outcome.ERROR
     return None
+
+
+def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[Aspect, str]]:
+    """What one phase adds to the aspects of its test."""
+    if outcome is Outcome.CRASHED:
+        return  # Only the controller of pytest-xdist reports the phase of a crash.
+    ended = record.outcome if outcome is None else outcome.value
+    if record.subtest is None:
+        times = f" at attempt {record.attempt}" if record.attempt > 1 else ""
+        yield Aspect.ATTEMPTS, f"{record.when} {ended}{times}"
+    else:
+        yield Aspect.SUBTESTS, ended
+        yield Aspect.SUBTEST_NAMES, f"{record.subtest} {ended}"
+    if record.reason is not None:
+        skipped = outcome is Outcome.SKIPPED
+        yield Aspect.SKIP_REASON if skipped else Aspect.XFAIL_REASON, record.reason
+    # An attempt that is repeated is no end of the test.
+    if record.error_type is not None and outcome is not None:
+        yield Aspect.ERROR_TYPE, record.error_type
 
 
 def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:

@@ -272,7 +272,7 @@ class _Trials:
             n
             for n in tests
             if n in ended
-            and ended[n].outcome is before[n].outcome
+            and self.verification.is_same(before[n], ended[n])
             and (ended[n].gpu_error is None or before[n].gpu_error is not None)
         ]
         if self.wanted.keys().isdisjoint(good):

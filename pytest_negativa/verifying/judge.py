@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.outcomes import Aspect, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
@@ -37,6 +38,7 @@ from pytest_negativa.verifying.evidence import (
 from pytest_negativa.verifying.originals import known_of_originals, sound_rounds
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
+from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,
@@ -91,7 +93,7 @@ def judge(attempt: Attempt) -> Verdict:
 
 
 def _compare_work(attempt: Attempt, tests: TestEvidence) -> tuple[WorkDifference, ...]:
-    rounds = sound_rounds(tests.before, attempt.originals, tests.on_originals)
+    rounds = sound_rounds(tests.before, attempt.originals, tests.on_originals, tests.tolerate)
     work = work_of_rounds(
         attempt,
         attempt.usage,
@@ -137,6 +139,7 @@ class TestEvidence:
         traced_on, verified_on: compute capabilities.
         problems: what else speaks against the run, such as a collection error.
         statuses: exit status of the session when traced, and on the copies; None if it died.
+        tolerate: what two equal outcomes may differ in.
     """
 
     __test__ = False
@@ -150,12 +153,14 @@ class TestEvidence:
     verified_on: Collection[str]
     problems: tuple[str, ...] = ()
     statuses: tuple[int | None, int | None] = (None, None)
+    tolerate: Collection[Aspect] = ()
 
 
 def _test_evidence(attempt: Attempt) -> TestEvidence:
     traced, usage = attempt.traced, attempt.usage
     before, after = by_nodeid(traced.session.tests), attempt.after
-    on_originals = known_of_originals(before, after, attempt.originals)
+    tolerate = attempt.settings.tolerate
+    on_originals = known_of_originals(before, after, attempt.originals, tolerate)
     return TestEvidence(
         before=before,
         after=after,
@@ -166,6 +171,7 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         verified_on={d.compute_capability for d in usage.devices},
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
         statuses=(traced.session.exit_status, _first_to_end(attempt.rounds).session.exit_status),
+        tolerate=tolerate,
     )
 
 
@@ -184,7 +190,7 @@ def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
 def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
     before, after = tests.before.get(nodeid), tests.after.get(nodeid)
     on_originals = nodeid in tests.on_originals
-    as_traced = before is not None and after is not None and before.outcome is after.outcome
+    as_traced = before and after and same_outcome(before, after, tests.tolerate)
     lost_before = before is not None and before.gpu_error is not None
     verdict = TestVerdict(
         nodeid=nodeid,
@@ -195,6 +201,7 @@ def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
         if after is None or (as_traced and (on_originals or lost_before))
         else after.gpu_error,
         libraries=tuple(sorted(tests.used.get(nodeid, ()))),
+        changes=changed_aspects(before, after, tests.tolerate) if before and after else (),
     )
     return replace(verdict, text=after.text) if after is not None and verdict.differs else verdict
 
@@ -208,8 +215,14 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     both = [v for v in against if v.after is not None and v.before is not None]
     if different := [v for v in both if v.before is not v.after]:
         yield f"{_count(different, 'test')} ended with another outcome than in the traced run"
-    if lost := [v for v in both if v.before is v.after]:
+    if lost := [v for v in both if v.before is v.after and v.gpu_error is not None]:
         yield f"{_count(lost, 'test')} ended as in the traced run, but lost the CUDA context"
+    changes = [[c.aspect.value for c in v.changes if not c.tolerated] for v in both]
+    if changed := list(filter(None, changes)):
+        yield (
+            f"{_count(changed, 'test')} ended with the same outcome as in the traced run, but not "
+            f"alike; if that is no fault, set verify.tolerate: [{_list(set(chain(*changed)))}]"
+        )
     if missing:
         yield f"{_count(missing, 'test')} of the traced run did not run"
     if new:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.outcomes import Aspect, TestResult
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.verifying.same_outcome import same_outcome
 
 Results = Mapping[str, TestResult]
 
@@ -39,24 +40,29 @@ class OriginalRuns:
     together: tuple[OriginalRound, ...] = ()
 
 
-def undecided_tests(before: Results, after: Results) -> Iterator[str]:
+def undecided_tests(
+    before: Results, after: Results, tolerate: Collection[Aspect] = ()
+) -> Iterator[str]:
     """Tests that may behave on the originals as they did on the copies.
 
-    These ended with another outcome, or ended as traced and lost their CUDA context. A test that
+    These ended otherwise, or ended as traced and lost their CUDA context. A test that
     did both is left out: its other outcome follows from the lost context.
 
     Args:
         before, after: in the traced run, and on the copies.
+        tolerate: what equal outcomes may differ in.
     """
     for nodeid, test in after.items():
         if nodeid in before:
-            differs = test.outcome is not before[nodeid].outcome
+            differs = not same_outcome(before[nodeid], test, tolerate)
             lost = test.gpu_error is not None and before[nodeid].gpu_error is None
             if differs != lost:
                 yield nodeid
 
 
-def known_of_originals(before: Results, after: Results, runs: OriginalRuns) -> frozenset[str]:
+def known_of_originals(
+    before: Results, after: Results, runs: OriginalRuns, tolerate: Collection[Aspect] = ()
+) -> frozenset[str]:
     """Tests that did on the originals, too, what they did on the copies.
 
     A test that runs alone may end otherwise because it needs an earlier one. So its reruns alone
@@ -64,44 +70,66 @@ def known_of_originals(before: Results, after: Results, runs: OriginalRuns) -> f
     """
     return frozenset(
         nodeid
-        for nodeid in undecided_tests(before, after)
-        if _was_seen(before[nodeid], after[nodeid], runs)
+        for nodeid in undecided_tests(before, after, tolerate)
+        if _was_seen(before[nodeid], after[nodeid], runs, tolerate)
     )
 
 
-def needs_other_tests(before: Results, after: Results, runs: OriginalRuns) -> bool:
+def needs_other_tests(
+    before: Results, after: Results, runs: OriginalRuns, tolerate: Collection[Aspect] = ()
+) -> bool:
     """Whether a test ends otherwise alone, and no round of all tests has told more."""
-    known = known_of_originals(before, after, runs)
+    known = known_of_originals(before, after, runs, tolerate)
     return any(
         nodeid not in known
-        and after[nodeid].outcome in _outcomes(runs.alone.get(nodeid, ()))
+        and _is_among(after[nodeid], runs.alone.get(nodeid, ()), before[nodeid], tolerate)
         and not any(nodeid in r.tests for r in runs.together)
-        for nodeid in undecided_tests(before, after)
+        for nodeid in undecided_tests(before, after, tolerate)
     )
 
 
 def sound_rounds(
-    before: Results, runs: OriginalRuns, flaky: Collection[str]
+    before: Results,
+    runs: OriginalRuns,
+    flaky: Collection[str],
+    tolerate: Collection[Aspect] = (),
 ) -> tuple[OriginalRound, ...]:
     """The rounds of all tests in which each test that is not flaky ended as in the traced run."""
-    wanted = {nodeid: test.outcome for nodeid, test in before.items() if nodeid not in flaky}
+    wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
     return tuple(
         r
         for r in runs.together
         if r.complete
-        and all(n in r.tests and r.tests[n].outcome is outcome for n, outcome in wanted.items())
+        and all(
+            n in r.tests and same_outcome(test, r.tests[n], tolerate) for n, test in wanted.items()
+        )
     )
 
 
-def _was_seen(before: TestResult, after: TestResult, runs: OriginalRuns) -> bool:
+def _was_seen(
+    before: TestResult, after: TestResult, runs: OriginalRuns, tolerate: Collection[Aspect]
+) -> bool:
     alone = runs.alone.get(after.nodeid, ())
     together = tuple(r.tests[after.nodeid] for r in runs.together if after.nodeid in r.tests)
     if after.gpu_error is not None:
         return any(test.gpu_error is not None for test in (*alone, *together))
-    seen = _outcomes(alone)
-    return after.outcome in _outcomes(together) or {before.outcome, after.outcome} <= seen
+    return _is_among(after, together, before, tolerate) or (
+        _is_among(before, alone, after, tolerate) and _is_among(after, alone, before, tolerate)
+    )
 
 
-def _outcomes(results: tuple[TestResult, ...]) -> set[object]:
-    """Outcomes of runs that kept their CUDA context."""
-    return {test.outcome for test in results if test.gpu_error is None}
+def _is_among(
+    wanted: TestResult,
+    results: tuple[TestResult, ...],
+    other: TestResult,
+    tolerate: Collection[Aspect],
+) -> bool:
+    """Whether a run that kept its CUDA context ended as wanted.
+
+    Args:
+        other: the end from which the wanted one must be told. If its outcome is another one, all
+            aspects but the type of the error are tolerated.
+    """
+    if other.outcome is not wanted.outcome:
+        tolerate = {*Aspect} - {Aspect.ERROR_TYPE} | {*tolerate}
+    return any(test.gpu_error is None and same_outcome(wanted, test, tolerate) for test in results)

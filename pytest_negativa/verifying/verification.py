@@ -62,6 +62,7 @@ from pytest_negativa.verifying.rounds import (
     run_all,
     run_round,
 )
+from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
@@ -206,6 +207,10 @@ class Verification:
         self._rounds.append(result)
         return result
 
+    def is_same(self, before: TestResult, after: TestResult) -> bool:
+        """Whether a test ended alike, but for what the settings tolerate."""
+        return same_outcome(before, after, self.settings.verify.tolerate)
+
     def write(self, verdict: Verdict) -> Path:
         """Write ``verdict.json`` into the verification's folder and the run's."""
         write_record(self.folder.verdict_file, verdict, indent=1)
@@ -244,7 +249,7 @@ class Verification:
     def _rerun_originals(self, after: Mapping[str, TestResult]) -> None:
         """Rerun tests on the originals that end otherwise on the copies, until it is clear why."""
         before = by_nodeid(self.traced.session.tests)
-        times = self.settings.verify.rerun
+        times, tolerate = self.settings.verify.rerun, self.settings.verify.tolerate
         for _ in range(times):
             left = self._undecided(before, after, times)
             if not left:
@@ -252,18 +257,19 @@ class Verification:
             tests = format_items(len(left), "test differs", "tests differ")
             self.say(f"negativa: {tests}; rerunning on the originals")
             self._run_originals(left)
-        if times and needs_other_tests(before, after, self._originals):
+        if times and needs_other_tests(before, after, self._originals, tolerate):
             self.say("negativa: tests end otherwise alone; rerunning all tests on the originals")
             self._run_originals(None)
 
     def _undecided(
         self, before: Mapping[str, TestResult], after: Mapping[str, TestResult], times: int
     ) -> tuple[str, ...]:
-        known = known_of_originals(before, after, self._originals)
+        tolerate = self.settings.verify.tolerate
+        known = known_of_originals(before, after, self._originals, tolerate)
         alone = self._originals.alone
         return tuple(
             nodeid
-            for nodeid in undecided_tests(before, after)
+            for nodeid in undecided_tests(before, after, tolerate)
             if nodeid not in known and len(alone.get(nodeid, ())) < times
         )
 

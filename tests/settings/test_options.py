@@ -136,6 +136,13 @@ CASES = [
     Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 3),
     Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
     Case(
+        "verify.tolerate",
+        ("subtests", "attempts,error-type"), ["subtests", "attempts", "error-type"],
+        "skip-reason,xfail-reason", ["skip-reason", "xfail-reason"],
+        "[subtest-names]", ["subtest-names"],
+        [],
+    ),
+    Case(
         "verify.opened_originals",
         ("note",), "note",
         "note", "note",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
+    Aspect,
     CollectionFailed,
     Outcome,
     OutcomeRecord,
@@ -94,8 +96,6 @@ def outcomes(result: SessionResult) -> dict[str, Outcome]:
         ([("call", "passed", False), ("teardown", "failed", False)], Outcome.ERROR),
         # pytest-rerunfailures: the last attempt counts.
         ([("call", "rerun", False), ("call", "passed", False)], Outcome.PASSED),
-        # A subtest reports as a part of the call.
-        ([("call", "failed", False), ("call", "passed", False)], Outcome.FAILED),
         # pytest-xdist's word for a worker that crashed.
         ([("???", "failed", False)], Outcome.CRASHED),
     ],
@@ -106,6 +106,71 @@ def test_how_a_test_ends(phases: list[tuple[str, str, bool]], expected: Outcome)
     if phases[-1][0] not in ("???", "teardown"):
         records.append(phase("a", "teardown"))
     assert outcomes(session(*records, end())) == {"a": expected}
+
+
+def aspects_of(*records: OutcomeRecord) -> Mapping[Aspect, tuple[str, ...]]:
+    [test] = session(start("a"), *records, phase("a", "teardown"), end()).tests
+    return test.aspects
+
+
+PASSED = phase("a", "call")
+SKIPPED = phase("a", "call", "skipped")
+FAILED = phase("a", "call", "failed")
+
+
+def test_attempts_are_told_whether_or_not_a_plugin_reports_each() -> None:
+    # pytest-rerunfailures reports each, and begins the test anew.
+    reported = aspects_of(
+        phase("a", "call", "rerun"), start("a"), replace(PASSED, attempt=2)
+    )[Aspect.ATTEMPTS]  # fmt: skip
+    assert reported == (
+        "call passed at attempt 2", "call rerun", "start", "start", "teardown passed",
+    )  # fmt: skip
+    # flaky reports the last one.
+    assert aspects_of(replace(PASSED, attempt=3))[Aspect.ATTEMPTS] == (
+        "call passed at attempt 3",
+        "start",
+        "teardown passed",
+    )
+    # The phase of a crash is a report of pytest-xdist's controller alone.
+    assert aspects_of(phase("a", "???", "failed"))[Aspect.ATTEMPTS] == ("start", "teardown passed")
+
+
+def test_a_node_id_that_is_there_twice_has_the_reports_of_both() -> None:
+    [test] = session(*whole("a"), *whole("a"), end()).tests
+    assert test.aspects[Aspect.ATTEMPTS].count("start") == 2
+    assert test.aspects[Aspect.ATTEMPTS].count("call passed") == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "xfail", "of_test", "of_subtest"),
+    [
+        ("passed", False, Outcome.PASSED, "passed"),
+        ("failed", False, Outcome.FAILED, "failed"),
+        # It does not make its test skipped.
+        ("skipped", False, Outcome.PASSED, "skipped"),
+        ("skipped", True, Outcome.PASSED, "xfailed"),
+    ],
+)
+def test_a_subtest(outcome: str, xfail: bool, of_test: Outcome, of_subtest: str) -> None:
+    part = replace(phase("a", "call", outcome, xfail=xfail), subtest="[] (i=1)")
+    found = aspects_of(part, PASSED)
+    assert found[Aspect.SUBTESTS] == (of_subtest,)
+    assert found[Aspect.SUBTEST_NAMES] == (f"[] (i=1) {of_subtest}",)
+    assert found[Aspect.ATTEMPTS] == ("call passed", "start", "teardown passed")
+    result = session(start("a"), part, PASSED, phase("a", "teardown"), end())
+    assert outcomes(result) == {"a": of_test}
+
+
+def test_reasons_and_types_of_errors() -> None:
+    assert aspects_of(replace(SKIPPED, reason="no"))[Aspect.SKIP_REASON] == ("no",)
+    xfailed = replace(SKIPPED, reason="bug", expected_failure=True, error_type="KeyError")
+    found = aspects_of(xfailed)
+    assert (found[Aspect.XFAIL_REASON], found[Aspect.ERROR_TYPE]) == (("bug",), ("KeyError",))
+    assert Aspect.SKIP_REASON not in found
+    assert aspects_of(replace(FAILED, error_type="KeyError"))[Aspect.ERROR_TYPE] == ("KeyError",)
+    rerun = replace(phase("a", "call", "rerun"), error_type="KeyError")
+    assert Aspect.ERROR_TYPE not in aspects_of(rerun, PASSED)
 
 
 @pytest.mark.parametrize("cut_short", [Outcome.CRASHED, Outcome.TIMED_OUT])
@@ -185,7 +250,7 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
         (b"\xff\xfe\n\n", "t:1: not a record"),
         (b'{"record":"other"}\n\n', "t:1: not a record"),
         (
-            msgspec.json.encode(msgspec.structs.replace(BEGIN, format_version=9)) + b"\n",
+            msgspec.json.encode(replace(BEGIN, format_version=9)) + b"\n",
             f"format_version 9, this release reads {OUTCOMES_VERSION}",
         ),
     ],

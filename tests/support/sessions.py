@@ -61,7 +61,9 @@ class Project:
             "CUDA_VISIBLE_DEVICES": "",
             "NEGATIVA_CACHE_DIR": str(cache),
             # Not needed by any test here, and a fifth of each session's time.
-            "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest",
+            # A test that needs one of them loads it with -p.
+            "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest -p no:rerunfailures "
+            "-p no:flaky",
         }
 
     def write(self, name: str, text: str) -> Path:

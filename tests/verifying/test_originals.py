@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     OriginalRuns,
@@ -88,3 +88,36 @@ def test_reruns_that_lost_their_context() -> None:
     passed = one(PASSED, LOST)
     assert known_of_originals(one(PASSED), passed, OriginalRuns({"a": (passed["a"],)})) == {"a"}
     assert known_of_originals(one(PASSED), passed, runs([PASSED])) == frozenset()
+
+
+def ends(*results: TestResult) -> OriginalRuns:
+    return OriginalRuns({"a": results})
+
+
+def skipped(reason: str) -> TestResult:
+    aspects = {Aspect.SKIP_REASON: (reason,)}
+    return TestResult(nodeid="a", outcome=Outcome.SKIPPED, duration=0, aspects=aspects)
+
+
+def failed(error: str, attempts: str = "1") -> TestResult:
+    aspects = {Aspect.ERROR_TYPE: (error,), Aspect.ATTEMPTS: (attempts,)}
+    return TestResult(nodeid="a", outcome=FAILED, duration=0, aspects=aspects)
+
+
+def test_a_reason_is_flaky_if_the_originals_gave_both() -> None:
+    old, new, third = skipped("old"), skipped("new"), skipped("third")
+    assert known_of_originals({"a": old}, {"a": new}, ends(old, new)) == {"a"}
+    # A reason that is another one each time makes no test flaky: verify.tolerate is for that.
+    assert known_of_originals({"a": old}, {"a": new}, ends(third, old)) == frozenset()
+    tolerate = (Aspect.SKIP_REASON,)
+    assert list(undecided_tests({"a": old}, {"a": new}, tolerate)) == []
+
+
+def test_a_failure_is_another_one_if_its_error_is_of_another_type() -> None:
+    passed, numbers, gpu = one(PASSED)["a"], failed("AssertionError"), failed("RuntimeError")
+    assert known_of_originals({"a": passed}, {"a": gpu}, ends(passed, numbers)) == frozenset()
+    known = known_of_originals({"a": passed}, {"a": gpu}, ends(passed, numbers), tuple(Aspect))
+    assert known == {"a"}
+    # How often it was tried says nothing of another outcome.
+    again = failed("RuntimeError", attempts="2")
+    assert known_of_originals({"a": passed}, {"a": gpu}, ends(passed, again)) == {"a"}

@@ -1,0 +1,172 @@
+"""Outcomes that are equal, and what they may differ in all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.verdict import AspectChange
+from pytest_negativa.settings.options import BY_NAME
+from pytest_negativa.settings.value_types import ListOf
+from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
+from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
+from tests.support.faults import PlantedFault
+from tests.support.verified import VerifiedProject
+
+
+def result(outcome: Outcome = Outcome.PASSED, **aspects: tuple[str, ...]) -> TestResult:
+    known = {Aspect[name.upper()]: texts for name, texts in aspects.items()}
+    return TestResult(nodeid="a", outcome=outcome, duration=0, aspects=known)
+
+
+ONCE = result(attempts=("call passed", "start"))
+TWICE = result(attempts=("call passed", "start", "start"))
+
+
+def test_only_what_differs_is_told() -> None:
+    assert same_outcome(ONCE, ONCE, ()) and changed_aspects(ONCE, ONCE, ()) == ()
+    change = AspectChange(aspect=Aspect.ATTEMPTS, before=(), after=("start",))
+    assert changed_aspects(ONCE, TWICE, ()) == (change,)
+    assert not same_outcome(ONCE, TWICE, ())
+
+
+def test_a_tolerated_difference_is_told_too() -> None:
+    assert same_outcome(ONCE, TWICE, (Aspect.ATTEMPTS,))
+    [change] = changed_aspects(ONCE, TWICE, (Aspect.ATTEMPTS,))
+    assert change.tolerated and change.after == ("start",)
+    assert not same_outcome(ONCE, TWICE, (Aspect.SKIP_REASON,))
+
+
+def test_another_outcome_is_never_tolerated() -> None:
+    failed = result(Outcome.FAILED, attempts=("call failed", "start"))
+    assert not same_outcome(ONCE, failed, tuple(Aspect))
+    assert changed_aspects(ONCE, failed, ()) == ()
+
+
+def test_the_verdict_names_the_aspects_and_the_setting() -> None:
+    skipped = result(Outcome.SKIPPED, skip_reason=("no GPU",))
+    other = result(Outcome.SKIPPED, skip_reason=("broken",))
+    evidence = TestEvidence(
+        before={"a": ONCE, "b": skipped, "c": ONCE},
+        after={"a": TWICE, "b": other, "c": ONCE},
+        on_originals=(),
+        used={},
+        gpu_tests=1,
+        traced_on=["9.0"],
+        verified_on=["9.0"],
+    )
+    assert list(reasons_of_tests(evidence, judge_tests(evidence))) == [
+        "2 tests ended with the same outcome as in the traced run, but not alike; if that is no "
+        "fault, set verify.tolerate: [attempts, skip-reason]"
+    ]
+    tolerant = dataclasses.replace(evidence, tolerate=(Aspect.ATTEMPTS, Aspect.SKIP_REASON))
+    verdicts = judge_tests(tolerant)
+    assert list(reasons_of_tests(tolerant, verdicts)) == []
+    assert [len(v.changes) for v in verdicts] == [1, 1, 0]
+
+
+def test_the_option_names_all_aspects() -> None:
+    option = BY_NAME["verify.tolerate"].type
+    assert isinstance(option, ListOf)
+    assert option.schema()["items"]["enum"] == [aspect.value for aspect in Aspect]
+
+
+# ---- With the real plugins ----
+
+# Each test ends with the same outcome, whatever FAULT is.
+SUITE = """
+TRIES = []
+
+def tries():
+    TRIES.append(1)
+    return len(TRIES)
+
+def test_use():
+    use(LIB)
+
+@pytest.mark.flaky(reruns=2)
+def test_rerun():
+    assert FAULT != "rerun" or tries() == 2
+
+def test_subtests(subtests):
+    for number in range(2):
+        with subtests.test("part", number=number + (FAULT == "names")):
+            if FAULT == "subtests" and number:
+                pytest.skip("not on this GPU")
+
+def test_skip():
+    pytest.skip("no such GPU" if FAULT == "skip" else "sm_90 only")
+
+@pytest.mark.xfail(reason="bug 1")
+def test_xfail():
+    if FAULT == "xfail":
+        pytest.xfail("bug 2")
+    raise RuntimeError("no kernel image") if FAULT == "error" else AssertionError(id(TRIES))
+"""
+
+
+def with_plugin(folder: Path, suite: str, plugin: str) -> VerifiedProject:
+    project = VerifiedProject(folder, suite)
+    project.environ["PYTEST_ADDOPTS"] += f" -p {plugin}"
+    return project.trace()
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
+    return with_plugin(tmp_path_factory.mktemp("same") / "project", SUITE, "rerunfailures")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_suite_with_reruns_and_subtests_is_proved(traced: VerifiedProject, workers: str) -> None:
+    assert "\nPROVED" in traced.verify(workers)
+    assert not any(test["changes"] for test in traced.verdict["tests"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        ("rerun", "attempts: call passed -> call passed at attempt 2; call rerun; "),
+        ("subtests", "subtests: passed -> skipped"),
+        ("names", "subtest-names: [part] (number=0) passed -> [part] (number=2) passed"),
+        ("skip", "skip-reason: Skipped: sm_90 only -> Skipped: no such GPU"),
+        ("xfail", "xfail-reason: bug 1 -> bug 2"),
+        ("error", "error-type: AssertionError -> RuntimeError"),
+    ],
+)
+def test_each_aspect_counts(traced: VerifiedProject, planted: str, said: str, workers: str) -> None:
+    shown = traced.verify(workers, status=1, FAULT=planted)
+    assert f"    {said}" in shown
+    assert "1 test ended with the same outcome as in the traced run, but not alike" in shown
+    [aspects] = re.findall(r"set verify.tolerate: \[([a-z, -]+)\]", shown)
+    shown = traced.verify(workers, f"--negativa-tolerate={''.join(aspects.split())}", FAULT=planted)
+    assert "Tolerated (verify.tolerate):" in shown and f"    {said}" in shown
+    assert "but for tolerated differences" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A rerun plugin hides that a test first fails on the copies.",
+    says="attempts: call passed -> call passed at attempt 2",
+)
+def test_flaky_reports_the_last_attempt_only(tmp_path: Path, fault: PlantedFault) -> None:
+    suite = """
+from flaky import flaky
+TRIES = []
+
+@flaky(max_runs=3)
+def test_use():
+    use(LIB)
+    TRIES.append(1)
+    assert FAULT != "flaky" or len(TRIES) == 2
+"""
+    project = with_plugin(tmp_path / "project", suite, "flaky")
+    assert "\nPROVED" in project.verify()
+    fault.check(project.verify(status=1, FAULT="flaky"))
+    assert "\nPROVED" in project.verify("--negativa-tolerate=attempts", FAULT="flaky")
