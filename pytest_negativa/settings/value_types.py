@@ -341,7 +341,8 @@ class Arch(ValueType):
         return str(arch)
 
     def schema(self) -> Schema:
-        return {"type": "string", "pattern": r"^\s*(sm|compute|lto)_[0-9]{2,}[af]?\s*$"}
+        numbers = "|".join(f"{device.major}{device.minor}" for device in sorted(KNOWN_DEVICES))
+        return {"type": "string", "pattern": rf"^\s*(sm|compute|lto)_({numbers})[af]?\s*$"}
 
 
 class ListOf(ValueType):
