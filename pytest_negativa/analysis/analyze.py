@@ -17,7 +17,15 @@ from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import FileState, LibraryUsage, Role, TracedLibrary, Usage
+from pytest_negativa.models.trace import (
+    FileState,
+    ImageForm,
+    LibraryUsage,
+    Role,
+    TracedLibrary,
+    Usage,
+    UsageWarning,
+)
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.locate import locate_library
@@ -31,6 +39,7 @@ from pytest_negativa.settings.globs import (
 )
 from pytest_negativa.tracing.mappings import state_of
 
+_ELF_MAGIC = b"\x7fELF"
 _LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
 
 
@@ -55,7 +64,25 @@ def analyze(
 
     Libraries that can't be read are left alone and named in the result.
     """
+    usage = replace_fields(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
     return _Analyzer(usage, settings, hooks or Hooks(), healed).run(jobs, on_done)
+
+
+def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
+    """GPU code that lies within a file that is no library, such as a library in an archive."""
+    for used in usage.libraries:
+        path = used.library.path
+        # PTX may lie in any file; what a library has of it lies in a fatbin.
+        if not any(i.offset and i.use.form is not ImageForm.PTX for i in used.images):
+            continue
+        try:
+            with Path(path).open("rb") as file:
+                magic = file.read(len(_ELF_MAGIC))
+        except OSError:
+            continue
+        if magic != _ELF_MAGIC:
+            text = f"{path}: GPU code was loaded from within this file, which is no library"
+            yield UsageWarning(code="image-elsewhere", text=text, process=None)
 
 
 def with_warning(analysis: Analysis, text: str) -> Analysis:

@@ -94,8 +94,9 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dic
     """Elements that may be the origin of an image found in memory alone.
 
     A library can unpack an element and hand the driver the result, as cublasLt does with its
-    frames. Hashing every element for that would cost as much as unpacking it again. So an element
-    is a suspect if it has the size of the image and all kernels that were looked up.
+    frames. A program can read a region from the file. Hashing everything for that would cost as
+    much as unpacking it again. So an element is a suspect if it, or its region, has the size of the
+    image and all kernels that were looked up.
 
     Args:
         memory: images that are no frames, by digest.
@@ -103,17 +104,18 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dic
     wanted = [
         (image.size, {k.name for k in image.use.kernels}, image.use.first)
         for image in memory.values()
-        if image.use.kernels
     ]
     suspects: dict[int, FirstUse] = {}
     if not wanted:
         return suspects
     sizes = {size for size, _, _ in wanted}
-    for element in library_map.iter_elements():
-        if element.unpacked_size not in sizes or not isinstance(element.content, Cubin):
-            continue
-        names = {k.name for k in library_map.kernels_of(element.content)}
-        for size, kernels, first in wanted:
-            if size == element.unpacked_size and kernels <= names:
-                suspects[element.header_offset] = first
+    for region in library_map.iter_regions():
+        found = [(region.elements, region.span.size)] if region.span.size in sizes else []
+        found += [((e,), e.unpacked_size) for e in region.elements if e.unpacked_size in sizes]
+        for elements, of_size in found:
+            contents = [e.content for e in elements if isinstance(e.content, Cubin)]
+            names = {k.name for content in contents for k in library_map.kernels_of(content)}
+            for size, kernels, first in wanted:
+                if contents and size == of_size and kernels <= names:
+                    suspects.update(dict.fromkeys((e.header_offset for e in elements), first))
     return suspects

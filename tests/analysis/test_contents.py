@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,24 @@ def test_a_run_is_combined_after_its_library_was_installed_anew(
 def forget_digest(trace: Path) -> None:
     """Remove the digest that a small library gets at first sight."""
     trace.write_text(re.sub(r',"sha256":"[0-9a-f]{64}"', "", trace.read_text()))
+
+
+@pytest.mark.planted_fault(
+    "A program maps a library from within an archive that is not compressed.",
+    says="libs.zip: GPU code was loaded from within this file, which is no library",
+)
+def test_a_library_in_an_archive_may_be_any(
+    tmp_path: Path, library: Path, fault: PlantedFault
+) -> None:
+    archive = tmp_path / "libs.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(library, "lib.so")
+    run = Run(tmp_path / "run")
+    offset = archive.read_bytes().index(b"\x7fELF") + region_starts(library)[0]
+    record = LibraryRecord(id=1, library=identify_library(str(archive)))
+    inside = [record if isinstance(r, LibraryRecord) else r for r in records("k", offset=offset)]
+    write(run.trace_dir, header(1), traced(library, 1))
+    write(run.trace_dir, header(2), inside)
+    found = planned(tmp_path, run)
+    fault.check(notes(found))
+    assert all(d.kept for d in found.libraries[0].plan.decisions)

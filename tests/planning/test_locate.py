@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.located import LocatedLibrary
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.plan import KeepPolicy, plan_library
+from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN
 from tests.support.usages import TEST, library_usage, usage_of
 
@@ -74,7 +78,8 @@ def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: Librar
         (element.unpacked_size, names[:1], True),
         (element.unpacked_size + 1, names[:1], False),
         (element.unpacked_size, ["another"], False),
-        (element.unpacked_size, [], False),
+        # Nothing was looked up in it: any of its kernels may have been used.
+        (element.unpacked_size, [], True),
     ):
         usage = usage_of(library_usage(multiarch, {}), memory={"ff": (size, kernels)})
         found = locate_library(multiarch, usage.libraries[0], usage)
@@ -88,6 +93,26 @@ def test_images_at_one_offset_are_one_use(multiarch: LibraryMap) -> None:
     found = locate_library(multiarch, united, usage_of(*two), "it was written")
     assert found.uses[start].kernels.keys() == {"a", "b"}
     assert found.unmatched == () and found.changed == "it was written"
+
+
+@pytest.mark.planted_fault(
+    "A program reads a region of a library from its file and hands the driver the copy in memory.",
+    says="memory-image",
+)
+def test_a_region_that_a_program_read_from_the_file(
+    multiarch: LibraryMap, fault: PlantedFault
+) -> None:
+    region = next(iter(multiarch.iter_regions()))
+    header = struct.Struct("<IHHQ")
+    data = Path(multiarch.library.path).read_bytes()
+    _magic, _version, head, content = header.unpack_from(data, region.span.start)
+    cubins = [e for e in region.elements if isinstance(e.content, Cubin)]
+    name = multiarch.kernels_of(cubins[0].content)[0].name
+    usage = usage_of(library_usage(multiarch, {}), memory={"ff": (head + content, [name])})
+    found = locate_library(multiarch, usage.libraries[0], usage)
+    assert found.suspects.keys() == {e.header_offset for e in region.elements}
+    decisions = plan_library(found, (ComputeCapability(9, 0),), KeepPolicy()).decisions
+    fault.check(" ".join(d.reason for d in decisions))
 
 
 @pytest.mark.parametrize(
