@@ -18,6 +18,7 @@ from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.storage.results import load_planned, save_plans
 from pytest_negativa.storage.runs import Run
+from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES
 
 HERE = Path(__file__).parent
@@ -99,6 +100,25 @@ def test_hangs_on_copies():
     assert run(3, 3) == 303
     while ON_COPIES:
         signal.pause()
+"""
+
+SOUND = """
+
+def test_sound():
+    assert run(1, 1) == 101
+"""
+
+GOES_ON = f"""{SOUND}
+
+def test_goes_on():
+    if run(0, 0) == 0:
+        assert run(0, 1) == 1
+"""
+
+IGNORES = f"""{SOUND}
+
+def test_ignores_the_result():
+    run(0, 1)
 """
 
 FLAKY = """
@@ -185,6 +205,13 @@ class Project:
         for path, plan in plans.items():
             path.write_text(json.dumps(plan))
         return planted
+
+    def plant_element(self, library: int) -> None:
+        """Call the first used element of a library unused."""
+        path = self.run / "plan" / f"libmany{library}.so.json"
+        plan = json.loads(path.read_text())
+        _loaded(plan)[0][2:] = [False, "no-used-kernel", None]
+        path.write_text(json.dumps(plan))
 
     def plant_function(self, library: int, kernel: int) -> str:
         """Call the code of a used kernel unused, in a cubin that stays; the kernel's name."""
@@ -300,6 +327,35 @@ def test_a_used_element_is_missed(project: Project) -> None:
     assert "test_kernel[0-0]: passed -> failed" in out
     assert f"first to use kernels of {Path(library).name}" in out
     assert not project.verdict["proved"]
+
+
+@pytest.mark.planted_fault(
+    "A kernel is missing, and the test that launches it goes on without the GPU and passes.",
+    says="used when traced, but not on the copies: _Z10kernel_0_1Pi of libmany0.so",
+)
+def test_a_test_goes_on_without_the_gpu(project: Project, fault: PlantedFault) -> None:
+    selected = ("-k", "sound or goes_on")
+    traced(project, GOES_ON, *selected)
+    project.plant_element(0)
+    fault.check(project.pytest("--negativa-verify", "--negativa-rerun=1", *selected, status=1))
+    assert project.differences() == {}
+    rows = {Path(row["path"]).name: row["status"] for row in project.verdict["libraries"]}
+    assert rows["libmany0.so"] == "not proved"
+
+    project.pytest("--negativa-heal", "--negativa-rerun=1", *selected)
+    assert project.verdict["proved"] and len(project.verdict["healing"]["needed"]) == 1
+
+
+@pytest.mark.planted_fault(
+    "A used function inside a cubin is overwritten, and the test that calls it passes.",
+    says="1 test ended as in the traced run, but lost the CUDA context",
+)
+def test_a_passing_test_loses_its_context(project: Project, fault: PlantedFault) -> None:
+    selected = ("-k", "sound or ignores")
+    traced(project, IGNORES, *selected, "--negativa-granularity=kernel")
+    project.plant_function(0, 1)
+    fault.check(project.pytest("--negativa-verify", *selected, status=1))
+    assert project.differences() == {}
 
 
 def test_an_original_behind_the_redirects_back(project: Project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -328,3 +329,32 @@ def test_a_context_that_is_lost_on_the_originals_too(tmp_path: Path) -> None:
     project = losing(tmp_path)
     shown = project.verify(LOST_IN="verify original")
     assert "\nPROVED" in shown
+
+
+PROGRAM = f"""
+import sys
+from standin_gpu import need, trace_program, use
+
+detector = trace_program()
+use("lib.so", 0)
+try:
+    need("lib.so", {HIDDEN})
+    use("lib.so", 1)
+except RuntimeError:
+    print("no GPU, computing on the CPU")
+detector.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A program without pytest goes on without the GPU and ends with status 0.",
+    says="used when traced, but not on the copies",
+)
+def test_a_program(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py")
+    fault.check(project.negativa("verify", "--rerun=1", status=1).stdout)
+    assert "\nPROVED" in project.negativa("heal", "--rerun=1").stdout
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
