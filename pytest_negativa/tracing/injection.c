@@ -1156,9 +1156,14 @@ static int take_cupti(void) {
     }
     subscriber = taken;
     atomic_store(&active, 1);
-    for (int i = 0; i < CALL_COUNT; i++)
-        cupti.enable_callback(1, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
-    return 0;
+    for (int i = 0; i < CALL_COUNT; i++) {
+        int failed = cupti.enable_callback(1, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
+        if (failed == 0 || error != 0) continue;
+        error = failed;
+        snprintf(last_error, sizeof last_error, "CUPTI can't show %s: error %d", CALLS[i].name,
+                 error);
+    }
+    return error;
 }
 
 static void release_cupti(void) {
@@ -1209,11 +1214,13 @@ static void forget(void) {
     maps_valid = false;
 }
 
-static bool child_can_use_cuda;
+static atomic_int initialized;      /* CUDA called InitializeInjection */
 static atomic_int traced_by_python; /* this process; InitializeInjection leaves it alone */
+static bool child_can_use_cuda;
 
 static void before_fork(void) {
-    if (subscriber == NULL) return;
+    child_can_use_cuda = true;
+    if (subscriber == NULL && !atomic_load(&initialized)) return;
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     int (*count_of)(int *) = cuda ? (int (*)(int *))dlsym(cuda, "cuDeviceGetCount") : NULL;
     int count;
@@ -1221,8 +1228,9 @@ static void before_fork(void) {
     if (cuda != NULL) dlclose(cuda);
 }
 
-/* The file is the parent's, and so is its use of the GPU, which doesn't survive a fork. Where
- * there was none yet, CUPTI is given back, for InitializeInjection to take it in the child. */
+/* The file is the parent's, and so is its use of the GPU, which doesn't survive a fork. If there
+ * was none yet (cuInit may have failed), CUPTI is given back, for InitializeInjection to take it in
+ * the child. */
 static void after_fork_in_child(void) {
     void *taken = subscriber;
     pthread_mutex_init(&lock, NULL);
@@ -1231,7 +1239,9 @@ static void after_fork_in_child(void) {
     subscriber = NULL;
     atomic_store(&traced_by_python, 0);
     forget();
-    if (taken != NULL && child_can_use_cuda) cupti.unsubscribe(taken);
+    if (!child_can_use_cuda) return;
+    atomic_store(&initialized, 0);
+    if (taken != NULL) cupti.unsubscribe(taken);
 }
 
 static void watch_forks(void) {
@@ -1330,8 +1340,7 @@ static void chain(void) {
 }
 
 EXPORT int InitializeInjection(void) {
-    static atomic_int done;
-    if (atomic_exchange(&done, 1)) return 1;
+    if (atomic_exchange(&initialized, 1)) return 1;
     /* The user's own tool first: it was there before us, and if it wants CUPTI we give way. */
     chain();
     if (atomic_load(&traced_by_python)) return 1;

@@ -87,6 +87,32 @@ def test_a_child_forked_later_cannot_use_the_gpu(injected: Injected) -> None:
     assert len(usage.processes) == 1 and not usage.incomplete
 
 
+def test_a_child_that_finds_the_device_that_its_parent_missed(injected: Injected) -> None:
+    injected.environ["STANDIN_NO_DEVICE"] = "1"
+    injected.play(
+        "assert start() == 100\n"
+        "if os.fork() == 0:\n"
+        "    del os.environ['STANDIN_NO_DEVICE']\n"
+        f"    {USES.strip()}\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]} and not usage.incomplete
+
+
+@pytest.mark.planted_fault(
+    "The CUPTI of a child process does not know a driver call that names kernels",
+    says="CUPTI can't show cuLibraryEnumerateKernels: error 1",
+)
+def test_a_cupti_that_lacks_a_call(injected: Injected, fault: PlantedFault) -> None:
+    injected.environ["STANDIN_CUPTI_OLD"] = "1"
+    injected.play(USES)
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]}
+    fault.check(all_kept(usage))
+
+
 @pytest.mark.planted_fault(
     "A profiler holds CUPTI in a child process, which ends by os._exit",
     says="CUPTI serves one tool at a time",
