@@ -7,6 +7,7 @@ driver holds a lock; a Python callback needs the GIL and hangs under it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -165,8 +166,7 @@ class CuptiDetector:
                 ) from e
             raise TracerUnavailable(f"CUPTI refuses to work here: {e}") from e
         self._subscriber = subscriber
-        for cbid in self._handlers:
-            cupti.enable_callback(1, subscriber, _DOMAIN_DRIVER_API, cbid)
+        self._enable(1, subscriber)
         if self._launches is not None:
             self._launches.start(cupti)
 
@@ -177,9 +177,21 @@ class CuptiDetector:
             self._launches.stop()
         # First no more callbacks, then none that still runs: a callback that comes when the
         # interpreter is gone is a segmentation fault.
-        for cbid in self._handlers:
-            self._cupti.enable_callback(0, subscriber, _DOMAIN_DRIVER_API, cbid)
-        self._cupti.unsubscribe(subscriber)
+        self._enable(0, subscriber)
+        # If another tool has detached CUPTI, the warning says so.
+        with contextlib.suppress(self._cupti.cuptiError):
+            self._cupti.unsubscribe(subscriber)
+
+    def _enable(self, on: int, subscriber: int | None) -> None:
+        problem: str | None = None
+        for call in DRIVER_CALLS:
+            try:
+                self._cupti.enable_callback(on, subscriber, _DOMAIN_DRIVER_API, call.cbid)
+            except self._cupti.cuptiError as e:
+                problem = problem or f"CUPTI does not show {call.name}, and perhaps others: {e}"
+        if problem is not None:
+            text = f"{problem}; is it too old, or has another tool detached it?"
+            self._recorder.warn("cupti-unavailable", text, incomplete=True)
 
     def _count_launches(self) -> None:
         if self._launches is not None:

@@ -14,6 +14,7 @@ from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing import start
 from pytest_negativa.tracing.files import read_trace
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.start import child_environment, start_tracing
 from tests.support.faults import PlantedFault
 from tests.support.libraries import TRACES
@@ -174,3 +175,44 @@ def test_children_without_the_native_library(
     tracing.stop()
     [lack] = detector.lacks
     fault.check(lack)
+
+
+# Stands in for cupti-python: another tool detaches CUPTI (cuptiFinalize) in the middle.
+_DETACHED = """
+import sys, types
+from pathlib import Path
+
+class cuptiError(Exception):
+    status = 15
+
+def enable_callback(on, *_):
+    if not on:
+        raise cuptiError("CUPTI_ERROR_NOT_INITIALIZED")
+
+cupti = types.SimpleNamespace(
+    SubscriberParams=lambda: types.SimpleNamespace(ptr=0),
+    subscribe_v2=lambda *_: 1,
+    unsubscribe=lambda _: enable_callback(0),
+    enable_callback=enable_callback,
+    cuptiError=cuptiError,
+)
+sys.modules["cupti"] = types.SimpleNamespace(cupti=cupti)
+from pytest_negativa.models.trace import Role
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.start import start_tracing
+
+start_tracing(Run(Path(sys.argv[1], "run-1")), Role.SOLO, root=Path("/project")).stop()
+"""
+
+
+@pytest.mark.planted_fault(
+    "A profiler in a test detaches CUPTI from the test process, and nothing more is traced",
+    says="is it too old, or has another tool detached it?",
+)
+def test_cupti_that_another_tool_detached(tmp_path: Path, fault: PlantedFault) -> None:
+    subprocess.run([sys.executable, "-c", _DETACHED, str(tmp_path)], check=True)
+    usage = merge_traces(a_run(tmp_path).trace_files())
+    assert usage.processes[0].ended
+    [lack] = usage.incomplete
+    assert lack.process is None
+    fault.check(lack.text)
