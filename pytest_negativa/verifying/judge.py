@@ -56,7 +56,8 @@ def judge(attempt: Attempt) -> Verdict:
     verdicts = judge_tests(tests)
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
-    work = () if reasons else _compare_work(attempt, tests)
+    flaky = {v.nodeid for v in verdicts if v.flaky}
+    work = () if reasons else _compare_work(attempt, tests, flaky)
     reasons += reasons_of_work(work, attempt.usage)
     libraries = tuple(
         judge_libraries(
@@ -92,15 +93,12 @@ def judge(attempt: Attempt) -> Verdict:
     )
 
 
-def _compare_work(attempt: Attempt, tests: TestEvidence) -> tuple[WorkDifference, ...]:
-    rounds = sound_rounds(tests.before, attempt.originals, tests.on_originals, tests.tolerate)
-    work = work_of_rounds(
-        attempt,
-        attempt.usage,
-        attempt.reconstruction,
-        [r.usage for r in rounds],
-        tests.on_originals,
-    )
+def _compare_work(
+    attempt: Attempt, tests: TestEvidence, flaky: Collection[str]
+) -> tuple[WorkDifference, ...]:
+    rounds = sound_rounds(tests.before, attempt.originals, flaky, tests.tolerate)
+    originals = [r.usage for r in rounds]
+    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
     return name_holders(work, attempt.traced.planned)
 
 

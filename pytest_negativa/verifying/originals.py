@@ -94,12 +94,16 @@ def sound_rounds(
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
 ) -> tuple[OriginalRound, ...]:
-    """The rounds of all tests in which each test that is not flaky ended as in the traced run."""
+    """The rounds of all tests in which each test that is not flaky ended as in the traced run.
+
+    A round that was not traced completely does not show what it left out.
+    """
     wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
     return tuple(
         r
         for r in runs.together
         if r.complete
+        and not r.usage.incomplete
         and all(
             n in r.tests and same_outcome(test, r.tests[n], tolerate) for n, test in wanted.items()
         )

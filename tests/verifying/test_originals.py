@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.trace import UsageWarning
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     OriginalRuns,
     known_of_originals,
     needs_other_tests,
+    sound_rounds,
     undecided_tests,
 )
 from tests.support.usages import usage_of
@@ -68,6 +70,21 @@ def test_a_test_that_ends_otherwise_alone_needs_a_round_of_all() -> None:
     assert needs_other_tests(before, after, runs([FAILED]))
     assert not needs_other_tests(before, after, runs([FAILED, PASSED]))
     assert not needs_other_tests(before, after, runs([FAILED], [PASSED]))
+
+
+def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
+    before = one(PASSED)
+    sound = OriginalRound(before, usage_of(), complete=True)
+    gap = UsageWarning(code="gap", text="the detector was off", process=0)
+    others = (
+        OriginalRound(before, usage_of(incomplete=[gap]), complete=True),
+        OriginalRound(before, usage_of(), complete=False),
+        OriginalRound({}, usage_of(), complete=True),
+        OriginalRound(one(FAILED), usage_of(), complete=True),
+    )
+    rounds = OriginalRuns(together=(sound, *others))
+    assert sound_rounds(before, rounds, flaky=()) == (sound,)
+    assert sound_rounds(before, rounds, flaky=("a",)) == (sound, *others[2:])
 
 
 def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:
