@@ -212,10 +212,10 @@ def _conclude(
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.reporting.formats import render_to_screen
     from pytest_negativa.reporting.terminal import render_nothing
-    from pytest_negativa.tracing.merge import merge_traces
+    from pytest_negativa.tracing.merge import merge_when_ended
 
     with ByteProgress("reading libraries") as progress:
-        usage = merge_traces(traces)
+        usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
         report = conclude(
             usage,

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pytest_negativa.session.traced_process import TracedProcess
 
 
+# Seconds to wait for traced children that still run when their parent's session is over.
+_PATIENCE = 1.0
+
+
 class Reporter:
     """Reports after all tests, below pytest's own summary."""
 
@@ -116,11 +120,11 @@ class Reporter:
     def _merge(self) -> Usage:
         """What all traces add up to; this process still runs."""
         # These imports take 60 ms, so not before the tests.
-        from pytest_negativa.tracing.merge import merge_traces
+        from pytest_negativa.tracing.merge import merge_when_ended
 
-        return self._with_incomplete_workers(
-            merge_traces(self._run.trace_files(), running=(os.getpid(),))
-        )
+        own = (os.getpid(),)
+        usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
+        return self._with_incomplete_workers(usage)
 
     def _conclude(self, usage: Usage, jobs: int | None = None) -> RunReport:
         from pytest_negativa.analysis.finish import conclude

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -54,6 +55,14 @@ _GONE = "library-gone"
 
 K = TypeVar("K")
 
+STILL_RUNNING = "still-running"
+"""Code of the lack that a traced child has not ended."""
+
+PATIENCE = 10.0
+"""Seconds to wait for children; many end when their parent does, which closes their pipes."""
+
+_POLL = 0.2
+
 # Lacks that concern the libraries that the process had mapped, all of which its trace lists when
 # it ends. Any other lack (tracing could not begin, lines are lost) concerns every library.
 _OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "library-gone", "name-unreadable"})
@@ -79,6 +88,28 @@ def merge_traces(
     for trace in sorted(map(_read, files), key=_start):
         merger.add(trace)
     return merger.usage()
+
+
+def merge_when_ended(
+    find_traces: Callable[[], Iterable[Path]],
+    *,
+    seconds: float = PATIENCE,
+    running: Collection[int] = (),
+) -> Usage:
+    """Merge traces once the traced children have ended, see ``merge_traces``.
+
+    Args:
+        find_traces: returns the files; called again after waiting.
+        seconds: how long to wait; what still runs then is a lack.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        usage = merge_traces(find_traces(), running=running)
+        if not any(lack.code == STILL_RUNNING for lack in usage.incomplete):
+            return usage
+        if time.monotonic() > deadline:
+            return usage
+        time.sleep(_POLL)
 
 
 def _read(path: Path) -> ProcessTrace:
@@ -177,7 +208,7 @@ class _Merger:
             self.mark_incomplete("trace-lost", text, process)
         elif header.role is Role.CHILD and not self._processes[process].ended:
             if trace.is_running:
-                self.mark_incomplete("still-running", "it is still running", process)
+                self.mark_incomplete(STILL_RUNNING, "it is still running", process)
             elif not header.locked:
                 text = "its trace has no end, and nothing tells whether it has ended"
                 self.mark_incomplete("end-unknown", text, process)

@@ -39,7 +39,7 @@ from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.command import traced_environment
-from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
 from pytest_negativa.verifying.evidence import (
     Attempt,
     gather_loads,
@@ -110,7 +110,7 @@ class Verification:
         self.say(_written_line(reconstruction))
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
-        usage = merge_traces(trace_files(rounds))
+        usage = merge_when_ended(lambda: trace_files(rounds))
         attempt = Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
@@ -124,7 +124,11 @@ class Verification:
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
-            problems=(*dict.fromkeys(problems_of(rounds)), *check_copies(reconstruction)),
+            problems=(
+                *dict.fromkeys(problems_of(rounds)),
+                *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
+                *check_copies(reconstruction),
+            ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
         )

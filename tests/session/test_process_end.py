@@ -220,3 +220,51 @@ def test_a_pool_that_ends_with_its_process(tmp_path: Path, fault: PlantedFault) 
     assert {d[3] for d in project.plan("lib.so")} > {"no-used-kernel"}
     project.verify()
     assert project.verdict["proved"]
+
+
+OUTLIVES = """
+import sys, time
+from standin_gpu import trace_program, use
+
+detector = trace_program()
+use("lib.so", 0)
+print("ready", flush=True)
+sys.stdin.read()
+time.sleep(float(sys.argv[1]))
+use("lib.so", 1)
+detector.stop()
+"""
+STARTS = """
+from standin_gpu import child_environ
+
+CHILDREN = []
+
+def test_use():
+    use(LIB, 0)
+    child = subprocess.Popen(
+        [sys.executable, "outlives.py", os.environ["LASTS"]],
+        env=child_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    child.stdout.readline()
+    CHILDREN.append(child)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A child process outlives the session, and uses code that nothing else uses",
+    says="it is still running",
+)
+def test_a_child_that_outlives_the_session(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", STARTS)
+    project.write("outlives.py", OUTLIVES)
+    fault.check(project.pytest("-q", "--negativa", LASTS="5").stdout)
+    assert {d[3] for d in project.plan("lib.so")} == {"incomplete"}
+
+    # It waits for the child.
+    project.negativa("locate")
+    assert [d[2] for d in project.plan("lib.so") if d[0] == MULTIPLY_ELEMENT] == [True]
+    project.verify(LASTS="0")
+    assert project.verdict["proved"]
+    fault.check(project.verify(status=1, LASTS="20"))
