@@ -151,10 +151,10 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
 
 def _why_damaged(library: LockedLibrary) -> str | None:
     if len(library.kept) != library.kept_elements:
-        return f"kept has {len(library.kept):,} lines, kept_elements says {library.kept_elements:,}"
+        return f"kept_elements says {library.kept_elements:,}, and kept lists {len(library.kept):,}"
     functions = sum(len(code.functions or ()) for code in library.kept)
     if functions != library.kept_functions:
-        return f"functions have {functions:,} lines, kept_functions says {library.kept_functions:,}"
+        return f"kept_functions says {library.kept_functions:,}, and functions list {functions:,}"
     if library.digest != digest_of(library):
         return "its lines don't match their digest: one was lost, added or changed"
     return None

@@ -112,6 +112,19 @@ class TestSlim:
         assert "overwritten" not in negativa(*arguments, tmp_path / "both.lock").stderr
 
     @pytest.mark.planted_fault(
+        "slim applies a lock that lost a kept line in a merge.",
+        says="kept_elements says 2, and kept lists 1",
+    )
+    def test_lock_that_lost_a_line(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+        lines = site.lock_file.read_text().splitlines(keepends=True)
+        lines.remove(next(line for line in lines if "{offset:" in line))
+        (tmp_path / "merged.lock").write_text("".join(lines))
+        before = snapshot(site.folder)
+        result = negativa("slim", "--lock", tmp_path / "merged.lock", site.folder, code=1)
+        fault.check(result.stderr)
+        assert snapshot(site.folder) == before
+
+    @pytest.mark.planted_fault(
         "A lock that says proved: true holds a library that was not proved.",
         says="NOT PROVED in this lock: gpu/lib/libone.so.1: it was not loaded",
     )

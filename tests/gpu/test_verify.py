@@ -274,6 +274,21 @@ def test_proved_lazy_eager_and_distributed(project: Project) -> None:
     assert project.verdict["proved"]
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_proved_on_both_kinds_of_copies(project: Project, eager: bool) -> None:
+    debug = project.folder / "debug"
+    debug.write_text("x" * 100_000)
+    for library in project.folder.glob("*.so"):
+        # Else compaction would save too little.
+        subprocess.run(["objcopy", f"--add-section=.debug_info={debug}", library], check=True)
+    out = project.pytest("--negativa", "--negativa-verify", "--negativa-copies=both", eager=eager)
+    assert "PROVED on overwritten and compacted copies: " in out
+    overwritten, compacted = project.verdict["parts"]
+    assert overwritten["proved"] and compacted["proved"]
+    assert all(row["copy_size"] == row["size"] for row in overwritten["libraries"])
+    assert all(row["copy_size"] < row["size"] for row in compacted["libraries"])
+
+
 @pytest.mark.parametrize("fill", ["0x00", "0xCC"])
 def test_proved_with_other_fillings(project: Project, fill: str) -> None:
     traced(project)

@@ -57,7 +57,7 @@ def without_line(number: int) -> bytes:
 
 @pytest.mark.planted_fault(
     "A merge conflict is resolved such that the lock loses a line of code that must stay.",
-    says="kept has 1 lines, kept_elements says 2",
+    says="kept_elements says 2, and kept lists 1",
 )
 def test_a_lost_kept_line(fault: PlantedFault) -> None:
     first, *_ = lines_with("- {offset:")
@@ -70,7 +70,7 @@ def test_a_lost_kept_line(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "The lock loses the name of a function that must stay in its cubin.",
-    says="functions have 1 lines, kept_functions says 2",
+    says="kept_functions says 2, and functions list 1",
 )
 def test_a_lost_function(fault: PlantedFault) -> None:
     _, second = lines_with("    - ")
