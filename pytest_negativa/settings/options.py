@@ -336,7 +336,7 @@ OPTIONS: tuple[Option, ...] = (
         default=3,
         help="Rerun tests that differ up to N times on the originals.",
         detail="A test is flaky if the originals alone gave both outcomes; the traced run counts. "
-        "0 reruns nothing.",
+        "All tests rerun as often if the copies left out work of the traced run. 0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(

@@ -76,6 +76,21 @@ def test_starts_a_child():
     subprocess.run([sys.executable, "-c", CHILD], check=True)
 """
 
+AT_IMPORT = f"""
+try:
+    need(LIB, {HIDDEN})
+    use(LIB, 1)
+    ON_GPU = True
+except RuntimeError:
+    ON_GPU = False
+
+def test_use():
+    use(LIB, 0)
+
+def test_either_way():
+    assert ON_GPU in (True, False)
+"""
+
 MULTIPLY = "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii"
 
 
@@ -128,6 +143,21 @@ def test_an_expected_error(tmp_path: Path, fault: PlantedFault) -> None:
 )
 def test_a_child_process(tmp_path: Path, fault: PlantedFault) -> None:
     refused(tmp_path, SUBPROCESS, fault, "test_a.py::test_starts_a_child (call)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+@pytest.mark.planted_fault(
+    "A module looks for the GPU when it is imported, and its tests use the CPU from then on.",
+    says="used when traced, but not on the copies",
+)
+def test_at_import(tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]) -> None:
+    project = VerifiedProject(tmp_path / "project", AT_IMPORT).trace(*workers)
+    fault.check(project.verify("--negativa-rerun=1", *workers, status=1))
+    [work] = project.verdict["work"]
+    assert (work["kernel"], work["test"]) == (MULTIPLY, "collection")
+    assert "\nPROVED" in project.heal("--negativa-rerun=1", *workers)
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
 
 
 HONEST = """
