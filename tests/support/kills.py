@@ -46,6 +46,8 @@ def run(
     at: int = 0,
     by: int = signal.SIGKILL,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    last_words: str = "",
 ) -> Ended:
     """Run a command.
 
@@ -55,23 +57,29 @@ def run(
         at: the change before which the process ends, from 1; 0: it isn't disturbed.
         by: the signal, or ``FULL_DISK``.
         env: its environment.
+        cwd: its working folder.
+        last_words: a traceback that ends so is not the command's own.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         fault = {"below": str(below), "log": str(log), "at": at, "signal": int(by)}
+        inherited = os.environ if env is None else env
         variables = {
-            **(os.environ if env is None else env),
+            **inherited,
             "TESTS_FAULT": json.dumps(fault),
-            "PYTHONPATH": os.pathsep.join([str(_HOOK), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(_HOOK), inherited.get("PYTHONPATH", "")]),
         }
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=300
+        )
         changes = log.stat().st_size if log.exists() else 0
-    assert "Traceback" not in done.stderr, done.stderr
+    if not (last_words and done.stderr.rstrip().endswith(last_words)):
+        assert "Traceback" not in done.stderr, done.stderr
     return Ended(done.returncode, done.stdout, done.stderr, changes)
 
 
-def points(changes: int, seed: int) -> Iterator[int]:
+def points(changes: int, seed: int, most: int = MOST) -> Iterator[int]:
     """Some of the changes ``1..changes``, or all of them if they are few; in ascending order."""
     numbers = range(1, changes + 1)
     rng = random.Random(seed)
-    yield from numbers if changes <= MOST else sorted(rng.sample(numbers, MOST))
+    yield from numbers if changes <= most else sorted(rng.sample(numbers, most))

@@ -62,12 +62,13 @@ def _install(below: str, log: int, at: int, number: int) -> None:
         return
     # These have no audit events.
     for name in ("write", "pwrite", "copy_file_range", "ftruncate", "fsync"):
-        setattr(os, name, _counted(getattr(os, name), change, log))  # type: ignore[no-untyped-call]
+        target = 1 if name == "copy_file_range" else 0
+        setattr(os, name, _counted(getattr(os, name), change, is_below, target))  # type: ignore[no-untyped-call]
 
 
-def _counted(real, change, log):  # type: ignore[no-untyped-def]
+def _counted(real, change, is_below, target):  # type: ignore[no-untyped-def]
     def called(*arguments, **options):  # type: ignore[no-untyped-def]
-        if arguments[0] not in (1, 2, log):
+        if is_below(arguments[target]):
             change()
         return real(*arguments, **options)
 
