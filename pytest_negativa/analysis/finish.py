@@ -28,6 +28,7 @@ def conclude(
     reason: str = "it failed, was interrupted or ran no test",
     hooks: Hooks | None = None,
     jobs: int | None = None,
+    anew: bool = False,
     on_done: Callable[[int, int], None] | None = None,
 ) -> RunReport:
     """Analyze a run, write its files and reports, and return what there is to show.
@@ -39,6 +40,7 @@ def conclude(
         reason: what is wrong with it, if it isn't sound.
         hooks: what plugins contribute.
         jobs: how many processes read libraries; see ``map_libraries``.
+        anew: the run was reported before. A device or a pipe has had its report.
 
     Raises:
         NegativaError: something could not be written.
@@ -59,7 +61,8 @@ def conclude(
     )
     write_record(run.report_file, report, indent=1)
     for path, data in render_to_files(report, settings.reports):
-        write_output(path, data)
+        if not anew or (path.is_file() and not path.is_relative_to("/dev")):
+            write_output(path, data)
     return report
 
 

@@ -126,7 +126,7 @@ class Reporter:
         usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
         return self._with_incomplete_workers(usage)
 
-    def _conclude(self, usage: Usage, jobs: int | None = None) -> RunReport:
+    def _conclude(self, usage: Usage, *, anew: bool = False) -> RunReport:
         from pytest_negativa.analysis.finish import conclude
 
         return conclude(
@@ -136,7 +136,9 @@ class Reporter:
             sound=self._failure is None,
             reason=self._failure or "",
             hooks=self._hooks(usage),
-            jobs=jobs,
+            # At the interpreter's end, no other process can be started to help.
+            jobs=1 if anew else None,
+            anew=anew,
         )
 
     def complete(self) -> None:
@@ -171,8 +173,7 @@ class Reporter:
         late = describe_late_uses(reported, usage)
         # A child that still ran is gone now: what was kept for its sake need not be.
         if late or usage.incomplete != reported.incomplete:
-            # At the interpreter's end, no other process can be started to help.
-            self._conclude(usage, jobs=1)
+            self._conclude(usage, anew=True)
         elif usage != reported:
             write_record(self._run.usage_file, usage)
         return late

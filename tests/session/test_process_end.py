@@ -122,6 +122,17 @@ def pytest_negativa_libraries():
 
 
 @pytest.mark.slow
+def test_a_report_file_is_written_anew_and_a_stream_is_not(tmp_path: Path) -> None:
+    project = project_using(tmp_path, "unconfigure")
+    formats = ("--negativa-report=json:report.json", "--negativa-report=markdown:-")
+    done = project.pytest("-q", "--negativa", *formats)
+    assert "used after the report" in done.stderr
+    assert done.stdout.count("# GPU code used b") == 1
+    [row] = json.loads((project.folder / "report.json").read_text())["libraries"]
+    assert row["used_kernels"] == 2
+
+
+@pytest.mark.slow
 def test_sessions_of_one_process_are_traced_in_turn(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
     project.write(
