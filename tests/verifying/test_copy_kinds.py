@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import CopyKind
 from pytest_negativa.models.verdict import Healing, LibraryStatus, TestVerdict
+from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.verifying.copy_kinds import join_verdicts
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
@@ -115,8 +116,8 @@ def test_both_in_a_session(tmp_path: Path) -> None:
     assert [r["name"] for r in verdict["rounds"]] == ["001-verify", "002-verify"]
 
     project.negativa("lock")
-    lock = yaml.safe_load((project.folder / "negativa.lock").read_text())
-    assert lock["proof"]["copies"] == ["overwritten", "compacted"]
+    lock = load_lock(project.folder / "negativa.lock")
+    assert lock.proof.copies == ("overwritten", "compacted")
 
 
 @pytest.mark.slow
@@ -180,3 +181,28 @@ def test_need():
     assert "PROVED on overwritten and compacted copies: " in shown
     assert [s["start"] for s in project.verdict["healing"]["needed"]] == [14992]
     assert all(part["proved"] for part in project.verdict["parts"])
+
+
+PROGRAM = """
+import atexit
+from standin_gpu import trace_program, use
+
+atexit.register(trace_program().stop)
+use("lib.so", 0)
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_program_without_pytest(tmp_path: Path) -> None:
+    project = project_of(tmp_path, "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py")
+    shown = project.negativa("verify", "--copies", "both").stdout
+    assert "PROVED on overwritten and compacted copies: " in shown
+    project.write("negativa.yaml", "verify: {copies: both}\n")
+    assert "PROVED on overwritten and compacted copies: " in project.negativa("heal").stdout
+    project.negativa("lock")
+    made = load_lock(project.folder / "negativa.lock")
+    assert made.proof.copies == ("overwritten", "compacted")
+    assert [library.copies for library in made.libraries] == [()]
