@@ -161,12 +161,11 @@ def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:
     previous one or across major revisions. So code for sm_75 runs on no 8.x device,
     though 75 < 80.
 
-    CUDA Programming Guide, "Compute Capabilities", feature sets: arch-specific code
-    (suffix ``a``) runs only on devices of exactly that capability; family-specific
-    code (suffix ``f``) runs on that capability and later ones of the same family. The
-    families published so far never span two majors (100f: 10.0, 10.3; 110f: 11.0;
-    120f: 12.0, 12.1) and hold every later minor of theirs but for 10.1, which was a
-    family by itself (101f) until CUDA 13 renamed it to 11.0.
+    CUDA Programming Guide, "Compute Capabilities", feature sets: arch-specific code (suffix ``a``)
+    runs only on devices of exactly that capability. Family-specific code (suffix ``f``) runs on
+    that capability and later ones of the same family. The families published so far never span two
+    majors (100f: 10.0, 10.3; 110f: 11.0; 120f: 12.0, 12.1). They hold every later minor but for
+    10.1, which was a family by itself (101f) until CUDA 13 renamed it to 11.0.
     """
     if arch.major != device.major:
         return False

@@ -131,9 +131,8 @@ def _check_magic(source: ByteSource) -> ElfHeader:
     magic = source.read(0, min(len(ELF_MAGIC), source.size))
     if magic != ELF_MAGIC:
         hint = " (a static archive: extract its members first)" if magic == b"!<ar" else ""
-        raise FormatError(
-            source.path, 0, f"not an ELF file: starts with {magic.hex()}, expected 7f454c46{hint}"
-        )
+        start = f"it starts with {magic.hex()}, not with 7f454c46"
+        raise FormatError(source.path, None, f"not an ELF file, as libraries are: {start}{hint}")
     if source.size < EHDR.size:
         raise FormatError(
             source.path,

@@ -216,8 +216,8 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
     flags = header.flags
     kind = _KINDS.get(header.kind, ElementKind.UNKNOWN)
     if flags & ~_KNOWN_FLAGS:
-        # Such a flag may change the kind of the content or the devices that load it, as the flag
-        # for ``a`` did when it was new. So the driver's choice must not count on the element.
+        # Such a flag may change the kind of the content, or the devices that load it: the flag for
+        # ``a`` did when it was new. So the driver's choice must not count on the element.
         kind = ElementKind.UNKNOWN
     compression = (
         Compression.LZ4

@@ -7,7 +7,7 @@ from collections import Counter
 from pytest_negativa.gpucode.payload import PayloadError
 
 # A small payload can unpack to tables of millions of rows, or to names that overlap in their
-# string table, and so take far more memory than it has bytes. All archs of libtorch_cuda.so
+# string table. It would take far more memory than it has bytes. All archs of libtorch_cuda.so
 # together have 7 MB of names and 680,000 rows.
 _MAX_NAMES_SIZE = 256 << 20
 _NAME_COST = 64

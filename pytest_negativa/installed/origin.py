@@ -1,8 +1,8 @@
 """Tells which distribution brought a file, and the command that installs it again.
 
-Sources: the installer's name is in ``INSTALLER``, the address of a distribution that did not come
-from an index in ``direct_url.json`` (PyPA, "Recording installed projects" and "Direct URL data
-structure"). conda lists the files of each package in ``conda-meta`` (conda's ``PrefixRecord``).
+Sources: ``INSTALLER`` has the installer's name (PyPA, "Recording installed projects").
+``direct_url.json`` has the address of a distribution that did not come from an index (PyPA, "Direct
+URL data structure"). ``conda-meta`` lists the files of each package (conda's ``PrefixRecord``).
 """
 
 from __future__ import annotations

@@ -198,8 +198,8 @@ class Thresholds(Record, frozen=True, kw_only=True):
         used = 100 * used_kernels / kernels if kernels else None
         if _above(unused, self.max_unused_percent):
             found.append(
-                f"max_unused_percent: {unused:g}% of the GPU code is unused, "
-                f"the limit is {self.max_unused_percent:g}%"
+                f"max_unused_percent: {_percent(unused, self.max_unused_percent)} of the GPU code "
+                f"is unused, the limit is {self.max_unused_percent:g}%"
             )
         if _above(self.min_used_kernels, used_kernels):
             found.append(
@@ -208,8 +208,8 @@ class Thresholds(Record, frozen=True, kw_only=True):
             )
         if used is not None and _above(self.min_used_kernels_percent, used):
             found.append(
-                f"min_used_kernels_percent: {used:g}% of the kernels are used, "
-                f"the limit is {self.min_used_kernels_percent:g}%"
+                f"min_used_kernels_percent: {_percent(used, self.min_used_kernels_percent)} of the "
+                f"kernels are used, the limit is {self.min_used_kernels_percent:g}%"
             )
         if _above(gpu_code, self.max_gpu_code):
             found.append(
@@ -217,6 +217,12 @@ class Thresholds(Record, frozen=True, kw_only=True):
                 f"the limit is {self.max_gpu_code:,} bytes"
             )
         return tuple(found)
+
+
+def _percent(share: float | None, limit: float | None) -> str:
+    """A percentage with the fewest decimals, one at least, that tell it from another one."""
+    texts = (f"{share:.{digits}f}" for digits in range(1, 15))
+    return next(text for text in texts if float(text) != limit) + "%"
 
 
 def _above(value: float | None, limit: float | None) -> bool:

@@ -263,8 +263,8 @@ class _Planner:
         if not use.kernels.keys() <= kernels.keys() or not use.functions <= functions.keys():
             return "a kernel that was used is not in them"
         wanted = {index for name, index in kernels.items() if self._kernel_glob(name)}
-        # Of templates each translation unit has its own; which one a program asks for depends on
-        # which came first, and so on the order of the tests: CUB asks one EmptyKernel for all.
+        # Each translation unit has its own copy of a template's kernel, e.g. CUB's EmptyKernel. A
+        # program asks for the copy that came first, which depends on the order of the tests.
         wanted |= {kernels[name] for name in self._used_anywhere.keys() & kernels.keys()}
         return wanted | {functions[n] for n in use.functions}
 

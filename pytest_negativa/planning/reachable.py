@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pytest_negativa.models.library import Cubin, Function, NameIndex
 from pytest_negativa.models.plan import CodeRange
 
-# From sm_100 on a cubin holds each function a second time, as .nv.capmerc.text.NAME, from which
-# the driver can make code for other devices of the family. How it reads that is not known.
+# From sm_100 on a cubin holds each function a second time, as .nv.capmerc.text.NAME. The driver can
+# make code for other devices of the family from it. How it reads that is not known.
 _FIRST_MAJOR_WITH_CAPSULES = 10
 
 

@@ -1,7 +1,7 @@
 """The formats of a run's report, each with its renderer.
 
-A new format is a renderer here, a ``ReportFormat``, its name in the option ``reports.formats``
-(``settings.options``) and, if it is a file, the file's default name (``settings.resolve``).
+A new format is a renderer here, a ``ReportFormat``, and its name in the option ``reports.formats``
+(``settings.options``). A format that is a file has a default name in ``settings.resolve``.
 """
 
 from __future__ import annotations

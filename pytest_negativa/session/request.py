@@ -110,8 +110,8 @@ def replace_process(request: Request) -> NoReturn:
         "again": program.again,
         "interactive": program.interactive,
     }
-    # A -c program has the current folder at the head of its path, where any file may shadow
-    # a module; and this package may lie where only pytest was told to look.
+    # A -c program has the current folder at the head of its path: any file there may shadow a
+    # module. And this package may lie where only pytest was told to look.
     start = (
         f"import sys; sys.path[:] = [*filter(None, sys.path), {str(Path(__file__).parents[2])!r}]; "
         "from pytest_negativa.session.request import main; sys.exit(main())"

@@ -1,7 +1,7 @@
 """Exchanges two names, so that no file is lost if another process takes the place meanwhile.
 
-Source: rename(2), ``RENAME_EXCHANGE``. Not all file systems have it. overlayfs has it, but copies
-the old file from its image layer for it, which costs the time and space of the whole file.
+Source: rename(2), ``RENAME_EXCHANGE``. Not all file systems have it. On overlayfs
+it copies the old file from its image layer, which costs the time and space of the whole file.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ _LONGEST = 4096
 class Children:
     """Learns of children that may use the GPU and are not traced.
 
-    A child writes to an abstract socket (unix(7)) why it can't write its trace, for example if it
-    is another user's and may not open the run's folder. The socket needs no right and no disk.
+    A child writes to an abstract socket (unix(7)) why it can't write its trace. Another user's
+    child, for example, may not open the run's folder. The socket needs no right and no disk.
 
     Args:
         traceable: whether the native library is there. If not, every child is untraced.

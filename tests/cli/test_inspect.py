@@ -471,7 +471,10 @@ class TestErrors:
         ("content", "message"),
         [
             (b"", "is empty, expected an ELF file"),
-            (b"#!/bin/sh\n", "not an ELF file: starts with 23212f62, expected 7f454c46"),
+            (
+                b"#!/bin/sh\n",
+                "not an ELF file, as libraries are: it starts with 23212f62, not with 7f454c46",
+            ),
             (b"!<arch>\n", "a static archive: extract its members first"),
             (b"\x7fELF\x02\x01\x01", "truncated ELF header: 7 bytes, expected 64 or more"),
             (b"\x7fELF\x01\x01\x01" + bytes(99), "ELF class 1, expected 2 (64 bit)"),

@@ -106,12 +106,12 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
     [
         (
             "max_unused_percent: 89.6",
-            "max_unused_percent: 89.6071% of the GPU code is unused, the limit is 89.6%",
+            "max_unused_percent: 89.61% of the GPU code is unused, the limit is 89.6%",
         ),
         ("min_used_kernels: 5", "min_used_kernels: 4 kernels are used, the limit is 5"),
         (
             "min_used_kernels_percent: 31",
-            "min_used_kernels_percent: 30.7692% of the kernels are used, the limit is 31%",
+            "min_used_kernels_percent: 30.8% of the kernels are used, the limit is 31%",
         ),
         (
             "max_gpu_code: 67199",
