@@ -260,13 +260,18 @@ def test_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None
 @pytest.mark.planted_fault(
     "The folder to slim is on a disk that is mounted read-only.", says="Read-only file system"
 )
-def test_read_only_folder(installed: Made, tmp_path: Path, fault: PlantedFault) -> None:
-    place = Workplace(installed, tmp_path / "disk/work", keep=False)
+@pytest.mark.parametrize("slimmed", [False, True])
+def test_read_only_folder(
+    installed: Made, tmp_path: Path, fault: PlantedFault, slimmed: bool
+) -> None:
+    place = Workplace(installed, tmp_path / "disk/work", keep=True)
     with small_disk(tmp_path / "disk", 16 << 20):
         place.make()
+        if slimmed:
+            assert place.slim().status == 0
         before = digests(place.site)
         subprocess.run(["mount", "-o", "remount,ro", tmp_path / "disk"], check=True)
-        ended = place.slim()
+        ended = place.undo() if slimmed else place.slim()
         assert ended.status == 1
         fault.check(ended.stderr)
         assert place.check().status == 0

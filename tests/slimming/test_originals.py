@@ -193,11 +193,15 @@ def test_check_reports_a_run_at_work(site: Made, fault: PlantedFault) -> None:
         holder.wait()
 
 
-def test_check_reports_a_run_that_was_killed(site: Made) -> None:
+@pytest.mark.planted_fault(
+    "slim was killed, and the user checks the folder.",
+    says="interrupted: a run was killed here; the next negativa slim or undo of this folder",
+)
+def test_check_reports_a_run_that_was_killed(site: Made, fault: PlantedFault) -> None:
     slim(site)
     begin_run(site.folder, load_manifest(site.folder), RUN)
     output = negativa("slim", "check", site.folder)
-    assert "interrupted: a run was killed here" in output
+    fault.check(output)
     slim(site)
     assert "killed" not in negativa("slim", "check", site.folder)
 
