@@ -1,0 +1,104 @@
+"""An honest suite is proved every time, whatever it starts, forks, kills, skips or runs at its end.
+
+``TESTS_TIMES`` says how often each way is tried.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.verified import VerifiedProject
+
+TIMES = int(os.environ.get("TESTS_TIMES", "1"))
+
+SUITE = """
+import atexit, multiprocessing, threading
+
+CHILD = '''
+from standin_gpu import trace_program, use
+detector = trace_program()
+use({library!r}, 0)
+detector.stop()
+'''
+
+@pytest.fixture(scope="module")
+def shared():
+    use(LIB, 1)
+    yield
+    use(LIB, 1)
+
+@pytest.mark.parametrize("region", [0, 1, 2])
+def test_kernels(region):
+    use(LIB, region)
+
+def test_shared(shared):
+    use(LIB, 0)
+
+def test_a_program_that_uses_the_gpu():
+    code = CHILD.format(library=str(LIB))
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+def test_a_program_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+
+def work(queue):
+    queue.put(7)
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_as_a_data_loader_has_them(method):
+    use(LIB, 0)
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    worker = context.Process(target=work, args=(queue,), daemon=True)
+    worker.start()
+    assert queue.get() == 7
+    worker.join()
+
+def test_a_thread_that_outlives_the_test():
+    use(LIB, 2)
+    threading.Thread(target=time.sleep, args=(0.2,)).start()
+
+def test_at_exit():
+    atexit.register(use, LIB, 0)
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_fails_as_expected():
+    use(LIB, 0)
+    assert False
+
+@pytest.mark.skipif(sys.platform == "linux", reason="not on Linux")
+def test_skipped():
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(TIMES))
+@pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
+@pytest.mark.parametrize("traced", [(), ("-n4",)], ids=["traced-solo", "traced-n4"])
+@pytest.mark.parametrize("verified", [(), ("-n4",)], ids=["solo", "n4"])
+def test_an_honest_suite_is_proved(
+    tmp_path: Path,
+    number: int,
+    eager: bool,
+    traced: tuple[str, ...],
+    verified: tuple[str, ...],
+) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE)
+    environ = {"CUDA_MODULE_LOADING": "EAGER"} if eager else {}
+    project.trace(*traced)
+    shown = project.verify(*verified, **environ)
+    assert "\nPROVED" in shown
+    assert "laky" not in shown and "can't" not in shown
+
+
+@pytest.mark.slow
+def test_an_honest_suite_is_traced_and_proved_at_once(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE)
+    assert "\nPROVED" in project.verify("--negativa", "-n2")
+    assert "\nPROVED" in project.verify("--negativa-copies=both")
