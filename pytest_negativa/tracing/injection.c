@@ -619,10 +619,14 @@ static const Mapping *search_mappings(uint64_t address) {
     return low < mapping_count && mappings[low].start <= address ? &mappings[low] : NULL;
 }
 
-static const Mapping *find_mapping(uint64_t address) {
+static bool mappings_are_current(void) {
     unsigned long long counters[2] = {0, 0};
     dl_iterate_phdr(note_generation, counters);
-    if (maps_valid && counters[0] == read_at_adds && counters[1] == read_at_subs) {
+    return maps_valid && counters[0] == read_at_adds && counters[1] == read_at_subs;
+}
+
+static const Mapping *find_mapping(uint64_t address) {
+    if (mappings_are_current()) {
         const Mapping *found = search_mappings(address);
         if (found != NULL && found->of_loader) return found;
     }
@@ -1103,7 +1107,11 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
     if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
     int saved = errno;
     pthread_mutex_lock(&lock);
-    if (atomic_load(&active)) record_call(call, data->params);
+    if (atomic_load(&active)) {
+        /* Libraries that came since are listed now: the process may be killed before its end. */
+        if (!mappings_are_current()) refresh_mappings();
+        record_call(call, data->params);
+    }
     pthread_mutex_unlock(&lock);
     errno = saved;
 }
@@ -1408,11 +1416,8 @@ EXPORT void negativa_warn(const char *code, const char *text, int incomplete) {
 }
 
 EXPORT void negativa_drain(void) {
-    unsigned long long counters[2] = {0, 0};
     pthread_mutex_lock(&lock);
-    dl_iterate_phdr(note_generation, counters);
-    if (!maps_valid || counters[0] != read_at_adds || counters[1] != read_at_subs)
-        refresh_mappings();
+    if (!mappings_are_current()) refresh_mappings();
     pthread_mutex_unlock(&lock);
 }
 

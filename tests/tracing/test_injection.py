@@ -16,7 +16,7 @@ from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels
-from tests.support.libraries import IS_ROOT, MULTIARCH
+from tests.support.libraries import IS_ROOT, MULTIARCH, PLAIN
 
 pytestmark = needs_compiler
 
@@ -62,6 +62,21 @@ def test_a_child_that_is_gone_lost_nothing(injected: Injected, end: str, ended: 
     [process] = usage.processes
     assert process.ended is ended and process.header.locked
     assert not usage.incomplete and not injected.untraced()
+
+
+def test_a_killed_child_has_listed_its_libraries(injected: Injected) -> None:
+    """Also a library of which it used nothing: it counts as loaded."""
+    injected.play(
+        f"{USES}ctypes.CDLL({str(PLAIN)!r})\n"
+        # The first handle that the driver gave.
+        "kernel, library = ctypes.c_uint64(), ctypes.c_uint64(0x1001)\n"
+        "DRIVER.cuLibraryGetKernel(ctypes.byref(kernel), library, b'later')\n"
+        "os.kill(os.getpid(), 9)",
+        status=-9,
+    )
+    [loaded] = [x for x in injected.usage().libraries if x.library.path == str(PLAIN)]
+    assert not loaded.images
+    assert kernels(injected.usage()) == {MULTIARCH.name: ["k", "later"]}
 
 
 def test_a_child_forked_before_the_driver_started(injected: Injected) -> None:
