@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.mappings import hash_library
@@ -15,5 +17,6 @@ def hash_libraries(run: Run) -> None:
         StoreError: the digests can't be written.
     """
     usage = merge_traces(run.trace_files())
-    used = (library.library for library in usage.libraries if library.images)
-    save_digests(run.trace_dir, map(hash_library, used))
+    used = [library.library for library in usage.libraries if library.images]
+    with ThreadPoolExecutor() as pool:
+        save_digests(run.trace_dir, pool.map(hash_library, used))

@@ -30,8 +30,8 @@ _NOTE_HEADER = struct.Struct("<III")
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 _MAX_NOTES = 1 << 16
-# Bytes. Hashing this much takes about 20 ms.
-_MAX_HASHED = 32 << 20
+# Bytes. Hashing this much takes about 5 ms.
+_MAX_HASHED = 8 << 20
 _HASH_STEP = 256 << 10
 
 

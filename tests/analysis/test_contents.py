@@ -133,6 +133,20 @@ def test_a_run_is_combined_after_its_library_was_installed_anew(
     fault.check(notes(planned(tmp_path, *runs)))
 
 
+def test_runs_of_two_containers_have_one_library(tmp_path: Path, library: Path) -> None:
+    elsewhere = Path(shutil.copy(library, tmp_path / "elsewhere.so"))
+    runs = [run_of(tmp_path / "one", a=(elsewhere, 0)), run_of(tmp_path / "two", a=(library, 2))]
+    hash_libraries(runs[0])
+    elsewhere.unlink()
+    found = planned(tmp_path, *runs)
+    assert loaded(found) == [2] and not notes(found)
+    # The other container had another library at this path.
+    other = Path(shutil.copy(BIN / "libnames.so", elsewhere))
+    assert "two libraries were at" in notes(
+        planned(tmp_path, *runs, run_of(tmp_path / "c", a=(other, 0)))
+    )
+
+
 def forget_digest(trace: Path) -> None:
     """Remove the digest that a small library gets at first sight."""
     trace.write_text(re.sub(r',"sha256":"[0-9a-f]{64}"', "", trace.read_text()))

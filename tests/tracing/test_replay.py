@@ -75,3 +75,13 @@ def test_libraries_are_found_where_this_machine_has_them(tmp_path: Path) -> None
     assert relocate(packaged, "/old", "/none", ["", str(tmp_path / "new")]) == found
     assert relocate(replace(packaged, size=1), "/old", "/none", [str(tmp_path / "new")]) is None
     assert relocate(TracedLibrary(path="/nowhere"), "/old", "/none", ()) is None
+
+
+def test_a_library_without_a_build_id_is_found_by_its_digest_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(b"\x7fELF no library")
+    found = identify_library(str(path))
+    assert found.build_id is None and found.sha256 is not None
+    recorded = replace(found, mtime_ns=1)
+    assert relocate(recorded, "/old", "/new", ()) == found
+    assert relocate(replace(recorded, sha256=None), "/old", "/new", ()) is None
