@@ -93,3 +93,26 @@ def test_copy(tmp_path):
     fault.check(str(detail))
     done = project.negativa("lock", "--unproved", "-o", "lock")
     assert "left out" not in done.stdout
+
+
+@pytest.mark.slow
+def test_two_paths_of_one_library_are_proved_and_locked_as_one(tmp_path: Path) -> None:
+    project = VerifiedProject(
+        tmp_path / "project",
+        """
+HERE = Path(__file__).parent
+
+def test_each():
+    for number, name in enumerate(("lib.so", "other.so")):
+        use(HERE / name, number)
+""",
+    )
+    library = project.folder / "lib.so"
+    shutil.copy(library, project.folder / "other.so")
+    project.trace()
+    plans = [project.plan(name) for name in ("lib.so", "other.so")]
+    assert plans[0] == plans[1]
+    assert sum(reason == "loaded" for *_, reason, _detail in plans[0]) == 2
+    assert "\nPROVED" in project.verify()
+    assert {status for status, _ in project.statuses().values()} == {"proved"}
+    assert "1 library," in project.negativa("lock", "-o", "lock").stdout
