@@ -452,6 +452,23 @@ def test_what_compaction_spares_is_not_claimed(root: Path, tmp_path: Path) -> No
     assert overwritten.elements == len(plan.decisions)
 
 
+@compacting.needs_compiler
+def test_what_slim_leaves_alone_is_not_compacted_for_a_proof(root: Path, tmp_path: Path) -> None:
+    """The copy is overwritten instead, and has the archive that is appended to the original."""
+    path = compacting.build(tmp_path / "build")
+    archive = b"PK\5\6" + bytes(18)
+    path.write_bytes(path.read_bytes() + archive)
+    library_map = compacting.read(path)
+    plan = compacting.plan_of(library_map, lambda i: i == 0)
+    options = CompactOptions(load_check=False)
+    [made] = reconstruct([AnalyzedLibrary(library_map, plan)], root, compact=options).libraries
+    assert made.compaction is None
+    assert made.unused_bytes == plan.unused_bytes
+    copy = Path(made.copy).read_bytes()
+    assert len(copy) == path.stat().st_size
+    assert copy.endswith(archive)
+
+
 def test_copy_in_which_all_was_left_alone(root: Path) -> None:
     """Tests on it would show nothing, so it must be seen."""
     one = planned_of(BIN / "libcallgraph.so")
