@@ -378,7 +378,7 @@ class ListOf(ValueType):
     def parse_flag(self, value: Any) -> tuple[Any, ...]:
         texts = (value,) if isinstance(value, str) else value
         if self.commas:
-            texts = [part for text in texts for part in text.split(",")]
+            texts = [part.strip() for text in texts for part in text.split(",")]
         # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
         return self.parse([text for text in texts if text.strip()])
 

@@ -98,6 +98,9 @@ def test_subtests(subtests):
             if FAULT == "subtests" and number:
                 pytest.skip("not on this GPU")
 
+def test_twice():
+    pass
+
 def test_skip():
     pytest.skip("no such GPU" if FAULT == "skip" else "sm_90 only")
 
@@ -109,8 +112,20 @@ def test_xfail():
 """
 
 
+# Collects test_twice twice, but for the fault "once" on the copies.
+CONFTEST = """
+import os
+
+def pytest_collection_modifyitems(items):
+    on_copies = "-verify/" in os.environ.get("NEGATIVA_ROUND", "")
+    if not (on_copies and os.environ.get("FAULT") == "once"):
+        items += [item for item in items if item.name == "test_twice"]
+"""
+
+
 def with_plugin(folder: Path, suite: str, plugin: str) -> VerifiedProject:
     project = VerifiedProject(folder, suite)
+    project.write("conftest.py", CONFTEST)
     project.environ["PYTEST_ADDOPTS"] += f" -p {plugin}"
     return project.trace()
 
@@ -127,26 +142,71 @@ def test_a_suite_with_reruns_and_subtests_is_proved(traced: VerifiedProject, wor
     assert not any(test["changes"] for test in traced.verdict["tests"])
 
 
+FAULTS = [
+    pytest.param(
+        "rerun",
+        marks=pytest.mark.planted_fault(
+            "pytest-rerunfailures repeats a test that fails on the copies, and it passes.",
+            says="attempts: call passed -> call passed at attempt 2; call rerun; ",
+        ),
+    ),
+    pytest.param(
+        "once",
+        marks=pytest.mark.planted_fault(
+            "A test that ran twice when traced, under one node id, runs once on the copies.",
+            says="attempts: call passed; setup passed; start; teardown passed -> nothing",
+        ),
+    ),
+    pytest.param(
+        "subtests",
+        marks=pytest.mark.planted_fault(
+            "A subtest is skipped on the copies, and its test passes.",
+            says="subtests: passed -> skipped",
+        ),
+    ),
+    pytest.param(
+        "names",
+        marks=pytest.mark.planted_fault(
+            "Other subtests than when traced run on the copies.",
+            says="subtest-names: [part] (number=0) passed -> [part] (number=2) passed",
+        ),
+    ),
+    pytest.param(
+        "skip",
+        marks=pytest.mark.planted_fault(
+            "A test is skipped on the copies for another reason than when traced.",
+            says="skip-reason: Skipped: sm_90 only -> Skipped: no such GPU",
+        ),
+    ),
+    pytest.param(
+        "xfail",
+        marks=pytest.mark.planted_fault(
+            "A test calls pytest.xfail on the copies for another reason.",
+            says="xfail-reason: bug 1 -> bug 2",
+        ),
+    ),
+    pytest.param(
+        "error",
+        marks=pytest.mark.planted_fault(
+            "An expected failure hides a CUDA error on the copies.",
+            says="error-type: AssertionError -> RuntimeError",
+        ),
+    ),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
-@pytest.mark.parametrize(
-    ("planted", "said"),
-    [
-        ("rerun", "attempts: call passed -> call passed at attempt 2; call rerun; "),
-        ("subtests", "subtests: passed -> skipped"),
-        ("names", "subtest-names: [part] (number=0) passed -> [part] (number=2) passed"),
-        ("skip", "skip-reason: Skipped: sm_90 only -> Skipped: no such GPU"),
-        ("xfail", "xfail-reason: bug 1 -> bug 2"),
-        ("error", "error-type: AssertionError -> RuntimeError"),
-    ],
-)
-def test_each_aspect_counts(traced: VerifiedProject, planted: str, said: str, workers: str) -> None:
+@pytest.mark.parametrize("planted", FAULTS)
+def test_each_aspect_counts(
+    traced: VerifiedProject, planted: str, workers: str, fault: PlantedFault
+) -> None:
     shown = traced.verify(workers, status=1, FAULT=planted)
-    assert f"    {said}" in shown
+    fault.check(shown)
     assert "1 test ended with the same outcome as in the traced run, but not alike" in shown
     [aspects] = re.findall(r"set verify.tolerate: \[([a-z, -]+)\]", shown)
-    shown = traced.verify(workers, f"--negativa-tolerate={''.join(aspects.split())}", FAULT=planted)
-    assert "Tolerated (verify.tolerate):" in shown and f"    {said}" in shown
+    shown = traced.verify(workers, f"--negativa-tolerate={aspects}", FAULT=planted)
+    assert "Tolerated (verify.tolerate):" in shown and fault.says in shown
     assert "but for tolerated differences" in shown
 
 
