@@ -86,15 +86,22 @@ class ReportDetails:
 
 
 class OutcomeRecorder:
-    """Writes the outcomes of a session into a run's folder.
+    """Writes the outcomes of a session into a run's folder."""
 
-    Raises:
-        StoreError: the file can't be created.
-    """
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+        self._nodes: list[Any] = []
+        self._finished: SessionFinished | None = None
 
-    def __init__(self, run: Run) -> None:
-        self._writer = LineWriter(run.outcomes_file)
-        self._writer.write(
+    @classmethod
+    def start(cls, run: Run) -> OutcomeRecorder:
+        """Create the file and begin it.
+
+        Raises:
+            StoreError: the file can't be created.
+        """
+        writer = LineWriter(run.outcomes_file)
+        writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(printable_id(word) for word in sys.orig_argv),
@@ -102,8 +109,7 @@ class OutcomeRecorder:
                 kind=SessionKind.PYTEST,
             )
         )
-        self._nodes: list[Any] = []
-        self._finished: SessionFinished | None = None
+        return cls(writer)
 
     @property
     def failure(self) -> str | None:

@@ -39,14 +39,18 @@ def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
     return round_spec.kind is RoundKind.VERIFY and round_spec.tests is None and not traced_before
 
 
-class RoundReports:
-    """Directs reports into the round's folder, and adds coverage to that of earlier rounds."""
+def append_coverage(config: pytest.Config) -> None:
+    """Let pytest-cov add to the coverage of earlier rounds."""
+    # pytest-cov reads it before any plugin is configured.
+    if getattr(config.known_args_namespace, "cov_source", None):
+        config.known_args_namespace.cov_append = True
 
-    def __init__(self, config: pytest.Config, round_spec: Round) -> None:
+
+class RoundReports:
+    """Directs reports into the round's folder."""
+
+    def __init__(self, round_spec: Round) -> None:
         self._folder = Run(Path(round_spec.folder)).report_files
-        # pytest-cov reads it before any plugin is configured.
-        if getattr(config.known_args_namespace, "cov_source", None):
-            config.known_args_namespace.cov_append = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

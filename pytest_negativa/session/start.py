@@ -33,7 +33,7 @@ from pytest_negativa.session.request import (
     request_of,
 )
 from pytest_negativa.session.round_hooks import RoundHooks
-from pytest_negativa.session.round_reports import RoundReports, writes_reports
+from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
 from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
@@ -69,7 +69,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         plugins.register(ReportDetails(), "negativa-report-details")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
     if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
-        plugins.register(RoundReports(config, round_spec), "negativa-round-reports")
+        append_coverage(config)
+        plugins.register(RoundReports(round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
     process_end.at_end(traced, traced.stop)
@@ -79,7 +80,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     if verified or traced.not_traced is None:
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
-            plugins.register(OutcomeRecorder(run), "negativa-outcomes")
+            plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
     if not verified:
         reporter = Reporter(config, settings, run, traced)
         plugins.register(reporter, "negativa-reporter")

@@ -230,16 +230,21 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 
 
 class CommandOutcome:
-    """Writes the outcomes file of a program that writes none: the command is its one test.
+    """Writes the outcomes file of a program that writes none: the command is its one test."""
 
-    Raises:
-        StoreError: the file can't be created.
-    """
+    def __init__(self, writer: LineWriter, label: str) -> None:
+        self._writer = writer
+        self._label = label
 
-    def __init__(self, path: Path, command: Sequence[str]) -> None:
-        self._label = shlex.join(command)
-        self._writer = LineWriter(path)
-        self._writer.write(
+    @classmethod
+    def start(cls, path: Path, command: Sequence[str]) -> CommandOutcome:
+        """Create the file and begin it.
+
+        Raises:
+            StoreError: the file can't be created.
+        """
+        writer, label = LineWriter(path), shlex.join(command)
+        writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(command),
@@ -247,7 +252,8 @@ class CommandOutcome:
                 kind=SessionKind.COMMAND,
             )
         )
-        self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))
+        writer.write(TestStarted(nodeid=label, time_ns=time.time_ns()))
+        return cls(writer, label)
 
     def finish(
         self, status: int, seconds: float, *, traced: int | None = None, silent: bool = False

@@ -47,7 +47,7 @@ def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     with contextlib.closing(Children(traceable=True)) as children:
         environ = traced_environment(os.environ, run, root, lacks=children.name)
-        outcome = CommandOutcome(run.outcomes_file, command)
+        outcome = CommandOutcome.start(run.outcomes_file, command)
         begin = time.monotonic()
         try:
             status = subprocess.run(command, env=environ, check=False).returncode

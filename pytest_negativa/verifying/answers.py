@@ -28,18 +28,23 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """The answers to one question; answers to another question in the file are dropped.
+    """The answers to one question, in a file."""
 
-    Args:
-        asked: everything that the answers depend on.
-
-    Raises:
-        StoreError: the file can't be read or written.
-    """
-
-    def __init__(self, path: Path, asked: Sequence[str]) -> None:
+    def __init__(self, path: Path, known: dict[str, Answer]) -> None:
         self._path = path
-        self._known: dict[str, Answer] = {}
+        self._known = known
+
+    @classmethod
+    def open(cls, path: Path, asked: Sequence[str]) -> Answers:
+        """Read the file, and drop the answers to another question from it.
+
+        Args:
+            asked: everything that the answers depend on.
+
+        Raises:
+            StoreError: the file can't be read or written.
+        """
+        known: dict[str, Answer] = {}
         question = _digest(asked).encode()
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
@@ -52,9 +57,10 @@ class Answers:
                 answer = msgspec.json.decode(line, type=Answer)
             except UNDECODABLE:
                 continue
-            self._known[answer.kept] = answer
+            known[answer.kept] = answer
             kept.append(line)
         write_atomically(path, b"".join(line + b"\n" for line in kept))
+        return cls(path, known)
 
     def get(self, kept: frozenset[Part]) -> Answer | None:
         return self._known.get(_digest(sorted(map(repr, kept))))

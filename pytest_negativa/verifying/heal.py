@@ -197,7 +197,7 @@ def search(
         (f"{left} of {len(caused)} failing tests get nothing back: {elsewhere}",) if left else ()
     )
     question = _question(verification, plans.planned, candidates, tests, wanted)
-    answers = Answers(verification.traced.run.answers_file, question)
+    answers = Answers.open(verification.traced.run.answers_file, question)
 
     def probe(kept: frozenset[Part]) -> str | None:
         known = answers.get(kept)

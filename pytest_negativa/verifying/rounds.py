@@ -116,7 +116,7 @@ def run_round(
     outcomes = run.outcomes_file
     command = program.command if round_spec.tests is None else program.again
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
-    writer = None if program.is_pytest else CommandOutcome(outcomes, command)
+    writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
     begin = time.monotonic()
     with ChildWatch() as watch:
         try:

@@ -113,7 +113,9 @@ def pytest_load_initial_conftests(early_config):
 """,
     )
     project.environ["PYTEST_ADDOPTS"] += " -p early"
-    project.pytest("-q", "--negativa", "--negativa-verify", "--cov=.", status=1)
+    project.pytest(
+        "-q", "--negativa", "--negativa-verify", "--negativa-rerun=0", "--cov=.", status=1
+    )
     # The session's own process, the traced run, and that on the copies.
     assert (project.folder / "appends.txt").read_text() == "False True "
 
