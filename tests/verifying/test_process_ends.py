@@ -185,10 +185,10 @@ def test_statuses_of_workers() -> None:
 
 def test_a_child_that_ends_as_when_traced() -> None:
     for ended in (False, True):
-        before = [child("a", "/tmp/xyz/1", ended=ended), child("a", ended=True)]
+        before = [child("a", "/tmp/tmpx/1", ended=ended), child("a", ended=True)]
         assert reasons(a_round(), process(), *before, before=before) == []
         # Neither names of temporary files nor numbers tell commands apart.
-        after = [child("a", "/tmp/abc/2", ended=ended), child("a", ended=True)]
+        after = [child("a", "/tmp/tmpy/2", ended=ended), child("a", ended=True)]
         assert reasons(a_round(), process(), *after, before=before) == []
     # Nor do names that a test makes up.
     before, after = [child("a", "--name=x", ended=False)], [child("a", "--name=y", ended=False)]
