@@ -44,8 +44,9 @@ _ATTEMPTS = pytest.StashKey[Counter[str]]()
 class ReportDetails:
     """Adds to the reports of this process's tests what the process that reports can't tell.
 
-    That is how often the phase ran, for flaky reports the last attempt only, the type of the error,
-    and the name of a subtest, which pytest 9 changes on the way from a worker of pytest-xdist.
+    That is how often the phase ran, the type of the error, and the name of a subtest. The
+    plugin flaky reports the last attempt only. pytest 9 changes the name of a subtest on the way
+    from a worker of pytest-xdist.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
