@@ -21,7 +21,13 @@ from pytest_negativa.slimming.manifest import begin_run, load_manifest, token_of
 from pytest_negativa.slimming.named_archs import refuse_impossible
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
-from pytest_negativa.slimming.tree import Tree, scan_files, scan_folder, unfinished_copy
+from pytest_negativa.slimming.tree import (
+    MANIFEST_NAME,
+    Tree,
+    scan_files,
+    scan_folder,
+    unfinished_copy,
+)
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 from pytest_negativa.storage.atomic import sync_folder
 
@@ -261,7 +267,7 @@ def _build_copy(
     try:
         growing.mkdir(parents=True, exist_ok=True)
         with hold_new(growing):
-            if any(growing.iterdir()) and load_manifest(growing).run is None:
+            if any(growing.iterdir()) and not (growing / MANIFEST_NAME).is_file():
                 raise ReconstructError(
                     f"{growing} is not empty, and no run of negativa slim left it; move it away"
                 )
