@@ -226,8 +226,9 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
     if new:
         yield f"{_count(new, 'test')} ran that the traced run doesn't have"
     before, after = tests.statuses
-    # A test that differs may change the status, too.
-    if not any(v.differs for v in verdicts) and None not in (before, after) and before != after:
+    # A test that differs may make a session fail or pass, and explains no other status.
+    explained = any(v.differs for v in verdicts) and {before, after} <= {0, 1}
+    if not explained and None not in (before, after) and before != after:
         yield f"the session ended with exit status {after}, with {before} when it was traced"
     if verdicts and all(v.differs for v in verdicts):
         yield "no test ended as in the traced run"

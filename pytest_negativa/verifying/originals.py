@@ -55,8 +55,8 @@ def undecided_tests(
     for nodeid, test in after.items():
         if nodeid in before:
             differs = not same_outcome(before[nodeid], test, tolerate)
-            lost = test.gpu_error is not None and before[nodeid].gpu_error is None
-            if differs != lost:
+            lost = test.gpu_error is not None
+            if differs != lost and (differs or before[nodeid].gpu_error is None):
                 yield nodeid
 
 
@@ -96,7 +96,8 @@ def sound_rounds(
 ) -> tuple[OriginalRound, ...]:
     """The rounds of all tests in which each test that is not flaky ended as in the traced run.
 
-    A round that was not traced completely does not show what it left out.
+    A round in which a test lost its CUDA context does not show what its tests choose. A round
+    that was not traced completely does not show what it left out.
     """
     wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
     return tuple(
@@ -105,7 +106,10 @@ def sound_rounds(
         if r.complete
         and not r.usage.incomplete
         and all(
-            n in r.tests and same_outcome(test, r.tests[n], tolerate) for n, test in wanted.items()
+            n in r.tests
+            and same_outcome(test, r.tests[n], tolerate)
+            and (r.tests[n].gpu_error is None or test.gpu_error is not None)
+            for n, test in wanted.items()
         )
     )
 

@@ -33,6 +33,7 @@ from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from tests.support.analyses import settings, used
 from tests.support.defaults import DEFAULTS
+from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
 
 
@@ -112,6 +113,16 @@ def test_those_that_differ_come_first() -> None:
 )
 def test_what_else_speaks_against(changed: TestEvidence, reason: str) -> None:
     assert reasons(changed) == [reason]
+
+
+@pytest.mark.planted_fault(
+    "An internal error of pytest ends the session on the copies, and a flaky test differs, too",
+    says="the session ended with exit status 3, with 0 when it was traced",
+)
+def test_a_flaky_test_explains_no_internal_error(fault: PlantedFault) -> None:
+    flaky = replace(SOUND, after={**SOUND.after, **results(a=Outcome.FAILED)}, on_originals={"a"})
+    assert reasons(replace(flaky, statuses=(0, 1))) == []
+    fault.check("; ".join(reasons(replace(flaky, statuses=(0, 3)))))
 
 
 # ---- Libraries ----

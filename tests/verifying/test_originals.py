@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.trace import UsageWarning
+from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     OriginalRuns,
@@ -17,6 +18,7 @@ from pytest_negativa.verifying.originals import (
     sound_rounds,
     undecided_tests,
 )
+from tests.support.faults import PlantedFault
 from tests.support.usages import usage_of
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
@@ -81,6 +83,7 @@ def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
         OriginalRound(before, usage_of(), complete=False),
         OriginalRound({}, usage_of(), complete=True),
         OriginalRound(one(FAILED), usage_of(), complete=True),
+        OriginalRound(one(PASSED, LOST), usage_of(), complete=True),
     )
     rounds = OriginalRuns(together=(sound, *others))
     assert sound_rounds(before, rounds, flaky=()) == (sound,)
@@ -105,6 +108,25 @@ def test_reruns_that_lost_their_context() -> None:
     passed = one(PASSED, LOST)
     assert known_of_originals(one(PASSED), passed, OriginalRuns({"a": (passed["a"],)})) == {"a"}
     assert known_of_originals(one(PASSED), passed, runs([PASSED])) == frozenset()
+
+
+@pytest.mark.planted_fault(
+    "A test that always loses its CUDA context, and passes, fails on the copies alone",
+    says="1 test ended with another outcome than in the traced run",
+)
+def test_a_lost_context_explains_no_other_outcome(fault: PlantedFault) -> None:
+    before, after, sound = one(PASSED, LOST), one(FAILED, LOST), one(PASSED)["a"]
+    known = known_of_originals(before, after, ends(*before.values()))
+    evidence = TestEvidence(
+        before={**before, "b": replace(sound, nodeid="b")},
+        after={**after, "b": replace(sound, nodeid="b")},
+        on_originals=known,
+        used={},
+        gpu_tests=1,
+        traced_on=("9.0",),
+        verified_on=("9.0",),
+    )
+    fault.check("; ".join(reasons_of_tests(evidence, judge_tests(evidence))))
 
 
 def ends(*results: TestResult) -> OriginalRuns:
