@@ -94,6 +94,12 @@ class TracedProcess:
     def stop(self) -> None:
         """End tracing; the trace file is complete."""
         if self._tracing is not None:
+            if not self.session_ended and self._current.phase is not Phase.SESSION:
+                text = (
+                    f"tracing ended too early, in {self.where}: something ran the handlers of the "
+                    "process's end, such as a test that calls atexit._run_exitfuncs()"
+                )
+                self._tracing.warn("ended-early", text, incomplete=True)
             self._tracing.stop()
             self._tracing = None
 

@@ -35,6 +35,7 @@ class LineWriter:
             )
         except OSError as e:
             raise StoreError(f"{path}: cannot be created: {e.strerror}") from e
+        self._file = self._identify()
         self._write = partial(System.write, self._fd)
         self._encode = msgspec.json.Encoder().encode
         # A forked child inherits the handle; what it does is not this process's doing.
@@ -50,6 +51,9 @@ class LineWriter:
     def write(self, record: msgspec.Struct) -> None:
         """Append a record. Never raises, for callers are callbacks: see ``failure``."""
         line = self._encode(record) + b"\n"
+        if self._fd >= 0 and not self.is_open():
+            self.fail(f"{self.path}: cannot be written: the tests closed its descriptor")
+            return
         try:
             written = self._write(line)
         except OSError as e:
@@ -65,9 +69,23 @@ class LineWriter:
         self.failure = problem
         self.abandon()
 
+    def is_open(self) -> bool:
+        """Whether the descriptor is still that of the file.
+
+        A test may close all descriptors, and its next file gets the number.
+        """
+        return self._identify() == self._file
+
+    def _identify(self) -> tuple[int, int] | None:
+        try:
+            status = System.fstat(self._fd)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
     def abandon(self) -> None:
         """Close this process's handle; in a forked child, which must not write here."""
-        if self._fd >= 0:
+        if self._fd >= 0 and self.is_open():
             with contextlib.suppress(OSError):
                 System.close(self._fd)
         # Whatever still comes fails with EBADF instead of landing in another file.

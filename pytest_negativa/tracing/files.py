@@ -20,7 +20,7 @@ from pytest_negativa.models.trace import (
     ProcessTrace,
 )
 from pytest_negativa.storage.jsonl import LineWriter
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.system import System, read_regular
 
 _LOST = b"true }"
 """Overwrites the end of a header, which is ``false}``."""
@@ -44,8 +44,8 @@ class TraceWriter(LineWriter):
 
     def fail(self, problem: str) -> None:
         """Write nothing more, no end either; the header says so from now on."""
-        fd = self._fd
         with contextlib.suppress(OSError):
+            fd = self._fd if self.is_open() else System.open(str(self.path), os.O_WRONLY)
             # pwrite(2), bugs: with O_APPEND it appends.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             try:
@@ -53,6 +53,8 @@ class TraceWriter(LineWriter):
             except OSError:
                 # An empty file tells the same, and making it needs no space.
                 os.ftruncate(fd, 0)
+            if fd != self._fd:
+                System.close(fd)
         super().fail(problem)
 
 

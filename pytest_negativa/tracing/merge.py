@@ -204,7 +204,10 @@ class _Merger:
         required elsewhere.
         """
         if header.lost:
-            text = "a record could not be written: is the disk full, or a quota reached?"
+            text = (
+                "a record could not be written: is the disk full, or a quota reached? Or did a "
+                "test close all descriptors?"
+            )
             self.mark_incomplete("trace-lost", text, process)
         elif header.role is Role.CHILD and not self._processes[process].ended:
             if trace.is_running:

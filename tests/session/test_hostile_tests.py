@@ -1,0 +1,66 @@
+"""Tests that take away what tracing in their own process needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import PlantedFault
+from tests.support.verified import VerifiedProject
+
+# Without its GPU code the last test goes on without the GPU, and passes.
+SUITE = """
+import atexit, contextlib
+
+def test_gpu():
+    use(LIB, 0)
+
+def test_hostile():
+    {}
+
+def test_later():
+    with contextlib.suppress(RuntimeError):
+        use(LIB, 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test closes all descriptors of its process, and its next files get the numbers of ours.",
+    says="lib.so: all of it is kept (incomplete)",
+)
+def test_all_descriptors_closed(tmp_path: Path, fault: PlantedFault) -> None:
+    hostile = (
+        "os.closerange(3, 256)\n"
+        "    global files\n"
+        "    files = [open(Path(__file__).parent / f'own{n}', 'w') for n in range(30)]"
+    )
+    project = VerifiedProject(tmp_path / "project", SUITE.format(hostile))
+
+    # pytest's own capture would not survive it.
+    done = project.pytest("-q", "-s", "--negativa")
+
+    fault.check(done.stdout)
+    assert [f.read_text() for f in project.folder.glob("own*")] == [""] * 30
+    assert "PROVED" in project.verify("-s", status=1)
+    assert not project.verdict["proved"]
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test runs the handlers of the process's end (atexit._run_exitfuncs), and tests follow.",
+    says="tracing ended too early, in test_a.py::test_hostile (call)",
+)
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_handlers_of_the_end_run_early(
+    tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
+) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE.format("atexit._run_exitfuncs()"))
+
+    done = project.pytest("-q", "--negativa", *workers)
+
+    fault.check(done.stdout)
+    # What the message says to do keeps all code, too.
+    located = project.negativa("locate", "--run", project.run_folder).stdout
+    assert "lib.so: all of it is kept (incomplete)" in located
