@@ -71,7 +71,7 @@ def test_the_command_keeps_its_input_and_output(project: Project) -> None:
     )
     assert done.stdout.startswith("['--dir', 'x', '-h']")
     assert done.stderr.startswith("enegativa: nothing was traced")
-    assert list((project.folder / "out").iterdir()) == []
+    assert not (project.folder / "out").exists()
 
 
 @pytest.mark.parametrize("verb", ["trace", "debloat"])
@@ -95,7 +95,7 @@ def test_no_command_is_wrong_usage(project: Project) -> None:
 def test_results_that_cannot_be_written(project: Project) -> None:
     project.write("taken", "a file")
     done = project.negativa("trace", "--dir=taken/x", "--", "true", status=1)
-    assert done.stderr.startswith("negativa: error: ") and "cannot be created" in done.stderr
+    assert done.stderr.startswith("negativa: error: ") and "cannot be" in done.stderr
 
 
 def test_locate_without_a_run(project: Project) -> None:
@@ -180,18 +180,18 @@ PROOFS = ("verify", "heal")
 @pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
 def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command: str) -> None:
     """No command takes an older run unasked, and each says which there is."""
-    for name in ("run-1", "run-2", "run-3"):
+    for name in ("20260101T000001Z-0123ab", "20260101T000002Z-0123ab", "20260101T000003Z-0123ab"):
         rewrite(recorded, f".negativa/{name}/trace/h200.jsonl")
-    for name in ("run-1", "run-2"):
+    for name in ("20260101T000001Z-0123ab", "20260101T000002Z-0123ab"):
         recorded.negativa("locate", "--run", f".negativa/{name}")
-    bad = recorded.results / "run-3"
+    bad = recorded.results / "20260101T000003Z-0123ab"
     Run(bad).mark_failed("2 tests failed")
     recorded.negativa("locate", "--run", bad, status=1)
     assert (recorded.results / "latest").resolve() == bad
 
     done = recorded.negativa(command, status=1)
 
-    good = recorded.results / "run-2"
+    good = recorded.results / "20260101T000002Z-0123ab"
     assert f"negativa: error: {bad}: nothing is planned from this run: 2 tests" in done.stderr
     assert f"take the last good run: --run {good} (with pytest: --negativa-run)" in done.stderr
     if command not in PROOFS:
@@ -200,18 +200,21 @@ def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command
 
 @pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
 def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
-    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
-    recorded.negativa("locate", "--run", ".negativa/run-1")
+    rewrite(recorded, ".negativa/20260101T000001Z-0123ab/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/20260101T000001Z-0123ab")
     (recorded.results / "latest").unlink()
-    (recorded.results / "latest").symlink_to("run-2")
+    (recorded.results / "latest").symlink_to("20260101T000002Z-0123ab")
     error = recorded.negativa(command, status=1).stderr
-    assert "latest: leads to run-2, which is gone; trace again, or take the last good" in error
-    assert f"--run {recorded.results / 'run-1'}" in error
+    assert (
+        "latest: leads to 20260101T000002Z-0123ab, which is gone; trace again, or take the last good"
+        in error
+    )
+    assert f"--run {recorded.results / '20260101T000001Z-0123ab'}" in error
 
 
 def test_the_run_by_the_environment(recorded: Project) -> None:
-    rewrite(recorded, ".negativa/run-1/trace/h200.jsonl")
-    recorded.negativa("locate", NEGATIVA_RUN=".negativa/run-1")
+    rewrite(recorded, ".negativa/20260101T000001Z-0123ab/trace/h200.jsonl")
+    recorded.negativa("locate", NEGATIVA_RUN=".negativa/20260101T000001Z-0123ab")
     assert recorded.planned()
 
 
@@ -261,7 +264,7 @@ def test_thresholds_and_reports(recorded: Project) -> None:
 
     assert done.stdout == ""
     crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
-    assert crossed == ["max_unused_percent: 89.6071% of the GPU code is unused, the limit is 50%"]
+    assert crossed == ["max_unused_percent: 89.6% of the GPU code is unused, the limit is 50%"]
 
 
 def test_combine(recorded: Project) -> None:
