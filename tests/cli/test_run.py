@@ -205,10 +205,7 @@ def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
     (recorded.results / "latest").unlink()
     (recorded.results / "latest").symlink_to("20260101T000002Z-0123ab")
     error = recorded.negativa(command, status=1).stderr
-    assert (
-        "latest: leads to 20260101T000002Z-0123ab, which is gone; trace again, or take the last good"
-        in error
-    )
+    assert "latest: leads to 20260101T000002Z-0123ab, which is gone; trace again, or" in error
     assert f"--run {recorded.results / '20260101T000001Z-0123ab'}" in error
 
 
