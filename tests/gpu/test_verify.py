@@ -312,10 +312,14 @@ def test_kernel_granularity(project: Project, eager: bool) -> None:
         assert row["trimmed_code_bytes"] > 0
 
 
-def test_a_used_function_is_missed(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a used function inside a cubin is called unused", says="test_kernel[1-1]: passed -> failed"
+)
+def test_a_used_function_is_missed(project: Project, fault: PlantedFault) -> None:
     traced(project, "", "--negativa-granularity=kernel")
     name = project.plant_function(1, 1)
     out = project.pytest("--negativa-verify", status=1)
+    fault.check(out)
     assert not project.verdict["proved"], out
     assert project.differences() == {"test_kernel[1-1]": ("passed", "failed")}
     assert "NOT PROVED" in out
@@ -334,10 +338,14 @@ def test_a_used_function_is_missed(project: Project) -> None:
     assert project.verdict["proved"]
 
 
-def test_a_used_element_is_missed(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a used element is called unused", says="test_kernel[0-0]: passed -> failed"
+)
+def test_a_used_element_is_missed(project: Project, fault: PlantedFault) -> None:
     traced(project)
     ((library, _offset),) = project.plant(1)
     out = project.pytest("--negativa-verify", status=1)
+    fault.check(out)
     assert project.differences() == {"test_kernel[0-0]": ("passed", "failed")}
     assert "test_kernel[0-0]: passed -> failed" in out
     assert f"first to use kernels of {Path(library).name}" in out
@@ -346,7 +354,7 @@ def test_a_used_element_is_missed(project: Project) -> None:
 
 @pytest.mark.planted_fault(
     "A kernel is missing, and the test that launches it goes on without the GPU and passes.",
-    says="used when traced, but not on the copies: _Z10kernel_0_1Pi of libmany0.so",
+    says="used when traced, but not on the copies: _Z10kernel_0_0Pi of libmany0.so",
 )
 def test_a_test_goes_on_without_the_gpu(project: Project, fault: PlantedFault) -> None:
     selected = ("-k", "sound or goes_on")
@@ -362,10 +370,10 @@ def test_a_test_goes_on_without_the_gpu(project: Project, fault: PlantedFault) -
 
 
 @pytest.mark.planted_fault(
-    "A used function inside a cubin is overwritten, and the test that calls it passes.",
-    says="1 test ended as in the traced run, but lost the CUDA context",
+    "A used function is gone from its cubin, and the test that calls it passes.",
+    says="used when traced, but not on the copies: _Z10kernel_0_1Pi of libmany0.so",
 )
-def test_a_passing_test_loses_its_context(project: Project, fault: PlantedFault) -> None:
+def test_a_used_function_is_missed_in_silence(project: Project, fault: PlantedFault) -> None:
     selected = ("-k", "sound or ignores")
     traced(project, IGNORES, *selected, "--negativa-granularity=kernel")
     project.plant_function(0, 1)
@@ -373,9 +381,13 @@ def test_a_passing_test_loses_its_context(project: Project, fault: PlantedFault)
     assert project.differences() == {}
 
 
-def test_an_original_behind_the_redirects_back(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a test loads the original under another name", says="opened the original"
+)
+def test_an_original_behind_the_redirects_back(project: Project, fault: PlantedFault) -> None:
     traced(project, BEHIND_ITS_BACK)
     out = project.pytest("--negativa-verify", status=1)
+    fault.check(out)
     rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
     assert rows["libmany0.so"]["status"] == "not proved"
     assert "opened the original" in rows["libmany0.so"]["detail"]
@@ -383,20 +395,28 @@ def test_an_original_behind_the_redirects_back(project: Project) -> None:
     assert "NOT PROVED" in out
 
 
-def test_no_gpu_test_is_selected(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "no test of the proof uses the GPU", says="no test was seen to use the GPU"
+)
+def test_no_gpu_test_is_selected(project: Project, fault: PlantedFault) -> None:
     traced(project)
     out = project.pytest("--negativa-verify", "-k", "cpu", status=1)
+    fault.check(out)
     assert "no test was seen to use the GPU" in out
     assert f"{LIBRARIES * KERNELS} tests of the traced run did not run" in out
 
 
-def test_a_test_is_skipped_now(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a GPU test is skipped on the copies", says="test_skipped_on_copies: passed -> skipped"
+)
+def test_a_test_is_skipped_now(project: Project, fault: PlantedFault) -> None:
     traced(project, SKIPPED)
-    project.pytest("--negativa-verify", status=1)
+    fault.check(project.pytest("--negativa-verify", status=1))
     assert project.differences() == {"test_skipped_on_copies": ("passed", "skipped")}
 
 
-def test_a_library_changed(project: Project) -> None:
+@pytest.mark.planted_fault("a library changes between the trace and the proof", says="sha256")
+def test_a_library_changed(project: Project, fault: PlantedFault) -> None:
     traced(project)
     library = project.folder / "libmany3.so"
     before = library.stat()
@@ -405,36 +425,52 @@ def test_a_library_changed(project: Project) -> None:
     library.write_bytes(data)
     os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
     out = project.pytest("--negativa-verify", status=1)
+    fault.check(out)
     rows = {Path(row["path"]).name: row for row in project.verdict["libraries"]}
     assert rows["libmany3.so"]["status"] == "not proved"
     assert "sha256" in rows["libmany3.so"]["detail"] and "sha256" in out
 
 
-def test_a_worker_is_killed(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a worker dies on the copies", says="test_killed_on_copies: passed -> crashed"
+)
+def test_a_worker_is_killed(project: Project, fault: PlantedFault) -> None:
     traced(project, KILLED, "-n2")
-    project.pytest("--negativa-verify", "-n2", status=1)
+    fault.check(project.pytest("--negativa-verify", "-n2", status=1))
     assert project.differences() == {"test_killed_on_copies": ("passed", "crashed")}
 
 
-def test_the_session_is_killed(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "the session dies on the copies", says="test_killed_on_copies: passed -> crashed"
+)
+def test_the_session_is_killed(project: Project, fault: PlantedFault) -> None:
     traced(project, KILLED + LOSES_CONTEXT.replace("ON_COPIES", "False"))
-    project.pytest("--negativa-verify", status=1)
+    fault.check(project.pytest("--negativa-verify", status=1))
     # The tests behind it ran in a process of their own.
     assert project.differences() == {"test_killed_on_copies": ("passed", "crashed")}
     assert len([r for r in project.verdict["rounds"] if r["kind"] == "verify"]) == 2
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["solo", "n2"])
-def test_a_lost_context_is_no_other_tests_fault(project: Project, workers: tuple[str]) -> None:
+@pytest.mark.planted_fault(
+    "a test loses the CUDA context on the copies", says="CUDA_ERROR_ILLEGAL_ADDRESS"
+)
+def test_a_lost_context_is_no_other_tests_fault(
+    project: Project, fault: PlantedFault, workers: tuple[str]
+) -> None:
     traced(project, LOSES_CONTEXT, *workers)
     out = project.pytest("--negativa-verify", *workers, status=1)
+    fault.check(out)
     assert project.differences() == {"test_a_loses_its_context_on_copies": ("passed", "failed")}
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in out
 
 
-def test_a_test_hangs(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "a GPU test hangs on the copies", says="test_hangs_on_copies: passed -> timed out"
+)
+def test_a_test_hangs(project: Project, fault: PlantedFault) -> None:
     traced(project, HANGS + LOSES_CONTEXT.replace("ON_COPIES", "False"))
-    project.pytest("--negativa-verify", "--negativa-verify-timeout=8", status=1)
+    fault.check(project.pytest("--negativa-verify", "--negativa-verify-timeout=8", status=1))
     assert project.differences() == {"test_hangs_on_copies": ("passed", "timed out")}
 
 
