@@ -91,7 +91,19 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
         for image in library.images
     ]
     images += [("memory", i.sha256, i.use) for i in (*usage.memory_images, *usage.compiled)]
-    uses: dict[tuple[object, ...], str] = {}
+    uses: dict[tuple[object, ...], str] = {
+        (
+            "device",
+            device.compute_capability,
+        ): f"a GPU of compute capability {device.compute_capability}"
+        for device in usage.devices
+    }
+    uses |= {
+        (library.library.path, image.offset, "prelinked", offset): f"code in {library.library.path}"
+        for library in usage.libraries
+        for image in library.images
+        for offset in image.prelinked
+    }
     for name, place, image in images:
         if image.whole:
             uses[place, "image"] = f"code in {name}"

@@ -32,12 +32,16 @@ class DriverFacts:
         return value.value
 
     def devices(self) -> tuple[Device, ...]:
-        found = []
-        for index in range(self._integer("cuDeviceGetCount") or 0):
-            device = self._device(index)
-            if device is not None:
-                found.append(device)
-        return tuple(found)
+        """All devices that this process can use.
+
+        Raises:
+            OSError: the driver doesn't tell one of them, or none.
+        """
+        found = [self._device(index) for index in range(self._integer("cuDeviceGetCount") or 0)]
+        known = tuple(device for device in found if device is not None)
+        if not known or len(known) < len(found):
+            raise OSError(f"it tells {len(known)} of {len(found)}")
+        return known
 
     def _device(self, index: int) -> Device | None:
         device = self._integer("cuDeviceGet", index)

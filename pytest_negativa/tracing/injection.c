@@ -808,8 +808,10 @@ static void record_devices(void) {
         unsigned char uuid[16];
         /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR */
         if (get(&device, i) || attribute(&major, 75, device) || attribute(&minor, 76, device) ||
-            name_of(name, sizeof name, device) || uuid_of(uuid, device))
+            name_of(name, sizeof name, device) || uuid_of(uuid, device)) {
+            write_warning("devices-unknown", "the driver doesn't tell one of its devices", true);
             continue;
+        }
         Text line = {0};
         text_string(&line, "{\"record\":\"device\",\"device\":{\"name\":");
         text_json(&line, name, strlen(name));

@@ -160,6 +160,9 @@ class _Merger:
         self._running = running
         self._run_ids: set[str] = set()
         self._devices: set[Device] = set()
+        # Processes that loaded images, and those that named their devices.
+        self._loading: set[int] = set()
+        self._with_devices: set[int] = set()
         self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
         self._memory: defaultdict[str, _Image] = defaultdict(_Image)
         self._processes: list[UsageProcess] = []
@@ -219,8 +222,12 @@ class _Merger:
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))
 
-    def device(self, device: Device) -> None:
+    def device(self, device: Device, process: int) -> None:
         self._devices.add(device)
+        self._with_devices.add(process)
+
+    def loads(self, process: int) -> None:
+        self._loading.add(process)
 
     def library(self, library: TracedLibrary, process: int) -> _Library:
         found = self._libraries[self.digests.get(library, library)]
@@ -275,6 +282,9 @@ class _Merger:
                     "or replaced, so which library it was is unknown",
                     None,
                 )
+        if self._devices:
+            for process in sorted(self._loading - self._with_devices):
+                self.mark_incomplete("devices-unknown", "nothing tells its devices", process)
         compiled = {
             sha256
             for sha256, image in self._memory.items()
@@ -362,7 +372,7 @@ class _TraceReader:
             elif isinstance(record, LibraryRecord):
                 self._libraries[record.id] = self._merger.library(record.library, self._process)
             elif isinstance(record, DeviceRecord):
-                self._merger.device(record.device)
+                self._merger.device(record.device, self._process)
             elif isinstance(record, WarningRecord):
                 self._merger.warn(record, self._process)
         for place, record in enumerate(records):
@@ -381,6 +391,7 @@ class _TraceReader:
         return (time_ns, self._process, place, index)
 
     def _add_image(self, record: ImageRecord, place: int) -> None:
+        self._merger.loads(self._process)
         when = self._when(record.context, place)
         if record.library is not None and record.offset is not None:
             library = self._libraries.get(record.library)

@@ -14,6 +14,7 @@ from pytest_negativa.models.trace import (
     ContextRecord,
     DataKind,
     DataRecord,
+    DeviceRecord,
     EnumerationRecord,
     GapEndRecord,
     GapRecord,
@@ -51,6 +52,19 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     assert firsts == {"k1": "a", "k2": "b", "k3": "b"}
     assert usage.devices == (DEVICE,)
     assert not usage.incomplete and not usage.warnings
+
+
+@pytest.mark.planted_fault(
+    "The driver tells one process nothing of its GPU, which may have another arch",
+    says="nothing tells its devices",
+)
+def test_a_process_that_names_no_device(tmp_path: Path, fault: PlantedFault) -> None:
+    a = write(tmp_path, header(7), records("k1"))
+    silent = [record for record in records("k1") if not isinstance(record, DeviceRecord)]
+    b = write(tmp_path, header(8, Role.WORKER), silent)
+    [lack] = merge_traces([a, b]).incomplete
+    assert lack.process is None, "it concerns every library"
+    fault.check(lack.text)
 
 
 def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> None:
