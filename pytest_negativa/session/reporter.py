@@ -66,7 +66,7 @@ class Reporter:
         elif "negativa" not in output:
             text = f"worker {name} ran without pytest-negativa: the code that it used is unknown"
             self._incomplete.append(("worker-untraced", text))
-        elif output["negativa"] and self._traced.not_traced is None:
+        elif output["negativa"]:
             text = f"worker {name} was not traced: {output['negativa']}"
             self._incomplete.append(("worker-untraced", text))
         elif not output["negativa"]:

@@ -21,9 +21,10 @@ def test_use(number):
     "A tool holds CUPTI in one pytest-xdist worker, whose trace lists no library",
     says="worker gw0 was not traced: CUPTI serves one tool at a time and is taken",
 )
-def test_a_worker_in_which_cupti_was_taken(tmp_path: Path, fault: PlantedFault) -> None:
+@pytest.mark.parametrize("taken", ["gw0", "none,gw0"])
+def test_a_worker_in_which_cupti_was_taken(tmp_path: Path, taken: str, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
-    fault.check(project.pytest("-q", "--negativa", "-n2", STANDIN_TAKEN="gw0").stdout)
+    fault.check(project.pytest("-q", "--negativa", "-n2", STANDIN_TAKEN=taken).stdout)
     assert {d[3] for d in project.plan("lib.so")} == {"incomplete"}
 
 

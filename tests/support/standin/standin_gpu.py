@@ -59,7 +59,8 @@ class StandInDetector:
 
     def start(self) -> None:
         global _current
-        if os.environ.get("PYTEST_XDIST_WORKER", "none") == os.environ.get("STANDIN_TAKEN"):
+        taken = os.environ.get("STANDIN_TAKEN", "").split(",")
+        if os.environ.get("PYTEST_XDIST_WORKER", "none") in taken:
             raise TracerBusy("CUPTI serves one tool at a time and is taken")
         _current = self
         # For children that a test starts, see trace_program.
