@@ -79,9 +79,13 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
             with Path(path).open("rb") as file:
                 magic = file.read(len(_ELF_MAGIC))
         except OSError:
-            continue
+            # A build id is a library's. A file without one may have been an archive.
+            if used.library.build_id is not None:
+                continue
+            magic = b""
         if magic != _ELF_MAGIC:
-            text = f"{path}: GPU code was loaded from within this file, which is no library"
+            what = "is no library" if magic else "is gone"
+            text = f"{path}: GPU code was loaded from within this file, which {what}"
             yield UsageWarning(code="image-elsewhere", text=text, process=None)
 
 

@@ -171,3 +171,6 @@ def test_a_library_in_an_archive_may_be_any(
     found = planned(tmp_path, run)
     fault.check(notes(found))
     assert all(d.kept for d in found.libraries[0].plan.decisions)
+    archive.unlink()
+    found = planned(tmp_path, run)
+    assert "libs.zip: GPU code was loaded from within this file, which is gone" in notes(found)
