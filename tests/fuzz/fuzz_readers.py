@@ -7,10 +7,10 @@ atheris is no dependency of the tests, since it has no wheel for every Python. T
     fuzz-env/bin/python -m tests.fuzz.fuzz_readers library fuzz-corpus/library \
         -max_total_time=600 -timeout=10 -rss_limit_mb=2048
 
-The first argument is a target of ``tests.fuzz.targets``. The second is the folder of its corpus,
-seeded if it is empty. The rest goes to libFuzzer. A crash, a time-out or too much memory leaves
-the input in a file of the working directory. Put it into ``tests/fuzz/corpus/TARGET``: a test
-tries every file there.
+The first argument is a target of ``tests.support.fuzz_targets``. The second is the folder of its
+corpus, seeded if it is empty. The rest goes to libFuzzer. A crash, a time-out or too much memory
+leaves the input in a file of the working directory. Put it into ``tests/fuzz/corpus/TARGET``: a
+test tries every file there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 with atheris.instrument_imports(include=["pytest_negativa", "elftools"]):
-    from tests.fuzz.targets import TARGETS, iter_seeds
+    from tests.support.fuzz_targets import TARGETS, iter_seeds
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.targets import TARGETS, iter_seeds
+from tests.support.fuzz_targets import TARGETS, iter_seeds
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -21,11 +21,11 @@ FACTS = {"gpu_code": 1000, "unused_bytes": 900, "kernels": 200, "used_kernels": 
     ("name", "fails", "passes", "message"),
     [
         ("max_unused_percent", 89.9, 90.0,
-         "max_unused_percent: 90% of the GPU code is unused, the limit is 89.9%"),
+         "max_unused_percent: 90.0% of the GPU code is unused, the limit is 89.9%"),
         ("min_used_kernels", 31, 30,
          "min_used_kernels: 30 kernels are used, the limit is 31"),
         ("min_used_kernels_percent", 15.1, 15.0,
-         "min_used_kernels_percent: 15% of the kernels are used, the limit is 15.1%"),
+         "min_used_kernels_percent: 15.0% of the kernels are used, the limit is 15.1%"),
         ("max_gpu_code", 999, 1000,
          "max_gpu_code: there are 1,000 bytes of GPU code, the limit is 999 bytes"),
     ],

@@ -147,7 +147,7 @@ def test_files_of_quickstart(quickstart: Project) -> None:
     [process] = quickstart.latest("usage.json")["processes"]
     assert process["ended"] is True
     assert process["header"]["role"] == "solo" and process["header"]["detector"] == "replay"
-    [trace] = (quickstart.results / "latest" / "trace").iterdir()
+    [trace] = (quickstart.results / "latest" / "trace").glob("*.jsonl")
     assert trace.name == process["trace"]
 
 
@@ -191,6 +191,7 @@ def test_without_terminal_the_files_are_written(quickstart: Project) -> None:
 
 
 def test_only_the_reports_that_are_asked_for(quickstart: Project) -> None:
+    (quickstart.folder / "out").mkdir()
     done = quickstart.pytest(
         "-q", "--negativa", "--negativa-report=json:out/n.json", "--negativa-report=markdown:a.md"
     )
@@ -231,4 +232,4 @@ def test_two_sessions_at_once(quickstart: Project) -> None:
         counts.append(len(usage["processes"]))
     assert sorted(counts) == [1, 3]
     assert (quickstart.results / "latest").readlink().name in {run.name for run in runs}
-    assert not list(quickstart.results.glob(".*"))
+    assert [path.name for path in quickstart.results.glob(".*")] == [".gitignore"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -233,14 +233,14 @@ def test_record_that_was_replaced(
 
     record = site.info / "RECORD"
     newer = record.read_bytes() + b"another.py,,\n"
-    real = records._update
+    real = records.iter_rows
 
-    def update(*arguments: object) -> str:
+    def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
         if record.read_bytes() != newer:
             by_rename(record, newer)
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(text)
 
-    monkeypatch.setattr(records, "_update", update)
+    monkeypatch.setattr(records, "iter_rows", iter_rows)
     with pytest.raises(StoreError) as caught:
         slim(site)
     fault.check(str(caught.value))

@@ -31,7 +31,7 @@ from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support import builders
 from tests.support.invariants import check_map
-from tests.support.libraries import BIN, QUICKSTART, TRACES
+from tests.support.libraries import BIN, QUICKSTART, TESTS, TRACES
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="negativa-fuzz-"))
 _SCRATCH = _FOLDER / "input"
@@ -216,4 +216,4 @@ def iter_seeds(target: str) -> Iterator[bytes]:
 
 def corpus(target: str) -> tuple[Path, ...]:
     """The inputs of a target that are kept: files to begin with, and those that showed a fault."""
-    return tuple(sorted((Path(__file__).parent / "corpus" / target).glob("*")))
+    return tuple(sorted((TESTS / "fuzz" / "corpus" / target).glob("*")))
