@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
 from collections.abc import Iterator
 
 _LONGEST = 4096
+_KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+# A test may replace it to forbid sockets, and callbacks of the driver must not fail then.
+_Socket = socket.socket
 
 
 class Children:
@@ -25,7 +29,7 @@ class Children:
 
     def __init__(self, *, traceable: bool) -> None:
         self.name = f"negativa-{os.urandom(8).hex()}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket = _Socket(socket.AF_UNIX, _KIND)
         self._socket.bind(f"\0{self.name}")
         self._faults = None if traceable else _faults_of_children()
 
@@ -52,6 +56,17 @@ class Children:
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
+
+
+def tell_lack(name: str, text: str) -> None:
+    """Tell another session what its trace lacks.
+
+    Args:
+        name: ``Children.name`` of that session.
+    """
+    # The session may have ended.
+    with contextlib.suppress(OSError), _Socket(socket.AF_UNIX, _KIND) as sender:
+        sender.sendto(text.encode("utf-8", "backslashreplace")[:_LONGEST], f"\0{name}")
 
 
 def _faults_of_children() -> int:

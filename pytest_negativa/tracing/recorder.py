@@ -8,6 +8,7 @@ collection may unload a module while a callback runs). Hence no locks: ``dict.se
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 
 from pytest_negativa.models.trace import (
@@ -27,10 +28,12 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
+    Role,
     TracedLibrary,
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import tell_lack
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
@@ -64,6 +67,10 @@ class Recorder:
         self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
         self._gap: int | None = None
+        # A session that started this one doesn't see what this one uses. A worker of pytest-xdist
+        # is part of the session that started it.
+        is_worker = writer.header.role is Role.WORKER
+        self._outer = None if is_worker else os.environ.get("NEGATIVA_LACKS")
 
     def set_context(self, context: Context) -> None:
         """Note which test and phase the following records belong to."""
@@ -244,6 +251,9 @@ class Recorder:
 
     def _record_devices(self) -> None:
         self._devices_known = True
+        if self._outer:
+            pid, path = System.getpid(), self._writer.path
+            tell_lack(self._outer, f"process {pid} traces itself, as a session of its own: {path}")
         try:
             driver = DriverFacts()
             devices = driver.devices()

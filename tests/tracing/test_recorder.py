@@ -13,6 +13,7 @@ import pytest
 
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import FoundImage
 from pytest_negativa.tracing.mappings import Mappings
@@ -189,3 +190,25 @@ def test_a_small_file_without_build_id_is_hashed_at_once(process: Process, tmp_p
     (found,) = used(process.usage())
     assert found.library.build_id is None
     assert found.library.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.planted_fault(
+    "A test starts a pytest session with --negativa, which traces itself into a run of its own.",
+    says="traces itself, as a session of its own",
+)
+def test_a_session_within_a_session(
+    tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = Children(traceable=True)
+    monkeypatch.setenv("NEGATIVA_LACKS", outer.name)
+    inner = Process(tmp_path)
+    library = inner.load(QUICKSTART_LIBRARY)
+    inner.look()
+    # It used no GPU code yet.
+    assert not list(outer.untraced())
+
+    inner.use(library, "vector_add")
+
+    [lack] = outer.untraced()
+    fault.check(lack)
+    outer.close()
