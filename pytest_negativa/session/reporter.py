@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
+from pytest_negativa.reporting.text import printable_lines
 from pytest_negativa.storage.runs import Run
 
 if TYPE_CHECKING:
@@ -248,8 +249,6 @@ class Reporter:
             terminal.section("GPU code (pytest-negativa)", sep="=")
 
     def _write_no_report(self, reason: str) -> None:
-        from pytest_negativa.reporting.text import printable_lines
-
         self._write(f"negativa: no report: {printable_lines(reason)}", red=True)
 
     def _write(self, text: str, **markup: bool) -> None:

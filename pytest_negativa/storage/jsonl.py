@@ -50,7 +50,12 @@ class LineWriter:
 
     def write(self, record: msgspec.Struct) -> None:
         """Append a record. Never raises, for callers are callbacks: see ``failure``."""
-        line = self._encode(record) + b"\n"
+        try:
+            line = self._encode(record) + b"\n"
+        except UnicodeEncodeError as e:
+            # JSON can't hold a path that is not UTF-8.
+            self.fail(f"{self.path}: cannot be written: {e.object!a} is not UTF-8")
+            return
         if self._fd >= 0 and not self.is_open():
             self.fail(f"{self.path}: cannot be written: the tests closed its descriptor")
             return

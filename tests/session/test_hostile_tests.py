@@ -64,3 +64,25 @@ def test_handlers_of_the_end_run_early(
     # What the message says to do keeps all code, too.
     located = project.negativa("locate", "--run", project.run_folder).stdout
     assert "lib.so: all of it is kept (incomplete)" in located
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test opens files until the process may open no more, and leaves them open.",
+    says="negativa: no report: ",
+)
+def test_no_descriptor_left(tmp_path: Path, fault: PlantedFault) -> None:
+    hostile = (
+        "global files\n    files = []\n    import resource\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "    with contextlib.suppress(OSError):\n"
+        "        while True:\n            files.append(open(os.devnull))"
+    )
+    project = VerifiedProject(
+        tmp_path / "project", SUITE.format(hostile).partition("def test_l")[0]
+    )
+
+    done = project.pytest("-q", "--negativa", status=1)
+
+    fault.check(done.stdout)
+    assert "2 passed" in done.stdout

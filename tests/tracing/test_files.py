@@ -12,7 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.trace import EndRecord, GapRecord, Header, KernelRecord, Role
+from pytest_negativa.models.trace import (
+    EndRecord,
+    GapRecord,
+    Header,
+    KernelRecord,
+    LibraryRecord,
+    Role,
+    TracedLibrary,
+)
 from pytest_negativa.tracing.files import TraceWriter, read_trace, require_ended
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.faults import PlantedFault
@@ -105,6 +113,20 @@ def test_a_failed_write_is_noted_and_not_raised(tmp_path: Path, fault: PlantedFa
     trace = read_trace(path)
     assert trace.header is not None and trace.header.lost and trace.torn
     assert not any(isinstance(record, EndRecord) for record in trace.records)
+    [lack] = merge_traces([path]).incomplete
+    assert lack.process is None
+    fault.check(lack.text)
+
+
+@pytest.mark.planted_fault(
+    "A process loads a library whose path is not UTF-8, which a trace can't hold.",
+    says="a record could not be written",
+)
+def test_a_path_that_is_not_utf8(tmp_path: Path, fault: PlantedFault) -> None:
+    library = LibraryRecord(id=1, library=TracedLibrary(path="/lib\udcff.so"))
+
+    path = write(tmp_path, header(), [library, *records("k1")])
+
     [lack] = merge_traces([path]).incomplete
     assert lack.process is None
     fault.check(lack.text)
