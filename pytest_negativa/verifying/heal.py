@@ -70,7 +70,7 @@ class SearchResult:
 
     Attributes:
         spans: what to give back; empty if that helps no test.
-        whys: what kept the search from being complete, or from finding anything.
+        reasons: what kept the search from being complete, or from finding anything.
         complete: no limit ended the search.
     """
 
