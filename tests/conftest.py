@@ -41,10 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def interruptible() -> None:
     """Processes that tests start can be interrupted.
 
-    A shell that starts a job in the background has it ignore SIGINT, and children inherit that.
+    A shell that starts a job in the background has it ignore SIGINT, nohup has it ignore SIGHUP,
+    and children inherit that.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
