@@ -44,8 +44,8 @@ _RUNS_NO_TEST = (
 def _end_tracing() -> None:
     """End tracing, after the handlers of everything that was imported later."""
     # Only a session that traces has imported it.
-    if (process_end := sys.modules.get("pytest_negativa.session.process_end")) is not None:
-        process_end.end_tracing()
+    if (tracing_end := sys.modules.get("pytest_negativa.session.tracing_end")) is not None:
+        tracing_end.end_tracing()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 Missing data means keep: the plan calls code unused only if it is known to be unused. The labels
 "wrong arch" and "no used kernel" come from ``_Planner._decide``. Without a trace
-``planning.by_arch`` decides.
+``planning.without_trace`` decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Turns a session's traces into plans and a report, and sets the session's exit status.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
+The exit status of a proof or a measurement is that of its supervisor (``request.fulfil``).
 """
 
 from __future__ import annotations

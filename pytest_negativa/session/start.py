@@ -22,7 +22,7 @@ from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
-from pytest_negativa.session import process_end
+from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
@@ -56,7 +56,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    process_end.end_former_sessions()
+    tracing_end.end_former_sessions()
     role, run, root, round_spec = _role_and_run(config, settings)
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
@@ -73,7 +73,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         plugins.register(RoundReports(round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
-    process_end.at_end(traced, traced.stop)
+    tracing_end.at_end(traced, traced.stop)
     if role is Role.WORKER:
         return
     run.hold()
@@ -84,7 +84,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     if not verified:
         reporter = Reporter(config, settings, run, traced)
         plugins.register(reporter, "negativa-reporter")
-        process_end.at_end(traced, reporter.complete)
+        tracing_end.at_end(traced, reporter.complete)
 
 
 def _start_tracing(

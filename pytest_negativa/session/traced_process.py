@@ -1,6 +1,6 @@
 """Traces a pytest process: tells the detector which test, phase or last hook is running.
 
-Tracing lasts until the process ends, see ``process_end``.
+Tracing lasts until the process ends, see ``tracing_end``.
 """
 
 from __future__ import annotations

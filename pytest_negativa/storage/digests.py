@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import DIGESTS_VERSION, LibraryDigests, TracedLibrary
 from pytest_negativa.storage.records import decode_versioned, write_record
-
-_NAME = "digests.json"
+from pytest_negativa.storage.runs import digests_in
 
 
 def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
@@ -27,7 +26,7 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     Raises:
         StoreError: the file can't be read.
     """
-    path = folder / _NAME
+    path = digests_in(folder)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -53,4 +52,4 @@ def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:
     """
     known = tuple(library for library in libraries if library.sha256 is not None)
     record = LibraryDigests(format_version=DIGESTS_VERSION, libraries=known)
-    write_record(folder / _NAME, record)
+    write_record(digests_in(folder), record)

@@ -478,6 +478,11 @@ def _write_mark(path: Path, reason: str) -> None:
     write_atomically(path, f"{reason}\n".encode(errors="backslashreplace"))
 
 
+def digests_in(folder: Path) -> Path:
+    """The file of digests beside the traces in a folder."""
+    return folder / "digests.json"
+
+
 def find_traces(folder: Path) -> tuple[Path, ...]:
     """The trace files in a folder."""
     return tuple(sorted(folder.glob(f"*{TRACE_SUFFIX}")))

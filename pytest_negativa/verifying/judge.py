@@ -1,6 +1,6 @@
 """Facts in, verdict out. A proof must be able to fail: what isn't shown isn't proved.
 
-Nothing here starts a process or touches a file.
+It decides, too, which tests are flaky. Nothing here starts a process or touches a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests did when they ran on the originals again, and which tests are flaky."""
+"""What the tests did when they ran on the originals again; ``judge`` tells flaky tests by it."""
 
 from __future__ import annotations
 

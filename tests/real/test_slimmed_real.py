@@ -8,7 +8,7 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.library import Scope
-from pytest_negativa.planning.by_arch import plan_for_devices
+from pytest_negativa.planning.without_trace import plan_for_devices
 from tests.support.compacting import plan_of
 from tests.support.slimmed import check_slimmed, compact, read, read_slimmed, rows
 

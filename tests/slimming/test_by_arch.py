@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, Section
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.planning.by_arch import plan_for_devices
+from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
