@@ -67,10 +67,10 @@ class Recorder:
         self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
         self._gap: int | None = None
-        # A session that started this one doesn't see what this one uses. A worker of pytest-xdist
-        # is part of the session that started it.
-        is_worker = writer.header.role is Role.WORKER
-        self._outer = None if is_worker else os.environ.get("NEGATIVA_LACKS")
+        # A session that started this one doesn't see what this one uses. Workers of pytest-xdist
+        # and traced children are part of the session that started them.
+        is_part = writer.header.role in (Role.WORKER, Role.CHILD)
+        self._outer = None if is_part else os.environ.get("NEGATIVA_LACKS")
 
     def set_context(self, context: Context) -> None:
         """Note which test and phase the following records belong to."""
