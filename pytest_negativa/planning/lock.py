@@ -410,9 +410,9 @@ def _lock_library(
 
 
 def _once(libraries: Sequence[LockedLibrary]) -> list[LockedLibrary]:
-    """A library that the run had loaded from two places, once."""
+    """A library that the run had loaded from two places, once; not proved if one of them isn't."""
     found: dict[str, LockedLibrary] = {}
-    for library in libraries:
+    for library in sorted(libraries, key=lambda library: library.not_proved is None):
         first = found.setdefault(library.sha256, library)
         if [(c.offset, c.functions) for c in first.kept] != [
             (c.offset, c.functions) for c in library.kept

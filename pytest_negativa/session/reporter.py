@@ -45,6 +45,7 @@ class Reporter:
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
+        self._pid = os.getpid()
         # What the report was made from.
         self._reported: Usage | None = None
         self._failure: str | None = None
@@ -77,6 +78,8 @@ class Reporter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
+        if os.getpid() != self._pid:
+            return result  # A test forked, and its child came here. The report is the parent's.
         try:
             self._has_crossed = self._report(session)
         except NegativaError as e:

@@ -142,8 +142,8 @@ def give_back(swap: Path, place: Path, ours: FileState) -> None:
     """Put a file of another process back that came out of its place in an exchange.
 
     Args:
-        swap: leads to that file, and afterwards to one that nobody wants: ours, or a file that the
-            other process has replaced itself.
+        swap: leads to that file, and afterwards to a useless one: ours, or a file that the other
+            process has replaced itself.
         place: where it belongs.
         ours: the state of the file that this process had put there.
 

@@ -34,17 +34,16 @@ def reasons_of_ends(
         usage: what the traces of the rounds add up to.
         traced: the run that the rounds are compared with.
     """
-    children: list[UsageProcess] = []
+    before = [p for p in traced.usage.processes if p.header.role is Role.CHILD]
     for result in rounds:
         if result.session.running:
             continue
         processes = [p for p in usage.processes if p.header.run_id == result.name]
-        children += [p for p in processes if p.header.role is Role.CHILD]
+        children = [p for p in processes if p.header.role is Role.CHILD]
         if result.session.tests and result.session.kind is SessionKind.PYTEST:
             yield from _reasons_of_session(result, processes, traced)
             yield from _reasons_of_workers(result, processes, traced)
-    before = [p for p in traced.usage.processes if p.header.role is Role.CHILD]
-    yield from _reasons_of_children(children, before, len(rounds))
+        yield from _reasons_of_children(children, before)
 
 
 def _reasons_of_session(
@@ -95,6 +94,13 @@ def _reasons_of_workers(
     crashed = {t.worker for t in result.session.tests if t.outcome is Outcome.CRASHED}
     expected = {0, *(worker.status for worker in traced.session.workers)}
     statuses = {worker.worker: worker.status for worker in result.session.workers}
+    traced_here = {p.header.worker for p in processes if p.header.role is Role.WORKER}
+    for worker, status in statuses.items():
+        if worker not in traced_here | crashed and status not in expected:
+            yield (
+                f"round {result.name}: worker {worker} did not end well: it ended with "
+                f"{describe_status(status)}, and left no trace"
+            )
     for process in processes:
         worker = process.header.worker or ""
         status = statuses.get(worker)
@@ -107,9 +113,9 @@ def _reasons_of_workers(
 
 
 def _reasons_of_children(
-    after: Sequence[UsageProcess], before: Sequence[UsageProcess], rounds: int
+    after: Sequence[UsageProcess], before: Sequence[UsageProcess]
 ) -> Iterator[str]:
-    """Why children of the tests did not end as when traced.
+    """Why children of a round's tests did not end as when traced.
 
     Children are matched by their command. Commands that only one side has are matched by their
     executable: a test may make up a new name each time.
@@ -126,8 +132,7 @@ def _reasons_of_children(
         if process.ended:
             continue
         found[kind(process)] += 1
-        # More rounds than one start a child of a shared fixture more than once.
-        if found[kind(process)] > rounds * allowed[kind(process)]:
+        if found[kind(process)] > allowed[kind(process)]:
             header = process.header
             yield (
                 f"round {header.run_id}: the child process {header.pid} ({' '.join(header.argv)}) "

@@ -112,6 +112,22 @@ class TestMaking:
             ("lib/libnames.so", "not substituted: opened by itself")
         ]
 
+    @pytest.mark.planted_fault(
+        "Two paths hold one library, and the proof failed for the second of them.",
+        says="not proved: opened by itself",
+    )
+    def test_a_library_at_two_paths_has_the_doubts_of_both(self, fault: PlantedFault) -> None:
+        one = planned()
+        library = replace(one.plan.library, path="/elsewhere/libmultiarch.so")
+        two = AnalyzedLibrary(one.library_map, replace(one.plan, library=library))
+        verdict = verdict_of(one, two)
+        doubted = replace(
+            verdict.libraries[1], status=LibraryStatus.NOT_PROVED, detail="opened by itself"
+        )
+        verdict = replace(verdict, libraries=(verdict.libraries[0], doubted))
+        [locked] = make_lock("run", [one, two], verdict, place, unproved=True).libraries
+        fault.check(str(locked.not_proved))
+
     def test_library_without_unused_code_is_left_out(self) -> None:
         one = planned()
         decisions = tuple(

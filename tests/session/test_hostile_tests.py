@@ -86,3 +86,21 @@ def test_no_descriptor_left(tmp_path: Path, fault: PlantedFault) -> None:
 
     fault.check(done.stdout)
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_forked_child_that_runs_on_does_not_report(tmp_path: Path) -> None:
+    suite = """
+def test_use():
+    use(LIB, 0)
+
+def test_fork():
+    child = os.fork()
+    assert child
+    os.waitpid(child, 0)
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    shown = project.pytest("-q", "--negativa").stdout
+    assert shown.count("GPU code (pytest-negativa)") == 1
+    assert project.planned()
+    assert "\nPROVED" in project.verify()

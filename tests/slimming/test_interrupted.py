@@ -62,7 +62,7 @@ def finish(site: Made, expected: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def slimmed(installed: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digests of all files after a run that nobody disturbed."""
+    """Digests of all files after an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed") / "site"
     subprocess.run(["cp", "-a", installed.folder, folder], check=True)
     os.link(folder / TWO, folder / "gpu/linked.so")

@@ -83,7 +83,7 @@ class Workplace:
             assert path.name in set(digests(self.originals).values())
 
     def assert_clean(self, expected: Digests) -> None:
-        """As after a run that nobody disturbed, but for the manifest's notes."""
+        """Assert that all is as after an undisturbed run, except for the manifest's notes."""
         found = digests(self.site)
         found.pop(MANIFEST_NAME, None)
         assert found == {name: d for name, d in expected.items() if name != MANIFEST_NAME}

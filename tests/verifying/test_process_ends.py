@@ -31,6 +31,7 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
+from tests.support.faults import PlantedFault
 
 ROUND = "001-verify"
 UNCONFIGURE = Context(phase=Phase.SESSION, detail="pytest_unconfigure")
@@ -223,6 +224,19 @@ def test_a_child_of_each_round_may_be_killed() -> None:
     ended = [process(run=name) for name in ("001", "002")]
     assert list(reasons_of_ends(rounds, usage(*ended, *killed), traced)) == []
     assert list(reasons_of_ends(rounds, usage(*ended, *killed, killed[0]), traced))
+    # Two in one round are one too many, even if the other round had none.
+    assert list(reasons_of_ends(rounds, usage(*ended, killed[0], killed[0]), traced))
+
+
+@pytest.mark.planted_fault(
+    "A worker that left no trace ends with an error on the copies",
+    says="worker gw1 did not end well: it ended with exit status 3, and left no trace",
+)
+def test_a_worker_without_a_trace(fault: PlantedFault) -> None:
+    ended = (WorkerEnded(worker="gw0", status=0), WorkerEnded(worker="gw1", status=3))
+    result = replace(a_round(), session=replace_fields(session(), workers=ended))
+    [reason] = reasons(result, process(Role.CONTROLLER), worker("gw0"))
+    fault.check(reason)
 
 
 def test_a_program_is_judged_as_a_child() -> None:
