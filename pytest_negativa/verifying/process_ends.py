@@ -95,11 +95,11 @@ def _reasons_of_workers(
     expected = {0, *(worker.status for worker in traced.session.workers)}
     statuses = {worker.worker: worker.status for worker in result.session.workers}
     traced_here = {p.header.worker for p in processes if p.header.role is Role.WORKER}
-    for worker, status in statuses.items():
-        if worker not in traced_here | crashed and status not in expected:
+    for ended in result.session.workers:
+        if ended.worker not in traced_here | crashed and ended.status not in expected:
             yield (
-                f"round {result.name}: worker {worker} did not end well: it ended with "
-                f"{describe_status(status)}, and left no trace"
+                f"round {result.name}: worker {ended.worker} did not end well: it ended with "
+                f"{describe_status(ended.status)}, and left no trace"
             )
     for process in processes:
         worker = process.header.worker or ""
