@@ -25,6 +25,7 @@ from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
@@ -40,8 +41,7 @@ def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[
 
     return subprocess.Popen(
         [NEGATIVA, "slim", "--lock", site.lock_file, "--no-load-check", *more, site.folder],
-        # A process that may write nothing can't write what coverage has measured either.
-        env={k: v for k, v in os.environ.items() if limit is None or "COVERAGE" not in k},
+        env=unmeasured_environ() if limit is not None else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.start import child_environment
 from tests.support.libraries import MULTIARCH, ROOT, SUPPORT
+from tests.support.sessions import unmeasured_environ
 
 CHILD = SUPPORT / "standin" / "gpu_child.py"
 
@@ -32,7 +32,7 @@ class Injected:
         self.run.trace_dir.mkdir(parents=True, exist_ok=True)
         self.children = Children(traceable=True)
         self.environ = {
-            **os.environ,
+            **unmeasured_environ(),
             **child_environment(
                 {},
                 run=self.run,

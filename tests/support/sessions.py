@@ -45,6 +45,14 @@ def session_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
+def unmeasured_environ() -> dict[str, str]:
+    """This process's environment without coverage's measurement.
+
+    A process that may write nothing can't write what coverage has measured either, and says so.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
 def import_path(folder: Path) -> str:
     """``PYTHONPATH`` for sessions that load modules of ``folder`` with ``-p``."""
     already = os.environ.get("PYTHONPATH")
