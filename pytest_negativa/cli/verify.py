@@ -113,5 +113,5 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         environ=program_environment(os.environ),
         is_pytest=False,
     )
-    settings = replace(settings, run=str(run), healing=healing)
-    click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings)))
+    settings = replace(settings, healing=healing)
+    click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings, run)))

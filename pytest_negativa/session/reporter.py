@@ -1,7 +1,6 @@
-"""Turns a session's traces into plans and a report, and sets the session's exit status.
+"""Turns a session's traces into plans and a report; ``exit_status`` decides what follows from it.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
-The exit status of a proof or a measurement is that of its supervisor (``request.fulfil``).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable_lines
+from pytest_negativa.session.exit_status import exit_status
 from pytest_negativa.storage.runs import Run
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Reporter:
         # What the report was made from.
         self._reported: Usage | None = None
         self._failure: str | None = None
-        self._has_crossed = False
+        # Why the session must fail, whatever its tests did.
+        self._failures: Sequence[str] = ()
 
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.
@@ -81,36 +82,29 @@ class Reporter:
         if os.getpid() != self._pid:
             return result  # A test forked, and its child came here. The report is the parent's.
         try:
-            self._has_crossed = self._report(session)
+            self._failures = self._report(session)
         except NegativaError as e:
             self._write_no_report(str(e))
-            self._has_crossed = True
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
             text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
             self._write_no_report(text)
-            self._has_crossed = True
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Fail the session for its report; its recorded status stays that of its tests."""
-        status = yield
-        if self._has_crossed and status == pytest.ExitCode.OK:
-            return pytest.ExitCode.TESTS_FAILED
-        return status
+        return exit_status((yield), self._failures)
 
-    def _report(self, session: pytest.Session) -> bool:
-        """Report; True if the session must fail: a threshold was crossed, or there is no trace."""
+    def _report(self, session: pytest.Session) -> Sequence[str]:
+        """Report; why the session must fail: crossed thresholds, or no trace at all."""
         traces = self._run.trace_files()
         if (not_traced := self._traced.not_traced) is not None and not traces:
-            faulty = not_traced.is_faulty
-            text = f"negativa: nothing was traced: {not_traced.reason}"
-            if (failure := self._settings.untraced_failure) is not None:
-                faulty = True
-                text += f"; {failure}"
-            self._write(text, red=faulty)
-            return faulty
+            failure = self._settings.untraced_failure
+            reasons = "; ".join(filter(None, (not_traced.reason, failure)))
+            fails = not_traced.is_faulty or failure is not None
+            self._write(f"negativa: nothing was traced: {reasons}", red=fails)
+            return (reasons,) if fails else ()
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
         self._failure = self._why_failed(session)
@@ -120,7 +114,7 @@ class Reporter:
         self._traced.disregard_children()
         self._reported = usage
         self._show(report)
-        return bool(report.crossed)
+        return report.crossed
 
     def _merge(self) -> Usage:
         """What all traces add up to; this process still runs."""
@@ -254,6 +248,7 @@ class Reporter:
 
     def _write_no_report(self, reason: str) -> None:
         self._write(f"negativa: no report: {printable_lines(reason)}", red=True)
+        self._failures = (reason,)
 
     def _write(self, text: str, **markup: bool) -> None:
         if terminal := self._terminal():

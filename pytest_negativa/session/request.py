@@ -157,4 +157,11 @@ def fulfil(request: Request) -> int:
         return run_supervisor(
             lambda: measure_session(command, settings, program.environ, program.cwd)
         )
-    return run_supervisor(lambda: verify_program(program, settings, trace_first=settings.enabled))
+
+    def verify() -> int:
+        # A session that traces verifies its own run, whatever the environment names.
+        traces = settings.enabled
+        run = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
+        return verify_program(program, settings, run)
+
+    return run_supervisor(verify)

@@ -158,10 +158,6 @@ def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    # A session that traces verifies its own run, whatever the environment names. The supervisor
-    # looks the run up; a wrong name is an error of usage, so pytest must report it.
-    if settings.run is not None and not settings.enabled:
-        RunsFolder(Path(settings.directory)).find(settings.run)
     request = request_of(config, settings)
     if is_replaceable(config):
         replace_process(request)

@@ -1,9 +1,8 @@
 """The one table of options: what ``negativa.yaml``, flags and environment variables can set.
 
 A row gives an option its place in ``negativa.yaml``, its flags for pytest and ``negativa``, its
-environment variable, its type, its default and its help. Defaults stand
-here and nowhere else. To add an option, add a row here and a field of the same name to the
-records of ``models.settings``.
+environment variable, its type, its default and its help. Defaults stand here and nowhere else. To
+add an option, add a row here and a field of the same name to the records of ``models.settings``.
 
 The documentation's reference is made from ``OPTIONS`` and ``SECTIONS``.
 
@@ -19,6 +18,9 @@ from typing import Any
 from pytest_negativa.settings import value_types
 
 CONFIG_NAME = "negativa.yaml"
+
+REPORT_FILES: Mapping[str, str] = {"json": "report.json", "markdown": "report.md"}
+"""Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,7 +399,7 @@ OPTIONS: tuple[Option, ...] = (
         name="reports.formats",
         flag_name="report",
         type=value_types.Reports(
-            value_types.Report(to_screen=("terminal",), to_file=("json", "markdown")),
+            value_types.Report(to_screen=("terminal",), to_file=tuple(REPORT_FILES)),
         ),
         default=({"format": "terminal", "path": None},),
         help="Write this report: terminal, json or markdown.",

@@ -12,7 +12,7 @@ import msgspec
 from pytest_negativa.models.settings import Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
-from pytest_negativa.settings.options import OPTIONS
+from pytest_negativa.settings.options import OPTIONS, REPORT_FILES
 from pytest_negativa.settings.value_types import anchor
 from pytest_negativa.storage.user_folders import user_cache
 
@@ -94,11 +94,8 @@ def resolve(
     return msgspec.convert({**_nested(values), "sources": sources}, Settings)
 
 
-_FILE_NAMES = {"json": "report.json", "markdown": "report.md"}
-
-
 def _with_path(report: Mapping[str, Any], directory: str) -> dict[str, Any]:
-    name = _FILE_NAMES.get(report["format"])
+    name = REPORT_FILES.get(report["format"])
     if report["path"] is None and name:
         return {**report, "path": os.path.join(directory, name)}
     return dict(report)

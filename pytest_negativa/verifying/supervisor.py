@@ -10,41 +10,43 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.copy_kinds import verify_kinds
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, exit_code
+
+_PYTEST_USAGE_ERROR = 4
 
 
 def run_supervisor(work: Callable[[], int]) -> int:
     """Call ``work``, and print the error that ends it or the signal that interrupts it.
 
     Returns:
-        The exit status.
+        The exit status: 4 for wrong usage, as pytest has it, and 1 for other errors.
     """
     try:
         with interruptible():
             return work()
     except NegativaError as e:
         print_error(e)
-        return 1
+        return _PYTEST_USAGE_ERROR if isinstance(e, OptionError) else 1
     except Interrupted as e:
         print_error(e)
         return 128 + e.number  # As shells have it.
 
 
-def verify_program(program: Program, settings: Settings, *, trace_first: bool = False) -> int:
+def verify_program(program: Program, settings: Settings, run: Run | None) -> int:
     """Verify a traced run of ``program``, and show the verdict.
 
     Args:
-        trace_first: trace the program instead of taking an earlier run.
+        run: the run to verify; None: trace the program first.
 
     Returns:
         The exit status.
@@ -54,7 +56,7 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
         Interrupted: a signal asked this process to end.
     """
     status, own_status = 0, None
-    if trace_first:
+    if run is None:
         result = _trace(program, settings)
         status = result.status if result.status >= 0 else 128 - result.status
         run = result.run
@@ -63,8 +65,6 @@ def verify_program(program: Program, settings: Settings, *, trace_first: bool = 
             return status or 1
         # A crossed threshold changes the status of the traced session alone.
         own_status = None if settings.thresholds.are_set else result.status
-    else:
-        run = RunsFolder(Path(settings.directory)).find(settings.run)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
     verdict = verify_kinds(verification, settings)
