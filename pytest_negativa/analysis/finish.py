@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
@@ -30,7 +30,7 @@ def conclude(
     jobs: int | None = None,
     anew: bool = False,
     on_done: Callable[[int, int], None] | None = None,
-) -> RunReport:
+) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
 
     Args:
@@ -60,10 +60,11 @@ def conclude(
         files=(*files, run.report_file.name),
     )
     write_record(run.report_file, report, indent=1)
-    for path, data in render_to_files(report, settings.reports):
+    contents = ReportContents(report, analysis.libraries, analysis.usage)
+    for path, data in render_to_files(contents, settings.reports):
         if not anew or (path.is_file() and not path.is_relative_to("/dev")):
             write_output(path, data)
-    return report
+    return contents
 
 
 def killed_process(usage: Usage) -> str | None:

@@ -217,7 +217,7 @@ def _conclude(
     with ByteProgress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
-        report = conclude(
+        contents = conclude(
             usage,
             settings,
             run,
@@ -226,7 +226,8 @@ def _conclude(
             on_done=progress.update,
         )
         run.mark_complete()
-    if paragraphs := tuple(render_to_screen(report, settings.reports)):
+    report = contents.report
+    if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo(render_nothing(report) or "\n\n".join(paragraphs))
     for limit in report.crossed:
         click.echo(f"negativa: {limit}", err=True)

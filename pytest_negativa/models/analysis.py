@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage
 
 
@@ -36,3 +37,18 @@ class Analysis:
     runtime_kernels: tuple[str, ...]
     unreadable: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContents:
+    """What all renderers of a run's report read.
+
+    Attributes:
+        report: the rows, which every format shows.
+        libraries: what the rows were made from; empty for an older run without plans.
+        usage: what was traced.
+    """
+
+    report: RunReport
+    libraries: tuple[AnalyzedLibrary, ...]
+    usage: Usage

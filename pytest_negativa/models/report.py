@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
-REPORT_VERSION = 2
-"""Of the JSON report. History: 2 adds ``first_uses``; 1 is the first."""
+REPORT_VERSION = 3
+"""Of the JSON report. History: 3 adds ``coverage``; 2 adds ``first_uses``; 1 is the first."""
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class RunReport(Record, frozen=True, kw_only=True):
         warnings: what else a reader should know.
         crossed: thresholds that were crossed.
         files: where to find more, relative to ``directory``.
+        coverage: the kernels of the project's own libraries.
     """
 
     format_version: int
@@ -101,6 +103,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     crossed: tuple[str, ...]
     files: tuple[str, ...]
+    coverage: tuple[LibraryCoverage, ...] = ()
 
     @property
     def code_bytes(self) -> int:

@@ -11,38 +11,42 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.terminal import render_report
 
 
-def _json(report: RunReport) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(report), indent=1)
+def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
+    return render_report(contents.report, options)
 
 
-def _markdown(report: RunReport) -> bytes:
-    return render_markdown(report).encode()
+def _json(contents: ReportContents, _options: Reports) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(contents.report), indent=1)
 
 
-_TO_SCREEN: Mapping[ReportFormat, Callable[[RunReport, Reports], Iterator[str]]] = {
-    ReportFormat.TERMINAL: render_report,
+def _markdown(contents: ReportContents, _options: Reports) -> bytes:
+    return render_markdown(contents.report).encode()
+
+
+_TO_SCREEN: Mapping[ReportFormat, Callable[[ReportContents, Reports], Iterator[str]]] = {
+    ReportFormat.TERMINAL: _terminal,
 }
-_TO_FILE: Mapping[ReportFormat, Callable[[RunReport], bytes]] = {
+_TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
     ReportFormat.JSON: _json,
     ReportFormat.MARKDOWN: _markdown,
 }
 
 
-def render_to_screen(report: RunReport, options: Reports) -> Iterator[str]:
+def render_to_screen(contents: ReportContents, options: Reports) -> Iterator[str]:
     """The paragraphs of all wanted reports that go to the screen."""
     for wanted in options.formats:
         if wanted.format in _TO_SCREEN:
-            yield from _TO_SCREEN[wanted.format](report, options)
+            yield from _TO_SCREEN[wanted.format](contents, options)
 
 
-def render_to_files(report: RunReport, options: Reports) -> Iterator[tuple[Path, bytes]]:
+def render_to_files(contents: ReportContents, options: Reports) -> Iterator[tuple[Path, bytes]]:
     """Path and content of all wanted reports that are files."""
     for wanted in options.formats:
         if wanted.path is not None:
-            yield Path(wanted.path), _TO_FILE[wanted.format](report)
+            yield Path(wanted.path), _TO_FILE[wanted.format](contents, options)

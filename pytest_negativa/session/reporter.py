@@ -22,8 +22,8 @@ from pytest_negativa.storage.runs import Run
 
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
+    from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.library import Element, Frame, LibraryMap
-    from pytest_negativa.models.report import RunReport
     from pytest_negativa.session.traced_process import TracedProcess
 
 
@@ -110,11 +110,11 @@ class Reporter:
         self._failure = self._why_failed(session)
         usage = self._merge()
         self._run.mark_incomplete("its pytest process was not seen to end after the report")
-        report = self._conclude(usage)
+        contents = self._conclude(usage)
         self._traced.disregard_children()
         self._reported = usage
-        self._show(report)
-        return report.crossed
+        self._show(contents)
+        return contents.report.crossed
 
     def _merge(self) -> Usage:
         """What all traces add up to; this process still runs."""
@@ -125,7 +125,7 @@ class Reporter:
         usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
         return self._with_incomplete_workers(usage)
 
-    def _conclude(self, usage: Usage, *, anew: bool = False) -> RunReport:
+    def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.finish import conclude
 
         return conclude(
@@ -223,13 +223,14 @@ class Reporter:
             vetoes=(keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else (),
         )
 
-    def _show(self, report: RunReport) -> None:
+    def _show(self, contents: ReportContents) -> None:
         from pytest_negativa.reporting.formats import render_to_screen
         from pytest_negativa.reporting.terminal import render_nothing
 
+        report = contents.report
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
-        if paragraphs := tuple(render_to_screen(report, self._settings.reports)):
+        if paragraphs := tuple(render_to_screen(contents, self._settings.reports)):
             if (line := render_nothing(report)) is not None:
                 self._write(line)
             else:

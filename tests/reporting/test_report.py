@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
@@ -30,6 +31,7 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
+from tests.support.usages import usage_of
 
 DECISIONS = (
     Decision(100, 200, True, "loaded", "test_a"),
@@ -250,7 +252,7 @@ def test_each_format_has_a_renderer() -> None:
     def options(wanted: ReportFormat, path: str | None) -> Reports:
         return Reports(formats=(Report(format=wanted, path=path),), top=20, demangle=True)
 
-    one = report(row())
+    one = ReportContents(report(row()), (), usage_of())
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     assert on_screen == {ReportFormat.TERMINAL}
     for wanted in set(ReportFormat) - on_screen:
