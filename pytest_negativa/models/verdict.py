@@ -9,9 +9,12 @@ from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 2
-"""Of ``verdict.json``. History: 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``;
-1 is the first."""
+VERDICT_VERSION = 3
+"""Of ``verdict.json``.
+
+History: 3 asks other tests, too, for what a flaky test used first; 2 renames ``why`` to ``detail``
+and ``reason``, and adds ``work``; 1 is the first.
+"""
 
 
 TESTS_DIFFER = "the tests don't agree with the traced run"
@@ -145,7 +148,14 @@ class Tolerance(str, enum.Enum):
     """Why a difference in the work does not speak against a plan."""
 
     CHOICE = "the originals don't use it in every run"
-    FLAKY = "a flaky test was the first to use it"
+    FLAKY = "only flaky tests need it"
+
+
+FIRST_IN_FLAKY = (
+    "which is flaky, and nothing shows whether another test needs it: without the flaky tests, "
+    "others end otherwise"
+)
+"""Why the work of a flaky test speaks against a plan."""
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):
@@ -157,9 +167,11 @@ class WorkDifference(Record, frozen=True, kw_only=True):
             no library is known to hold it.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
         kernel: mangled name; None for an image whose kernels were not looked up.
-        test: the test, or the phase of the session, that used it first or launched it.
+        test: the test, or the phase of the session, that used it first or launched it. If a flaky
+            test used it first, the first one that is not flaky.
         nodeid: the node id of that test, or of the module or class of a fixture.
         tolerance: why it doesn't speak against the plan; None if it does.
+        note: what else is known of it.
     """
 
     kind: WorkKind
@@ -169,11 +181,13 @@ class WorkDifference(Record, frozen=True, kw_only=True):
     test: str
     nodeid: str | None = None
     tolerance: Tolerance | None = None
+    note: str | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for the same difference in another run."""
-        return self.kind, self.image, self.kernel, self.test
+        used = self.kind is WorkKind.NOT_USED
+        return self.kind, self.image, self.kernel, None if used else self.test
 
     @property
     def detail(self) -> str:
@@ -181,7 +195,8 @@ class WorkDifference(Record, frozen=True, kw_only=True):
         what = self.kernel or f"the image at {self.image}"
         of = f" of {self.library.rpartition('/')[2]}" if self.library is not None else ""
         how = "first used in" if self.kind is WorkKind.NOT_USED else "in"
-        return f"{what}{of}, {how} {self.test}"
+        note = f", {self.note}" if self.note is not None else ""
+        return f"{what}{of}, {how} {self.test}{note}"
 
 
 class RoundFacts(Record, frozen=True, kw_only=True):

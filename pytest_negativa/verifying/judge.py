@@ -18,6 +18,7 @@ from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstr
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
+    FIRST_IN_FLAKY,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
@@ -35,11 +36,16 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.originals import known_of_originals, sound_rounds
+from pytest_negativa.verifying.originals import (
+    known_of_originals,
+    rounds_without_flaky,
+    sound_rounds,
+)
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
 from pytest_negativa.verifying.same_work import (
+    Originals,
     Places,
     Work,
     compare_work,
@@ -96,8 +102,12 @@ def judge(attempt: Attempt) -> Verdict:
 def _compare_work(
     attempt: Attempt, tests: TestEvidence, flaky: Collection[str]
 ) -> tuple[WorkDifference, ...]:
-    rounds = sound_rounds(tests.before, attempt.originals, flaky, tests.tolerate)
-    originals = [r.usage for r in rounds]
+    runs, places = attempt.originals, Places(attempt.reconstruction)
+    rounds = sound_rounds(tests.before, runs.together, flaky, tests.tolerate)
+    without = rounds_without_flaky(tests.before, runs, flaky, tests.tolerate)
+    originals = Originals(
+        [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
+    )
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
     return name_holders(work, attempt.traced.planned)
 
@@ -106,7 +116,7 @@ def work_of_rounds(
     attempt: Attempt,
     usage: Usage,
     reconstruction: Reconstruction,
-    originals: Collection[Usage] = (),
+    originals: Originals = Originals(),  # noqa: B008 (frozen)
     flaky: Collection[str] = (),
 ) -> tuple[WorkDifference, ...]:
     """How the work of some rounds differs from the traced run's; see ``compare_work``.
@@ -115,14 +125,35 @@ def work_of_rounds(
         usage: what the rounds used.
         reconstruction: the copies that they ran on.
     """
-    traced, places = attempt.traced.usage, Places(reconstruction)
+    places = Places(reconstruction)
     return compare_work(
-        Work.of(traced, places),
+        Work.of(attempt.traced.usage, places),
         Work.of(usage, places),
-        [Work.of(other, places) for other in originals],
+        originals,
         flaky,
         launches=attempt.compare_launches,
     )
+
+
+def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
+    """Tests to run once more on the originals, to tell whether the work that is missing is needed.
+
+    What a flaky test used first is asked of the other tests alone, because the flaky test may use
+    it in any run. After that, all tests run up to ``verify.rerun`` times.
+
+    Returns:
+        Node ids; none if nothing more can be told.
+    """
+    verdict = judge(attempt)
+    runs, limit = attempt.originals, attempt.settings.rerun
+    if not verdict.other_work or not limit:
+        return ()
+    flaky = {v.nodeid for v in verdict.tests if v.flaky}
+    others = tuple(v.nodeid for v in verdict.tests if not v.flaky)
+    first_in_flaky = any(work.note == FIRST_IN_FLAKY for work in verdict.other_work)
+    if first_in_flaky and all(r.tests.keys() & flaky for r in runs.without_flaky):
+        return others
+    return (*others, *flaky) if len(runs.together) < limit else ()
 
 
 @dataclass(frozen=True, slots=True)

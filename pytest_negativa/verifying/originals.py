@@ -14,7 +14,7 @@ Results = Mapping[str, TestResult]
 
 @dataclass(frozen=True, slots=True)
 class OriginalRound:
-    """All tests once more on the originals, as the command runs them.
+    """A round on the originals: all tests as the command runs them, or those that aren't flaky.
 
     Attributes:
         tests: by node id: how they ended.
@@ -34,10 +34,12 @@ class OriginalRuns:
     Attributes:
         alone: by node id: how a test ended when only some tests ran.
         together: rounds of all tests.
+        without_flaky: rounds of all tests that were not flaky.
     """
 
     alone: Mapping[str, tuple[TestResult, ...]] = field(default_factory=dict)
     together: tuple[OriginalRound, ...] = ()
+    without_flaky: tuple[OriginalRound, ...] = ()
 
 
 def undecided_tests(
@@ -90,11 +92,11 @@ def needs_other_tests(
 
 def sound_rounds(
     before: Results,
-    runs: OriginalRuns,
+    rounds: Collection[OriginalRound],
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
 ) -> tuple[OriginalRound, ...]:
-    """The rounds of all tests in which each test that is not flaky ended as in the traced run.
+    """The rounds in which each test that is not flaky ended as in the traced run.
 
     A round in which a test lost its CUDA context does not show what its tests choose. A round
     that was not traced completely does not show what it left out.
@@ -102,7 +104,7 @@ def sound_rounds(
     wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
     return tuple(
         r
-        for r in runs.together
+        for r in rounds
         if r.complete
         and not r.usage.incomplete
         and all(
@@ -112,6 +114,17 @@ def sound_rounds(
             for n, test in wanted.items()
         )
     )
+
+
+def rounds_without_flaky(
+    before: Results,
+    runs: OriginalRuns,
+    flaky: Collection[str],
+    tolerate: Collection[Aspect] = (),
+) -> tuple[OriginalRound, ...]:
+    """The sound rounds in which no flaky test ran."""
+    rounds = [r for r in runs.without_flaky if r.tests.keys().isdisjoint(flaky)]
+    return sound_rounds(before, rounds, flaky, tolerate)
 
 
 def _was_seen(

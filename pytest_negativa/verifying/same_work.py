@@ -18,7 +18,12 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import KeptRange, Reconstruction
 from pytest_negativa.models.trace import Context, Phase, Usage
-from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import (
+    FIRST_IN_FLAKY,
+    Tolerance,
+    WorkDifference,
+    WorkKind,
+)
 
 _TEST_PHASES = (Phase.SETUP, Phase.CALL, Phase.TEARDOWN)
 
@@ -125,6 +130,19 @@ class Work:
         return use in self.used or use in self.images
 
 
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """Work on the originals, in rounds whose tests ended as traced.
+
+    Attributes:
+        all_tests: of rounds of all tests.
+        without_flaky: of rounds of the tests that are not flaky.
+    """
+
+    all_tests: Collection[Work] = ()
+    without_flaky: Sequence[Work] = ()
+
+
 def launches_of(usage: Usage) -> dict[str, set[str]]:
     """Launched kernels by test, or by the phase of the session outside of tests."""
     launched: dict[str, set[str]] = defaultdict(set)
@@ -142,7 +160,7 @@ def _name(context: Context) -> str:
 def compare_work(
     traced: Work,
     copies: Work,
-    originals: Collection[Work],
+    originals: Originals,
     flaky: Collection[str],
     *,
     launches: bool,
@@ -150,23 +168,32 @@ def compare_work(
     """What was done when traced and not on the copies, and the reverse for launches.
 
     Args:
-        originals: rounds of all tests on the originals, in which all ended as traced.
-        flaky: tests whose work is not asked for.
+        flaky: tests whose own work is not asked for.
         launches: compare launched kernels, too.
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _launched_otherwise(traced, copies, originals, flaky)
+        found += _launched_otherwise(traced, copies, originals.all_tests, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
 def _left_out(
-    traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
+    traced: Work, copies: Work, originals: Originals, flaky: Collection[str]
 ) -> Iterator[WorkDifference]:
     for use, context in traced.used.items():
         if copies.includes(use):
             continue
-        chosen = any(not work.includes(use) for work in originals)
+        chosen = any(not work.includes(use) for work in originals.all_tests)
+        tolerance, note = Tolerance.CHOICE if chosen else None, None
+        if context.nodeid in flaky:
+            # A later test may have used it, too, and gone on without the GPU on the copies.
+            without = originals.without_flaky
+            if chosen or any(not work.includes(use) for work in without):
+                tolerance = Tolerance.FLAKY
+            elif without:
+                context = without[0].used.get(use, context)
+            else:
+                note = FIRST_IN_FLAKY
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
             library=use.library,
@@ -174,7 +201,8 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=_tolerance(context.nodeid, flaky, chosen=chosen),
+            tolerance=tolerance,
+            note=note,
         )
 
 

@@ -46,7 +46,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.judge import tests_to_settle
 from pytest_negativa.verifying.opened_originals import opened_originals
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -135,19 +135,18 @@ class Verification:
         return self._settle_choices(attempt)
 
     def _settle_choices(self, attempt: Attempt) -> Attempt:
-        """Run all tests on the originals while the copies did other work without a known reason.
+        """Run tests on the originals while the copies did other work without a known reason.
 
         Autotuning chooses kernels anew in every run; some depend on the order of tests.
         """
-        while len(self._originals.together) < self.settings.verify.rerun:
-            against = judge(attempt).other_work
-            if not against:
-                break
+        while tests := tests_to_settle(attempt):
+            some = len(tests) < len(self.traced.session.tests)
+            which = "the tests that are not flaky" if some else "all tests"
             self.say(
-                f"negativa: {format_items(len(against), 'use differs', 'uses differ')} from the "
-                "traced run; running all tests on the originals to see whether it always does"
+                "negativa: the work on the copies differs from the traced run's; running "
+                f"{which} on the originals to see whether it always does"
             )
-            self._run_originals(None)
+            self._run_originals(tests if some else None, settles=True)
             attempt = replace(attempt, originals=self._originals, all_rounds=tuple(self._rounds))
         return attempt
 
@@ -277,18 +276,26 @@ class Verification:
             if nodeid not in known and len(alone.get(nodeid, ())) < times
         )
 
-    def _run_originals(self, tests: tuple[str, ...] | None) -> None:
-        """Run tests on the originals, all if None, and note how they end."""
+    def _run_originals(self, tests: tuple[str, ...] | None, *, settles: bool = False) -> None:
+        """Run tests on the originals, all if None, and note how they end.
+
+        Args:
+            settles: ``tests`` are all that are not flaky, see ``tests_to_settle``.
+        """
         rounds = self.run(RoundKind.ORIGINAL, tests, None)
         ended = conclusive_tests(rounds)
-        alone, together = dict(self._originals.alone), self._originals.together
+        runs = self._originals
+        if tests is None or settles or set(tests) >= {t.nodeid for t in self.traced.session.tests}:
+            usage = merge_traces(trace_files(rounds))
+            found = OriginalRound(ended, usage, complete=not any(r.died for r in rounds))
+            if settles and tests is not None:
+                self._originals = replace(runs, without_flaky=(*runs.without_flaky, found))
+                return
+            runs = replace(runs, together=(*runs.together, found))
+        alone = dict(runs.alone)
         for nodeid in tests or ():
             alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
-        if tests is None or set(tests) >= {t.nodeid for t in self.traced.session.tests}:
-            complete = not any(r.died for r in rounds)
-            usage = merge_traces(trace_files(rounds))
-            together = (*together, OriginalRound(ended, usage, complete))
-        self._originals = OriginalRuns(alone, together)
+        self._originals = replace(runs, alone=alone)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

@@ -222,27 +222,64 @@ def test_a_choice_that_depends_on_the_order_is_settled_on_the_originals(tmp_path
     assert "NOT PROVED" in project.verify("--negativa-rerun=0", status=1)
 
 
-@pytest.mark.slow
-def test_what_only_a_flaky_test_used_is_not_asked_for(tmp_path: Path) -> None:
-    project = VerifiedProject(
-        tmp_path / "project",
-        """
+# It fails before it uses the GPU: on the copies, and in every second rerun on the originals.
+FLAKY_FIRST = """
+STATE = []
+
 def test_use():
     use(LIB, 0)
 
 def test_flaky():
-    count = Path("count")
-    with count.open("a") as file:
-        file.write("x")
-    assert count.stat().st_size % 4 in (0, 1)
+    STATE.append("ran")
+    assert ROUND != "verify"
+    if ROUND == "original":
+        count = Path("count")
+        with count.open("a") as file:
+            file.write("x")
+        assert count.stat().st_size % 2 == 1
     use(LIB, 1)
-""",
-    ).trace()
+"""
+
+
+@pytest.mark.slow
+def test_what_only_a_flaky_test_used_is_not_asked_for(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", FLAKY_FIRST).trace()
     shown = project.verify(status=1)
-    assert "\nPROVED" in shown and "a flaky test was the first to use it" in shown
-    assert [w["tolerance"] for w in project.verdict["work"]] == [
-        "a flaky test was the first to use it"
-    ]
+    assert "\nPROVED" in shown and "only flaky tests need it" in shown
+    assert [w["tolerance"] for w in project.verdict["work"]] == ["only flaky tests need it"]
+    # Two reruns show that the test is flaky, and one round that the others don't need it.
+    kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
+    assert kinds == [("verify", 2), *[("original", 1)] * 3]
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A flaky test is the first to use a kernel. A later test that is not flaky needs it, too, and "
+    "falls back to the CPU on the copies.",
+    says="used when traced, but not on the copies: _ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii of "
+    "lib.so, first used in test_a.py::test_falls_back (call)",
+)
+def test_a_flaky_test_hides_no_fallback(tmp_path: Path, fault: PlantedFault) -> None:
+    falls_back = TRY_EXCEPT[TRY_EXCEPT.index("def test_falls_back") :]
+    project = VerifiedProject(tmp_path / "project", f"{FLAKY_FIRST}\n{falls_back}").trace()
+    fault.check(project.verify(status=1))
+    assert project.statuses()["lib.so"][0] == "not proved"
+    assert any(t["flaky"] for t in project.verdict["tests"])
+    shown = project.heal(status=1)
+    assert "\nPROVED" in shown
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
+
+
+@pytest.mark.slow
+def test_a_test_that_needs_a_flaky_one_proves_by_a_round_of_all(tmp_path: Path) -> None:
+    """Without the flaky test another one fails, so only a round of all tests can tell."""
+    suite = f"{FLAKY_FIRST}\ndef test_needs_flaky():\n    assert STATE\n"
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    assert "\nPROVED" in project.verify(status=1)
+    kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
+    assert kinds == [("verify", 3), *[("original", n) for n in (1, 1, 2, 3, 3)]]
+    [work] = project.verdict["work"]
+    assert work["tolerance"] == "only flaky tests need it"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pytest_negativa.verifying.originals import (
     OriginalRuns,
     known_of_originals,
     needs_other_tests,
+    rounds_without_flaky,
     sound_rounds,
     undecided_tests,
 )
@@ -85,9 +86,21 @@ def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
         OriginalRound(one(FAILED), usage_of(), complete=True),
         OriginalRound(one(PASSED, LOST), usage_of(), complete=True),
     )
-    rounds = OriginalRuns(together=(sound, *others))
+    rounds = (sound, *others)
     assert sound_rounds(before, rounds, flaky=()) == (sound,)
     assert sound_rounds(before, rounds, flaky=("a",)) == (sound, *others[2:])
+
+
+def test_a_round_without_flaky_tests_is_sound_for_the_others() -> None:
+    before = {**one(PASSED), "b": replace(one(PASSED)["a"], nodeid="b")}
+    only_b, both = (
+        OriginalRound(tests, usage_of(), complete=True) for tests in ({"b": before["b"]}, before)
+    )
+    runs = OriginalRuns(without_flaky=(only_b, both))
+    assert rounds_without_flaky(before, runs, flaky=("a",)) == (only_b,)
+    assert rounds_without_flaky(before, runs, flaky=("b",)) == (), "a did not run, or b did"
+    needs_a = OriginalRound({"b": replace(before["b"], outcome=FAILED)}, usage_of(), complete=True)
+    assert rounds_without_flaky(before, OriginalRuns(without_flaky=(needs_a,)), ("a",)) == ()
 
 
 def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:

@@ -28,10 +28,11 @@ from pytest_negativa.models.trace import (
     UsageWarning,
     UsedKernel,
 )
-from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import FIRST_IN_FLAKY, Tolerance, WorkDifference, WorkKind
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
+    Originals,
     Places,
     Work,
     compare_work,
@@ -100,11 +101,20 @@ def compare(
     traced: Usage,
     copies: Usage,
     *originals: Usage,
+    without_flaky: Sequence[Usage] = (),
     flaky: Sequence[str] = (),
     launches: bool = False,
 ) -> tuple[WorkDifference, ...]:
-    works = [Work.of(one, NO_COPIES) for one in (traced, copies, *originals)]
-    return compare_work(works[0], works[1], works[2:], flaky, launches=launches)
+    again, without = (
+        [Work.of(one, NO_COPIES) for one in usages] for usages in (originals, without_flaky)
+    )
+    return compare_work(
+        Work.of(traced, NO_COPIES),
+        Work.of(copies, NO_COPIES),
+        Originals(again, without),
+        flaky,
+        launches=launches,
+    )
 
 
 def texts(*args: Usage, **options: object) -> list[str]:
@@ -159,14 +169,23 @@ def test_a_round_on_the_originals_shows_a_choice() -> None:
     assert left_out.tolerance is None
 
 
-def test_what_a_flaky_test_used_first_is_not_asked_for() -> None:
-    [work] = compare(
-        TRACED,
-        usage({"/lib/a.so": {16: ["l", "k"]}}, memory={"d1": ["m"], "d2": []}),
-        flaky=["test_a.py::test_a"],
-    )
+def test_what_a_flaky_test_used_first_is_asked_of_the_others() -> None:
+    flaky = [str(A.nodeid)]
+    copies = usage({"/lib/a.so": {16: ["l", "k"]}}, memory={"d1": ["m"], "d2": []})
+    # The tests that are not flaky: they don't use it, they use it, or nothing tells.
+    [work] = compare(TRACED, copies, without_flaky=[usage()], flaky=flaky)
     assert work.tolerance is Tolerance.FLAKY
     assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
+    used = usage({"/lib/a.so": {64: []}}, context=1)
+    [work] = compare(TRACED, copies, TRACED, without_flaky=[used], flaky=flaky)
+    assert (work.tolerance, work.test, work.nodeid) == (None, str(B), B.nodeid)
+    [work] = compare(TRACED, copies, TRACED, flaky=flaky)
+    assert (work.tolerance, work.note) == (None, FIRST_IN_FLAKY)
+    [reason] = reasons_of_work([work], TRACED)
+    assert f"first used in {A}, which is flaky, and nothing shows" in reason
+    # It is a choice if all tests leave it out, the flaky one included.
+    [work] = compare(TRACED, copies, copies, without_flaky=[used], flaky=flaky)
+    assert work.tolerance is Tolerance.FLAKY
 
 
 def test_launches_are_compared_test_by_test() -> None:
