@@ -21,12 +21,14 @@ from setuptools.command.build_ext import build_ext
 LIBRARIES = {
     "pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c",
     "pytest_negativa.processes._redirect": "pytest_negativa/processes/redirect.c",
+    "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
 }
 # What is missing where one of them is.
 MISSING = {
     "pytest_negativa.tracing._injection": "child processes of tests will not be traced",
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
+    "pytest_negativa.processes._pages": "CPU code will not be traced",
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
 }
 

@@ -33,8 +33,8 @@ from pytest_negativa.models.measurement import (
     RunFigures,
     Variant,
 )
+from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
-    AUDIT_VARIABLE,
     RedirectTable,
     make_table,
     read_logs,

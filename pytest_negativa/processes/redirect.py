@@ -27,10 +27,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import stat
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,24 +36,12 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.processes.auditors import why_no_auditor, with_auditor, without_auditor
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
-# The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
-# 2.31, dlmopen crashes in a process with any auditor).
-OLDEST_GLIBC = (2, 35)
-MACHINES = ("x86_64",)
-
 TABLE_VARIABLE = "NEGATIVA_REDIRECT_TABLE"
 LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
-AUDIT_VARIABLE = "LD_AUDIT"
-TUNABLES_VARIABLE = "GLIBC_TUNABLES"
-# With an auditor, glibc lays out thread-local storage before it loads the program's libraries.
-# Libraries with initial-exec storage share the space that it leaves free. By default a library
-# with 1.5 KB loads and one with 2 KB does not ("cannot allocate memory in static TLS block").
-# The space is part of each thread's stack, so more of it would break threads with the smallest
-# stacks. See _dl_tls_static_surplus_init of glibc's elf/dl-tls.c.
-_TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 _TABLE_HEAD = "negativa-redirect 1"
 # PATH_MAX of linux/limits.h, which counts the final zero byte.
@@ -168,30 +154,7 @@ def redirect_library() -> Path | None:
 
 def why_unsupported() -> str | None:
     """Why processes can't be redirected on this machine; None if nothing speaks against it."""
-    if not sys.platform.startswith("linux"):
-        return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (ValueError, OSError):
-        # musl has no such value.
-        name = version = ""
-    if name != "glibc":
-        return "it needs glibc's LD_AUDIT, and this Python runs on another C library (musl?)"
-    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if found < OLDEST_GLIBC:
-        oldest = ".".join(map(str, OLDEST_GLIBC))
-        return f"glibc {version} is older than {oldest}, the oldest it was tested with"
-    if platform.machine() not in MACHINES:
-        return f"it was not tested on {platform.machine()}, only on {', '.join(MACHINES)}"
-    library = redirect_library()
-    if library is None:
-        return (
-            "the native library was not built; install pytest-negativa again where there is "
-            "a C compiler"
-        )
-    if re.search(r"[:$]", str(library)):
-        return f"the path of {library} can't stand in LD_AUDIT because of its ':' or '$'"
-    return None
+    return why_no_auditor(redirect_library())
 
 
 # ---- The table ----
@@ -346,11 +309,8 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
     library = redirect_library()
     if library is None:
         raise RedirectError(why_unsupported() or "the native library was not built")
-    user = without_redirect(environ)
     return {
-        AUDIT_VARIABLE: _join(str(library), user.get(AUDIT_VARIABLE)),
-        # The last value of a tunable counts, so a user's own stays. glibc warns of an empty part.
-        TUNABLES_VARIABLE: _join(_TUNABLE, user.get(TUNABLES_VARIABLE) or None),
+        **with_auditor(environ, library),
         TABLE_VARIABLE: str(table.absolute()),
         LOGS_VARIABLE: str(logs.absolute()),
     }
@@ -359,17 +319,7 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
 def without_redirect(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without our part; values that the user has set stay."""
     result = {k: v for k, v in environ.items() if k not in (TABLE_VARIABLE, LOGS_VARIABLE)}
-    for name, part in ((AUDIT_VARIABLE, str(redirect_library())), (TUNABLES_VARIABLE, _TUNABLE)):
-        first, colon, rest = result.get(name, "").partition(":")
-        if first == part and colon:
-            result[name] = rest
-        elif first == part:
-            del result[name]
-    return result
-
-
-def _join(part: str, own: str | None) -> str:
-    return part if own is None else f"{part}:{own}"
+    return without_auditor(result, redirect_library())
 
 
 # ---- The logs ----

@@ -1,0 +1,1 @@
+"""CPU code by pages: what processes touched, what it adds up to, and what it means."""

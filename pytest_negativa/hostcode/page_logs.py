@@ -1,0 +1,191 @@
+"""Reads the logs of ``processes/pages.c``: which pages of which library a process touched.
+
+A log is a file of chunks of 64 KiB, or of more where a record needs more. Records follow each
+other; a size of 0 means that the next record starts with the next chunk. All numbers are little
+endian::
+
+    u32 size          of the record, a multiple of 8
+    u32 kind          1: the process, 2: a library
+    u32 flags         1: it can't be watched
+    u32 major, minor  of the device
+    u32 ranges
+    u64 inode         of a process: its id
+    u64 file size
+    i64 time          of the file's modification, or of the process's start, ns since 1970
+    u32 path length, offset of the bits in the record
+    (u64 start, end)  for each range: addresses in the ELF file, whole pages
+    path
+    bits              one for each page, set: the process touched it
+
+A forked child shares the records of its parent, and has a log of its own for what it loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.storage.system import read_regular
+
+PAGE = 4096
+LOST_NAME = "lost"
+SUFFIX = ".pages"
+
+_CHUNK = 64 << 10
+_RECORD = struct.Struct("<6IQQq2I")
+_RANGE = struct.Struct("<QQ")
+_PROCESS, _LIBRARY = 1, 2
+_UNWATCHED = 1
+
+
+class PageLogError(NegativaError):
+    """A log of touched pages is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLibrary:
+    """A library that a process loaded.
+
+    Attributes:
+        path: real path; empty if it was not found.
+        device, inode, size, mtime_ns: of the file, as ``stat`` has them.
+        watched: whether touched pages were recorded.
+        ranges: first and end address, in the ELF file, of what was watched.
+        pages: addresses of the touched pages, sorted.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    watched: bool
+    ranges: tuple[tuple[int, int], ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedProcess:
+    """A process, and the libraries that it loaded."""
+
+    pid: int
+    executable: str
+    started_ns: int
+    libraries: tuple[LoggedLibrary, ...]
+
+
+def prepare_logs(folder: Path) -> None:
+    """Make the file in which processes count the libraries that they can't record.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    path = folder / LOST_NAME
+    try:
+        # Written, not truncated to its size: a full disk must show now.
+        path.write_bytes(bytes(PAGE))
+        path.chmod(0o666)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+
+
+def count_lost(folder: Path) -> int:
+    """How many libraries the processes could not record.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / LOST_NAME
+    try:
+        data = read_regular(path, follow=False)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return int.from_bytes(data[:4], "little")
+
+
+def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
+    """Read the logs of all processes, in the order of their names.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a log can't be read.
+    """
+    found = map(_read_log, sorted(folder.glob(f"*{SUFFIX}")))
+    return tuple(process for process in found if process is not None)
+
+
+def _read_log(path: Path) -> LoggedProcess | None:
+    """The process of a log; None if it was killed before its first record."""
+    try:
+        data = read_regular(path, follow=False)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    with contextlib.suppress(ValueError, struct.error):
+        return _parse(data)
+    raise PageLogError(f"{path}: not a log of touched pages, or a damaged one")
+
+
+def _parse(data: bytes) -> LoggedProcess | None:
+    process: LoggedProcess | None = None
+    libraries = []
+    for at in _iter_records(data):
+        _, kind, flags, major, minor, count, inode, size, time_ns, length, bits = (
+            _RECORD.unpack_from(data, at)
+        )
+        ranges_at = at + _RECORD.size
+        path_at = ranges_at + count * _RANGE.size
+        path = data[path_at : path_at + length].decode("utf-8", "surrogateescape")
+        if kind == _PROCESS:
+            process = LoggedProcess(inode, path, time_ns, ())
+        elif kind == _LIBRARY:
+            ranges = tuple(
+                _RANGE.unpack_from(data, ranges_at + i * _RANGE.size) for i in range(count)
+            )
+            if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
+                raise ValueError("a range has no whole pages")
+            libraries.append(
+                LoggedLibrary(
+                    path=path,
+                    device=os.makedev(major, minor),
+                    inode=inode,
+                    size=size,
+                    mtime_ns=time_ns,
+                    watched=not flags & _UNWATCHED,
+                    ranges=ranges,
+                    pages=tuple(_iter_pages(data, at + bits, ranges)),
+                )
+            )
+        else:
+            raise ValueError(f"a record of kind {kind}")
+    if process is None:
+        if libraries:
+            raise ValueError("no record of the process")
+        return None
+    return LoggedProcess(process.pid, process.executable, process.started_ns, tuple(libraries))
+
+
+def _iter_records(data: bytes) -> Iterator[int]:
+    at = 0
+    while at + _RECORD.size <= len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        if size == 0:
+            at = (at // _CHUNK + 1) * _CHUNK
+        elif size < _RECORD.size or size % 8 or at + size > len(data):
+            raise ValueError(f"a record of {size} bytes")
+        else:
+            yield at
+            at += size
+
+
+def _iter_pages(data: bytes, at: int, ranges: tuple[tuple[int, int], ...]) -> Iterator[int]:
+    bit = 0
+    for start, end in ranges:
+        for page in range(start, end, PAGE):
+            if data[at + bit // 8] >> bit % 8 & 1:
+                yield page
+            bit += 1

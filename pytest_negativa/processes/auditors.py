@@ -1,0 +1,77 @@
+"""The environment by which glibc loads our auditors into processes to come (rtld-audit(7))."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+# The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
+# 2.31, dlmopen crashes in a process with any auditor).
+OLDEST_GLIBC = (2, 35)
+MACHINES = ("x86_64",)
+
+AUDIT_VARIABLE = "LD_AUDIT"
+TUNABLES_VARIABLE = "GLIBC_TUNABLES"
+# With an auditor, glibc lays out thread-local storage before it loads the program's libraries.
+# Libraries with initial-exec storage share the space that it leaves free. By default a library
+# with 1.5 KB loads and one with 2 KB does not ("cannot allocate memory in static TLS block").
+# The space is part of each thread's stack, so more of it would break threads with the smallest
+# stacks. See _dl_tls_static_surplus_init of glibc's elf/dl-tls.c.
+_TUNABLE = "glibc.rtld.optional_static_tls=4096"
+
+
+def why_no_auditor(library: Path | None) -> str | None:
+    """Why processes can't load an auditor on this machine; None if nothing speaks against it."""
+    if not sys.platform.startswith("linux"):
+        return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        # musl has no such value.
+        name = version = ""
+    if name != "glibc":
+        return "it needs glibc's LD_AUDIT, and this Python runs on another C library (musl?)"
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if found < OLDEST_GLIBC:
+        oldest = ".".join(map(str, OLDEST_GLIBC))
+        return f"glibc {version} is older than {oldest}, the oldest it was tested with"
+    if platform.machine() not in MACHINES:
+        return f"it was not tested on {platform.machine()}, only on {', '.join(MACHINES)}"
+    if library is None:
+        return (
+            "the native library was not built; install pytest-negativa again where there is "
+            "a C compiler"
+        )
+    if re.search(r"[:$]", str(library)):
+        return f"the path of {library} can't stand in LD_AUDIT because of its ':' or '$'"
+    return None
+
+
+def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
+    """The variables to set so that processes load an auditor, before those of ``environ``."""
+    others = without_auditor(environ, library)
+    return {
+        AUDIT_VARIABLE: _join(str(library), others.get(AUDIT_VARIABLE)),
+        # The last value of a tunable counts, so a user's own stays. glibc warns of an empty part.
+        TUNABLES_VARIABLE: _join(_TUNABLE, others.get(TUNABLES_VARIABLE) or None),
+    }
+
+
+def without_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, str]:
+    """The environment without an auditor; values that the user has set stay."""
+    result = dict(environ)
+    for name, part in ((AUDIT_VARIABLE, str(library)), (TUNABLES_VARIABLE, _TUNABLE)):
+        first, colon, rest = result.get(name, "").partition(":")
+        if first == part and colon:
+            result[name] = rest
+        elif first == part:
+            del result[name]
+    return result
+
+
+def _join(part: str, own: str | None) -> str:
+    return part if own is None else f"{part}:{own}"

@@ -1,0 +1,44 @@
+"""Has processes to come record which pages of CPU code they touch.
+
+glibc loads ``pages.c`` into every process whose LD_AUDIT names it. ``hostcode.page_logs`` reads
+what it records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.processes.auditors import why_no_auditor, with_auditor, without_auditor
+
+LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
+
+
+class PageWatchError(NegativaError):
+    """CPU code can't be traced."""
+
+
+def watch_library() -> Path | None:
+    """The library for LD_AUDIT; None: it was not built."""
+    path = Path(__file__).with_name("_pages.so")
+    return path if path.is_file() else None
+
+
+def watch_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+    """The variables to set so that processes record the pages that they touch.
+
+    Raises:
+        PageWatchError: this machine can't do it.
+    """
+    library = watch_library()
+    reason = why_no_auditor(library)
+    if library is None or reason is not None:
+        raise PageWatchError(f"CPU code can't be traced: {reason}")
+    return {**with_auditor(environ, library), LOGS_VARIABLE: str(logs.absolute())}
+
+
+def without_watch(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without our part; values that the user has set stay."""
+    result = {k: v for k, v in environ.items() if k != LOGS_VARIABLE}
+    return without_auditor(result, watch_library())

@@ -1,0 +1,531 @@
+/* Records which pages of CPU code a process touches, and can keep the others unreadable.
+ *
+ * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
+ * and the unwind tables of each library inaccessible before the library is relocated. The first
+ * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
+ *
+ * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py).
+ * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
+ * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ *
+ * What is not watched: the program itself, libc and the loader, which run before or below us;
+ * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
+ *
+ * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
+ * malloc, no lock, no descriptor kept open. The loader calls us under its lock, so static buffers
+ * suffice outside the handler.
+ */
+#include "faults.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/auxv.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#ifndef MAX_FAULTS /* a touched page parts a mapping in up to three */
+#define MAX_FAULTS (max_mappings() / 4)
+#endif
+
+enum {
+    PAGE = 4096,
+    CHUNK = 64 << 10, /* the log grows by so much */
+    MAX_LIBRARIES = 4096,
+    MAX_RANGES = 16,
+    MAX_SECTIONS = 1024,
+    MAX_NAMES = 64 << 10,
+    COARSE = 64, /* pages to give back at once when a process has many mappings */
+};
+
+/* ---- The log ---- */
+
+enum { PROCESS = 1, LIBRARY = 2 };
+enum { UNWATCHED = 1 };
+
+typedef struct {
+    uint64_t start, end; /* addresses as in the ELF file, whole pages */
+} LogRange;
+
+typedef struct {
+    uint32_t size, kind; /* of the record; the size comes last, so that a torn record has none */
+    uint32_t flags, major, minor, range_count;
+    uint64_t inode, file_size;
+    int64_t modified_ns;
+    uint32_t path_length, bits_offset;
+} LogRecord;
+
+static struct {
+    char folder[PATH_MAX];
+    pid_t pid;
+    uint64_t files;
+    char path[PATH_MAX];
+    uint64_t length;         /* of the file */
+    uint8_t *chunk;          /* where the next record goes */
+    size_t used, chunk_size; /* of the chunk */
+    atomic_uint *lost;       /* in a file that all processes share: libraries without a record */
+    atomic_uint own_lost;
+} log_;
+
+static int open_file(const char *path, int flags, int mode) {
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
+}
+
+static void close_file(int fd) { syscall(SYS_close, fd); }
+
+static void note_lost(void) { atomic_fetch_add(log_.lost ? log_.lost : &log_.own_lost, 1); }
+
+static char *put_number(char *end, uint64_t number) {
+    char digits[24], *first = digits + sizeof digits;
+    do *--first = (char)('0' + number % 10);
+    while ((number /= 10) != 0);
+    size_t count = (size_t)(digits + sizeof digits - first);
+    memcpy(end, first, count);
+    return end + count;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* A name that no other process gives: pid, time, a random number. */
+static bool name_log(void) {
+    uint64_t salt = 0;
+    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uintptr_t)&salt;
+    size_t length = strlen(log_.folder);
+    if (length + 80 > sizeof log_.path) return false;
+    memcpy(log_.path, log_.folder, length);
+    char *end = log_.path + length;
+    *end++ = '/';
+    end = put_number(end, (uint64_t)log_.pid);
+    *end++ = '.';
+    end = put_number(end, now_ns());
+    *end++ = '.';
+    end = put_number(end, salt);
+    memcpy(end, ".pages", 7);
+    return true;
+}
+
+static bool reserve(int fd, uint64_t offset, size_t size) {
+    struct rlimit limit;
+    /* Growing past the limit would be a signal that ends the process. */
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
+        (limit.rlim_cur != RLIM_INFINITY && offset + size > limit.rlim_cur))
+        return false;
+    if (syscall(SYS_fallocate, fd, 0, offset, size) == 0) return true;
+    if (errno != EOPNOTSUPP) return false;
+    static const char zeros[PAGE];
+    for (size_t done = 0; done < size; done += PAGE)
+        if (syscall(SYS_pwrite64, fd, zeros, PAGE, offset + done) != PAGE) return false;
+    return true;
+}
+
+/* Lets the file grow by a chunk that holds `size` bytes. */
+static bool grow(size_t size) {
+    bool create = log_.length == 0;
+    if (create && !name_log()) return false;
+    int fd = open_file(log_.path, O_RDWR | (create ? O_CREAT | O_EXCL : 0), 0644);
+    if (fd < 0) return false;
+    size = (size + CHUNK - 1) & ~(size_t)(CHUNK - 1);
+    void *chunk = MAP_FAILED;
+    if (reserve(fd, log_.length, size))
+        chunk = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)log_.length);
+    close_file(fd);
+    if (chunk == MAP_FAILED) {
+        if (create) unlink(log_.path);
+        return false;
+    }
+    log_.chunk = chunk;
+    log_.used = 0;
+    log_.chunk_size = size;
+    log_.length += size;
+    return true;
+}
+
+/* Room for a record, zeroed; NULL if there is none. Records don't cross chunks. */
+static LogRecord *add_record(size_t size) {
+    if (log_.chunk_size - log_.used < size && !grow(size)) return NULL;
+    LogRecord *record = (LogRecord *)(log_.chunk + log_.used);
+    log_.used += size;
+    return record;
+}
+
+static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
+
+static void publish(LogRecord *record, size_t size) {
+    atomic_thread_fence(memory_order_release);
+    *(volatile uint32_t *)&record->size = (uint32_t)size;
+}
+
+/* A forked child shares its parent's records and bits. What it loads goes to a log of its own. */
+static bool start_log(void) {
+    static char executable[PATH_MAX];
+    pid_t pid = (pid_t)syscall(SYS_getpid);
+    if (log_.pid == pid) return log_.length > 0;
+    log_.pid = pid;
+    log_.length = log_.used = log_.chunk_size = 0;
+    ssize_t length = readlink("/proc/self/exe", executable, sizeof executable);
+    if (length < 0) length = 0;
+    size_t size = align8(sizeof(LogRecord) + (size_t)length);
+    LogRecord *record = add_record(size);
+    if (record == NULL) return false;
+    record->kind = PROCESS;
+    record->inode = (uint64_t)pid;
+    record->modified_ns = (int64_t)now_ns();
+    record->path_length = (uint32_t)length;
+    memcpy(record + 1, executable, (size_t)length);
+    publish(record, size);
+    return true;
+}
+
+static void open_lost(void) {
+    static char path[PATH_MAX + 8];
+    strcpy(path, log_.folder);
+    strcat(path, "/lost");
+    int fd = open_file(path, O_RDWR, 0);
+    if (fd < 0) return;
+    struct statx status;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 && status.stx_size >= PAGE) {
+        void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory != MAP_FAILED) log_.lost = memory;
+    }
+    close_file(fd);
+}
+
+/* ---- What is watched ---- */
+
+typedef struct {
+    uintptr_t start, end;
+    int protection;
+    uint64_t first; /* the page's bit */
+} Range;
+
+typedef struct {
+    atomic_bool watched;
+    uintptr_t base, low, high;
+    size_t range_count;
+    Range ranges[MAX_RANGES];
+    atomic_uchar *bits;
+} Library;
+
+static Library libraries[MAX_LIBRARIES];
+static atomic_size_t library_count;
+static atomic_ulong faults_left;
+
+static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    uint64_t page = range->first + (start - range->start) / PAGE;
+    for (uintptr_t at = start; at < end; at += PAGE, page++)
+        atomic_fetch_or(&library->bits[page / 8], (unsigned char)(1u << (page % 8)));
+}
+
+/* All of it counts as touched, and nothing is watched any more. */
+static bool give_up(Library *library) {
+    bool done = true;
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        touch(library, range, range->start, range->end);
+        done &= mprotect((void *)range->start, range->end - range->start, range->protection) == 0;
+    }
+    return done;
+}
+
+/* Two threads may serve one page: the second does the same again. */
+static bool serve(uintptr_t address, unsigned long error, int si_code) {
+    if (si_code != SEGV_ACCERR || (error & FAULT_WRITE)) return false;
+    size_t count = atomic_load(&library_count);
+    for (size_t i = 0; i < count; i++) {
+        Library *library = &libraries[i];
+        if (address < library->low || address >= library->high || !atomic_load(&library->watched))
+            continue;
+        for (size_t j = 0; j < library->range_count; j++) {
+            const Range *range = &library->ranges[j];
+            if (address < range->start || address >= range->end) continue;
+            if ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC)) return false;
+            uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
+            unsigned long left = atomic_load(&faults_left);
+            if (left > 0) {
+                atomic_store(&faults_left, left - 1);
+            } else {
+                /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
+                start = start / (COARSE * PAGE) * (COARSE * PAGE);
+                end = start + COARSE * PAGE;
+                if (start < range->start) start = range->start;
+                if (end > range->end) end = range->end;
+            }
+            touch(library, range, start, end);
+            return mprotect((void *)start, end - start, range->protection) == 0 ||
+                   give_up(library);
+        }
+    }
+    return false;
+}
+
+/* ---- mprotect ---- */
+
+static int (*real_mprotect)(void *, size_t, int);
+static int (*real_pkey_mprotect)(void *, size_t, int, int);
+
+/* Pages that the program itself makes accessible are touched unseen. */
+static void note_protection(uintptr_t start, size_t size, int protection) {
+    uintptr_t end = start + size;
+    size_t count = atomic_load(&library_count);
+    if (protection == PROT_NONE) return;
+    for (size_t i = 0; i < count; i++) {
+        Library *library = &libraries[i];
+        if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
+            continue;
+        for (size_t j = 0; j < library->range_count; j++) {
+            const Range *range = &library->ranges[j];
+            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
+            touch(library, range, from, end < range->end ? end : range->end);
+        }
+    }
+}
+
+static int our_mprotect(void *start, size_t size, int protection) {
+    note_protection((uintptr_t)start, size, protection);
+    return real_mprotect(start, size, protection);
+}
+
+static int our_pkey_mprotect(void *start, size_t size, int protection, int key) {
+    note_protection((uintptr_t)start, size, protection);
+    return real_pkey_mprotect(start, size, protection, key);
+}
+
+static const FaultsWrapper wrappers[] = {
+    {"mprotect", (void *)our_mprotect, (void **)&real_mprotect},
+    {"pkey_mprotect", (void *)our_pkey_mprotect, (void **)&real_pkey_mprotect},
+};
+
+/* ---- Reading a library's sections ---- */
+
+static bool read_at(int fd, void *data, size_t size, uint64_t offset) {
+    return syscall(SYS_pread64, fd, data, size, offset) == (ssize_t)size;
+}
+
+static bool ends_with_code(const char *name) {
+    /* Small ones that are always used, and share their pages. */
+    return strncmp(name, ".plt", 4) != 0 && strcmp(name, ".init") != 0 &&
+           strcmp(name, ".fini") != 0;
+}
+
+static bool is_watchable(const ElfW(Shdr) *section, const char *name) {
+    if (section->sh_type == SHT_NOBITS || !(section->sh_flags & SHF_ALLOC) ||
+        (section->sh_flags & (SHF_WRITE | SHF_TLS)))
+        return false;
+    if (section->sh_flags & SHF_EXECINSTR) return ends_with_code(name);
+    return strcmp(name, ".eh_frame") == 0 || strcmp(name, ".eh_frame_hdr") == 0 ||
+           strcmp(name, ".gcc_except_table") == 0;
+}
+
+static struct {
+    ElfW(Ehdr) head;
+    ElfW(Phdr) segments[64];
+    ElfW(Shdr) sections[MAX_SECTIONS];
+    char names[MAX_NAMES];
+} elf;
+
+/* How the segment that holds the addresses is mapped; -1 if none does. */
+static int protection_of(uint64_t start, uint64_t end) {
+    for (unsigned i = 0; i < elf.head.e_phnum; i++) {
+        const ElfW(Phdr) *p = &elf.segments[i];
+        if (p->p_type != PT_LOAD || start < p->p_vaddr || end > p->p_vaddr + p->p_filesz) continue;
+        if (p->p_flags & PF_W) return -1;
+        return (p->p_flags & PF_R ? PROT_READ : 0) | (p->p_flags & PF_X ? PROT_EXEC : 0);
+    }
+    return -1;
+}
+
+static void add_range(Library *library, uint64_t start, uint64_t end, int protection) {
+    start = (start + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+    end &= ~(uint64_t)(PAGE - 1);
+    if (start >= end || protection < 0 || library->range_count == MAX_RANGES) return;
+    library->ranges[library->range_count++] =
+        (Range){library->base + start, library->base + end, protection, 0};
+}
+
+/* The whole pages inside of watchable sections; neighbours count as one. */
+static bool find_ranges(int fd, Library *library) {
+    const ElfW(Ehdr) *head = &elf.head;
+    const ElfW(Shdr) *names = &elf.sections[0];
+    if (!read_at(fd, &elf.head, sizeof elf.head, 0) || memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 ||
+        head->e_ident[EI_CLASS] != ELFCLASS64 || head->e_phentsize != sizeof(ElfW(Phdr)) ||
+        head->e_phnum > sizeof elf.segments / sizeof *elf.segments ||
+        !read_at(fd, elf.segments, head->e_phnum * sizeof *elf.segments, head->e_phoff) ||
+        head->e_shnum == 0 || head->e_shnum > MAX_SECTIONS ||
+        head->e_shentsize != sizeof(ElfW(Shdr)) || head->e_shstrndx >= head->e_shnum ||
+        !read_at(fd, elf.sections, head->e_shnum * sizeof *elf.sections, head->e_shoff))
+        return false;
+    names += head->e_shstrndx;
+    if (names->sh_size == 0 || names->sh_size > MAX_NAMES ||
+        !read_at(fd, elf.names, names->sh_size, names->sh_offset))
+        return false;
+    elf.names[names->sh_size - 1] = 0;
+    uint64_t start = 0, end = 0;
+    int protection = -1;
+    for (unsigned i = 0; i < head->e_shnum; i++) {
+        const ElfW(Shdr) *s = &elf.sections[i];
+        if (s->sh_name >= names->sh_size || !is_watchable(s, elf.names + s->sh_name)) continue;
+        int own = protection_of(s->sh_addr, s->sh_addr + s->sh_size);
+        if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
+            add_range(library, start, end, protection);
+            start = s->sh_addr;
+            protection = own;
+        }
+        end = s->sh_addr + s->sh_size;
+    }
+    add_range(library, start, end, protection);
+    return library->range_count < MAX_RANGES;
+}
+
+static bool relocates_code(const struct link_map *map) {
+    for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_TEXTREL || (d->d_tag == DT_FLAGS && (d->d_un.d_val & DF_TEXTREL)))
+            return true;
+    return false;
+}
+
+/* The file at that path is what was mapped. */
+static bool is_mapped(const struct link_map *map) {
+    return memcmp((const void *)map->l_addr, &elf.head, sizeof elf.head) == 0;
+}
+
+static void describe(LogRecord *record, int fd) {
+    struct statx status;
+    if (fd < 0 ||
+        statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_SIZE | STATX_MTIME, &status) != 0)
+        return;
+    record->major = status.stx_dev_major;
+    record->minor = status.stx_dev_minor;
+    record->inode = status.stx_ino;
+    record->file_size = status.stx_size;
+    record->modified_ns =
+        (int64_t)status.stx_mtime.tv_sec * 1000000000 + (int64_t)status.stx_mtime.tv_nsec;
+}
+
+static Library *watch(const struct link_map *map) {
+    static char path[PATH_MAX];
+    size_t index = atomic_load(&library_count), pages = 0;
+    if (index == MAX_LIBRARIES || !start_log()) {
+        note_lost();
+        return NULL;
+    }
+    Library *library = &libraries[index];
+    memset(library, 0, sizeof *library);
+    library->base = map->l_addr;
+    if (realpath(map->l_name, path) == NULL) path[0] = 0;
+    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
+    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, library) && is_mapped(map);
+    library->low = UINTPTR_MAX;
+    for (size_t i = 0; i < library->range_count; i++) {
+        Range *range = &library->ranges[i];
+        range->first = pages;
+        pages += (range->end - range->start) / PAGE;
+        if (range->start < library->low) library->low = range->start;
+        if (range->end > library->high) library->high = range->end;
+    }
+    size_t length = strlen(path);
+    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
+    size_t size = align8(bits + (pages + 7) / 8);
+    LogRecord *record = add_record(size);
+    if (record == NULL) {
+        note_lost();
+        if (fd >= 0) close_file(fd);
+        return NULL;
+    }
+    record->kind = LIBRARY;
+    record->range_count = (uint32_t)library->range_count;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)bits;
+    describe(record, fd);
+    if (fd >= 0) close_file(fd);
+    LogRange *ranges = (LogRange *)(record + 1);
+    for (size_t i = 0; i < library->range_count; i++)
+        ranges[i] = (LogRange){library->ranges[i].start - library->base,
+                               library->ranges[i].end - library->base};
+    memcpy(ranges + library->range_count, path, length);
+    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    if (!watched) record->flags = UNWATCHED;
+    publish(record, size);
+    if (!watched || pages == 0) return NULL;
+    atomic_store(&library->watched, true);
+    atomic_store(&library_count, index + 1);
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
+            touch(library, range, range->start, range->end);
+    }
+    return library;
+}
+
+/* ---- What the loader calls ---- */
+
+static bool is_named(const char *path, const char *start) {
+    const char *name = strrchr(path, '/');
+    name = name == NULL ? path : name + 1;
+    return strncmp(name, start, strlen(start)) == 0;
+}
+
+static unsigned long max_mappings(void) {
+    char text[24] = {0};
+    unsigned long number = 0;
+    int fd = open_file("/proc/sys/vm/max_map_count", O_RDONLY, 0);
+    if (fd >= 0) {
+        if (syscall(SYS_read, fd, text, sizeof text - 1) < 0) text[0] = 0;
+        close_file(fd);
+    }
+    for (const char *c = text; *c >= '0' && *c <= '9'; c++) number = number * 10 + (unsigned)(*c - '0');
+    return number ? number : 65530;
+}
+
+EXPORT unsigned int la_version(unsigned int version) {
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS");
+    if (folder == NULL || folder[0] != '/' || strlen(folder) >= sizeof log_.folder) return 0;
+    strcpy(log_.folder, folder);
+    open_lost();
+    atomic_store(&faults_left, MAX_FAULTS);
+    if (!start_log() || !faults_start(serve)) {
+        note_lost();
+        return 0;
+    }
+    return version < LAV_CURRENT ? version : LAV_CURRENT;
+}
+
+EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
+    static bool disabled;
+    (void)namespace;
+    *cookie = 0;
+    /* The program itself has no name, and the kernel's vdso no file. */
+    if (map->l_name == NULL || map->l_name[0] == 0 || map->l_addr == getauxval(AT_SYSINFO_EHDR) ||
+        is_named(map->l_name, "ld-linux"))
+        return 0;
+    if (is_named(map->l_name, "libc.so.")) {
+        disabled = !faults_wrap_libc(map) ||
+                   !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers);
+        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
+            give_up(&libraries[i]);
+        return 0;
+    }
+    if (disabled)
+        note_lost();
+    else
+        *cookie = (uintptr_t)watch(map);
+    return 0; /* no symbol binding is audited: calls stay as fast as they are */
+}
+
+/* Destructors have run; what comes to lie there later is not ours. */
+EXPORT unsigned int la_objclose(uintptr_t *cookie) {
+    Library *library = (Library *)*cookie;
+    if (library == NULL) return 0;
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        mprotect((void *)range->start, range->end - range->start, range->protection);
+    }
+    atomic_store(&library->watched, false);
+    return 0;
+}
