@@ -6,7 +6,7 @@ what is left of the libraries. And the same without loading the results, without
 libraries that were never loaded, with archs for what the lock doesn't have, and by archs alone,
 each on another copy.
 
-Run: python benchmarks/slim_stack.py SITE_PACKAGES negativa.lock [--archs sm_90] [--to FOLDER]
+Run: python benchmarks/slim_stack.py SITE_PACKAGES negativa.lock [--arch sm_90] [--to FOLDER]
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("lock", type=Path)
-    parser.add_argument("--archs", default="sm_90")
+    parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--to", type=Path, help="folder on the file system to work on")
     arguments = parser.parse_args()
     print_load()
@@ -59,7 +59,7 @@ def main() -> None:
     _measure(arguments.site, arguments.to, "lock", lock)
     _measure(arguments.site, arguments.to, "lock, unchecked", [*lock, "--no-load-check"])
     _measure(arguments.site, arguments.to, "never loaded", [*lock, "--drop-never-loaded"])
-    archs = ["--archs", arguments.archs, "--strip-others"]
+    archs = ["--arch", arguments.arch, "--strip-others"]
     _measure(arguments.site, arguments.to, "lock and archs", [*lock[:2], *archs])
     _measure(arguments.site, arguments.to, "archs", archs)
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, UnknownArch
 
 _SM_ARCH = re.compile(r"(?:sm|compute|lto)_(\d+)(\d)([af]?)")
-_CAPABILITY = re.compile(r"(\d+)\.(\d)")
+# As people write one: also a bare number, as CMake has it, or a compute capability.
+_SPELLED = re.compile(r"(?:(?:sm|compute|lto)_)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)")
 
 
 class ElementKind(str, enum.Enum):
@@ -48,25 +49,22 @@ class ComputeCapability:
 
     @classmethod
     def parse(cls, text: str) -> ComputeCapability:
-        """Read ``9.0``; ``sm_90`` and ``sm_90a`` name the same device, for convenience.
+        """Read ``9.0``, or what ``parse_arch`` reads: ``sm_90`` and ``sm_90a`` name its device.
 
         Raises:
             OptionError: the text names no compute capability.
         """
-        if match := _CAPABILITY.fullmatch(text):
-            return cls(int(match[1]), int(match[2]))
-        if match := _SM_ARCH.fullmatch(text):
-            return cls(int(match[1]), int(match[2]))
-        raise OptionError(
-            f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a or 9.0"
-        )
+        arch = parse_arch(text)
+        return cls(arch.major, arch.minor)
 
 
 _KNOWN = (
     "2.0 2.1 3.0 3.2 3.5 3.7 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.8 8.9 9.0 10.0 10.1 "
     "10.3 11.0 12.0 12.1"
 )
-KNOWN_DEVICES = frozenset(map(ComputeCapability.parse, _KNOWN.split()))
+KNOWN_DEVICES = frozenset(
+    ComputeCapability(*map(int, capability.split("."))) for capability in _KNOWN.split()
+)
 """Compute capabilities of devices. Source: the manuals of nvcc 8 to 13, "GPU Feature List"."""
 
 OLDEST_DEVICES: Mapping[int, ComputeCapability] = MappingProxyType(
@@ -151,6 +149,52 @@ class SmArch:
     def from_number(number: int, suffix: str = "") -> SmArch:
         """Make an arch from the number in file formats: 90 is sm_90, 120 is sm_120."""
         return SmArch(number // 10, number % 10, suffix)
+
+
+def parse_arch(text: str) -> SmArch:
+    """Read an arch as people write one: ``sm_90a``, ``compute_90``, ``90`` or ``9.0``.
+
+    Raises:
+        OptionError: the text names no arch.
+    """
+    match = _SPELLED.fullmatch(text)
+    if match is None:
+        near = _nearest(text, at_least=0.7)
+        hint = f"; did you mean {near}?" if near else ""
+        raise OptionError(
+            f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 "
+            f"or 9.0{hint}"
+        )
+    return SmArch(int(match[1] or match[4]), int(match[2] or match[5]), match[3] or "")
+
+
+def require_known(arch: SmArch) -> SmArch:
+    """``arch``, if a GPU has it.
+
+    Raises:
+        UnknownArch: this release knows no such GPU; the message names the nearest arch.
+    """
+    if ComputeCapability(arch.major, arch.minor) in KNOWN_DEVICES:
+        return arch
+    near = _nearest(f"sm_{arch.major}{arch.minor}")
+    raise UnknownArch(f"this release knows no GPU of arch {arch}; did you mean {near}?")
+
+
+def _nearest(text: str, at_least: float = 0.0) -> str | None:
+    """The known arch whose name is most like ``text``; None if none is alike."""
+    import difflib  # only a mistake needs it
+
+    word = text.lower()
+    digits = int("".join(filter(str.isdigit, word)) or 0)
+
+    def likeness(device: ComputeCapability) -> tuple[float, int, int]:
+        name = f"sm_{device.major}{device.minor}"
+        ratio = difflib.SequenceMatcher(None, word, name).ratio()
+        alike = sum(word.startswith(name[:end]) for end in range(1, len(name) + 1))
+        return ratio, alike, -abs(digits - 10 * device.major - device.minor)
+
+    best = max(KNOWN_DEVICES, key=likeness)
+    return str(SmArch(best.major, best.minor)) if likeness(best)[0] >= at_least else None
 
 
 def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:

@@ -17,6 +17,10 @@ class OptionError(NegativaError):
     """An option, argument or setting has a value that cannot be used."""
 
 
+class UnknownArch(OptionError):
+    """An arch of no GPU that this release knows."""
+
+
 class FormatError(NegativaError):
     """Bytes that are not what their format says.
 

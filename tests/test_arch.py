@@ -11,8 +11,10 @@ from pytest_negativa.arch import (
     can_be_compiled_for,
     choose_elements,
     cubin_runs_on,
+    parse_arch,
+    require_known,
 )
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, UnknownArch
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ def test_choice_does_not_depend_on_the_order_of_elements() -> None:
         ("sm_90", ComputeCapability(9, 0)),
         ("sm_90a", ComputeCapability(9, 0)),
         ("compute_103f", ComputeCapability(10, 3)),
+        ("90", ComputeCapability(9, 0)),
+        ("120f", ComputeCapability(12, 0)),
     ],
 )
 def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
@@ -175,10 +179,27 @@ def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
     assert ComputeCapability.parse(str(capability)) == capability
 
 
-@pytest.mark.parametrize("text", ["", "90", "9", "9.", "sm_9", "sm_90x", "sm90", "9.0 ", "9.10"])
+@pytest.mark.parametrize("text", ["", "9", "9.", "sm_9", "sm_90x", "sm90", "9.0 ", "9.10"])
 def test_text_that_is_no_capability(text: str) -> None:
     with pytest.raises(OptionError, match="is no GPU architecture"):
         ComputeCapability.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [("sm90", "sm_90"), ("SM_86", "sm_86"), ("sm_9x", "sm_90"), ("H100", None), ("hopper", None)],
+)
+def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> None:
+    with pytest.raises(OptionError, match=f"; did you mean {near}" if near else "or 9.0$"):
+        parse_arch(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("sm_91", "sm_90"), ("85", "sm_86"), ("sm_901", "sm_90"), ("9.9", "sm_90")]
+)
+def test_the_nearest_arch_of_one_that_no_gpu_has(text: str, near: str) -> None:
+    with pytest.raises(UnknownArch, match=f"did you mean {near}"):
+        require_known(parse_arch(text))
 
 
 @pytest.mark.parametrize("text", ["sm_75", "sm_90a", "sm_100f", "sm_121"])

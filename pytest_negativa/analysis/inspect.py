@@ -17,8 +17,8 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
 from pytest_negativa.storage.records import encode_hook
 
-JSON_VERSION = 1
-"""Of the JSON output. History: 1 is the first."""
+JSON_VERSION = 2
+"""Of the JSON output. History: 1 had one device in each summary, 2 has a list."""
 
 OnDone = Callable[[int, int], None]
 """Called with the bytes of libraries done and of all libraries."""
@@ -29,7 +29,7 @@ class InspectionRequest:
     """What ``negativa inspect`` was asked; the fields are its arguments and options."""
 
     arguments: tuple[str, ...]
-    device: ComputeCapability | None
+    devices: tuple[ComputeCapability, ...]
     with_dependencies: bool
     kernels: bool
     elements: bool
@@ -43,10 +43,10 @@ class InspectionRequest:
     @property
     def map_request(self) -> MapRequest:
         """How each library is to be read."""
-        devices = None if self.device is None else (str(self.device),)
+        devices = tuple(sorted(map(str, self.devices))) or None
         return MapRequest(
             scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),
-            device=self.device,
+            devices=self.devices,
             with_map=self.details,
             slimmed=True,
         )
@@ -140,7 +140,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             if request.elements:
                 yield f"{path}, elements:"
                 yield inspection.element_table(
-                    mapped.library_map, request.device, slimmed=mapped.removed is not None
+                    mapped.library_map, request.devices, slimmed=mapped.removed is not None
                 )
             if request.kernels:
                 yield f"{path}, kernels:"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,20 +42,58 @@ def as_json_option(schema: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-class DeviceType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # click < 8.3: not generic
-    """A compute capability, in any of the forms that ``ComputeCapability.parse`` reads."""
+ARCH_LIST = "ARCH,..."
+"""What stands for the value of an option that ``parse_devices`` reads."""
 
-    name = "ARCH"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ComputeCapability:
-        from pytest_negativa.arch import ComputeCapability
+def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _Command]:
+    """An option that takes archs, and gives the devices that have them.
 
-        try:
-            return ComputeCapability.parse(value)
-        except OptionError as e:
-            self.fail(str(e), param, ctx)
+    Args:
+        flag: of the option.
+        name: of the command's argument.
+        help_text: a sentence for ``--help``.
+    """
+    return click.option(
+        flag, name, metavar=ARCH_LIST, multiple=True, help=help_text, callback=_parse_archs
+    )
+
+
+def _parse_archs(
+    ctx: click.Context, param: click.Parameter, given: Sequence[str]
+) -> tuple[ComputeCapability, ...]:
+    try:
+        return parse_devices(given)
+    except OptionError as e:
+        raise click.BadParameter(str(e), ctx, param) from None
+
+
+def parse_devices(
+    given: Sequence[str], *, also_unknown: bool = False
+) -> tuple[ComputeCapability, ...]:
+    """Read lists of archs, in the forms of ``arch.parse_arch``; ``native`` is this machine's GPUs.
+
+    Args:
+        given: texts, each a list with commas.
+        also_unknown: take archs of no GPU that this release knows, too.
+
+    Raises:
+        OptionError: a word is no arch, or no GPU has it.
+    """
+    from pytest_negativa.arch import ComputeCapability, parse_arch, require_known
+
+    found: dict[ComputeCapability, None] = {}
+    for word in (part.strip() for text in given for part in text.split(",")):
+        if word == "native":
+            from pytest_negativa.tracing.devices import native_devices
+
+            found |= dict.fromkeys(native_devices())
+            continue
+        arch = parse_arch(word)
+        if not also_unknown:
+            require_known(arch)
+        found[ComputeCapability(arch.major, arch.minor)] = None
+    return tuple(sorted(found))
 
 
 def encode_json(record: object) -> bytes:

@@ -12,7 +12,7 @@ from pytest_negativa.cli.common import (
     FOLDER,
     JOBS,
     NO_CACHE,
-    DeviceType,
+    arch_option,
     as_json_option,
     encode_json,
     settings_of,
@@ -39,13 +39,7 @@ _MOST_ERRORS = 10
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show what the libraries of this lock file need.",
 )
-@click.option(
-    "--arch",
-    "devices",
-    type=DeviceType(),
-    multiple=True,
-    help="Call code slimmable that no such device (sm_90) loads.",
-)
+@arch_option("--arch", "devices", "Call code slimmable that no such device (sm_90) loads.")
 @click.option(
     "--top", type=click.IntRange(min=0), default=20, show_default=True, metavar="NUMBER",
     help="Show this many rows of each table; 0 shows all.",

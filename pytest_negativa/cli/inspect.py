@@ -10,7 +10,7 @@ from pytest_negativa.cli.common import (
     EXIT_FAILED,
     JOBS,
     NO_CACHE,
-    DeviceType,
+    arch_option,
     as_json_option,
     settings_of,
 )
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
-@click.option(
-    "--arch",
-    "device",
-    type=DeviceType(),
-    help="Show what a device (sm_90, 9.0) loads, too.",
-)
+@arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
 @click_options("config")
 def inspect(
     libraries: tuple[str, ...],
-    device: ComputeCapability | None,
+    devices: tuple[ComputeCapability, ...],
     deps: bool,
     kernels: bool,
     elements: bool,
@@ -70,7 +65,7 @@ def inspect(
 
     request = InspectionRequest(
         arguments=libraries,
-        device=device,
+        devices=devices,
         with_dependencies=deps,
         kernels=kernels,
         elements=elements,

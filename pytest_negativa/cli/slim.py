@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
-from pytest_negativa.errors import OptionError
+from pytest_negativa.cli.common import ARCH_LIST, parse_devices, run_of, settings_of
+from pytest_negativa.errors import OptionError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
@@ -98,7 +98,7 @@ class _Flags(NamedTuple):
     paths: tuple[Path, ...]
     sites: tuple[Path, ...]
     lock_file: Path | None
-    archs: str | None
+    archs: tuple[str, ...]
     force_arch: bool
     keep_ptx: bool
     drop_never_loaded: bool
@@ -170,14 +170,19 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help=f"Read from this lock what stays.  [default: {_LOCK}]",
 )
 @click.option(
-    "--archs", metavar="ARCH,...", help="Keep what GPUs of these archs can load (sm_80,sm_90)."
+    "--arch",
+    "archs",
+    metavar=ARCH_LIST,
+    multiple=True,
+    help="Keep what GPUs of these archs can load (sm_80,sm_90).",
 )
+@click.option("--archs", "old_archs", multiple=True, hidden=True)  # Before 0.2.0.
 @click.option(
     "--force-arch",
     is_flag=True,
     help="Take archs that this release or a library's CUDA does not know.",
 )
-@click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --archs).")
+@click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --arch).")
 @click.option(
     "--drop-never-loaded",
     is_flag=True,
@@ -220,8 +225,8 @@ def slim(**flags: Any) -> None:
     prefix), or a library. Without PATH, slim takes the packages of the interpreter that runs
     negativa. It needs no GPU.
 
-    A lock (see negativa lock) or --archs says what stays. slim finds the libraries of a lock by
-    digest. With both, --archs applies to the other libraries of the lock's distributions and of
+    A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
+    digest. With both, --arch applies to the other libraries of the lock's distributions and of
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
     changes no other files, except RECORD, and lists what it did in negativa-slim.json.
 
@@ -230,14 +235,15 @@ def slim(**flags: Any) -> None:
 
     \b
     negativa slim --lock negativa.lock --require --strip-others
-    negativa slim --archs sm_90 --dry-run DIR
+    negativa slim --arch sm_90 --dry-run DIR
 
     A folder that is called undo or check is ./undo or ./check.
 
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
     usage; 128 + N if signal N interrupted it.
     """
-    _slim(_request(_Flags(**flags)))
+    archs = (*flags.pop("archs"), *flags.pop("old_archs"))
+    _slim(_request(_Flags(**flags, archs=archs)))
 
 
 @slim.command("undo")
@@ -283,10 +289,10 @@ def _request(flags: _Flags) -> SlimRequest:
     from pytest_negativa.slimming.slim import SlimRequest
     from pytest_negativa.slimming.slimmer import SlimOptions
 
-    by_lock = flags.lock_file is not None or flags.archs is None
+    by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
-        (flags.force_arch, flags.archs, "--force-arch goes with --archs"),
-        (flags.keep_ptx, flags.archs, "--keep-ptx goes with --archs; a lock says which PTX stays"),
+        (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
+        (flags.keep_ptx, flags.archs, "--keep-ptx goes with --arch; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
         (
             flags.drop_never_loaded,
@@ -306,7 +312,7 @@ def _request(flags: _Flags) -> SlimRequest:
     return SlimRequest(
         paths=(*flags.paths, *flags.sites),
         lock=_load_lock(flags.lock_file) if by_lock else None,
-        devices=() if flags.archs is None else _devices(flags.archs, force=flags.force_arch),
+        devices=_devices(flags.archs, force=flags.force_arch),
         force_archs=flags.force_arch,
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
@@ -414,27 +420,18 @@ def _load_lock(path: Path | None) -> Lock:
 
     if path is None and not Path(_LOCK).exists():
         raise click.UsageError(
-            f"no {_LOCK} here: give --lock, or --archs to keep what GPUs of some archs can load"
+            f"no {_LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"
         )
     return load_lock(path or Path(_LOCK))
 
 
-def _devices(archs: str, *, force: bool) -> tuple[ComputeCapability, ...]:
-    from pytest_negativa.arch import KNOWN_DEVICES, ComputeCapability
-
-    words = [arch.strip() for arch in archs.split(",")]
+def _devices(archs: Sequence[str], *, force: bool) -> tuple[ComputeCapability, ...]:
     try:
-        found = [ComputeCapability.parse(word) for word in words]
+        return parse_devices(archs, also_unknown=force)
     except OptionError as e:
-        raise click.BadParameter(str(e), param_hint="--archs") from e
-    unknown = [w for w, device in zip(words, found, strict=True) if device not in KNOWN_DEVICES]
-    if unknown and not force:
-        raise click.BadParameter(
-            f"this release knows no GPU of arch {', '.join(unknown)}: all code for the GPUs that "
-            "you have could go; check the name, or pass --force-arch",
-            param_hint="--archs",
-        )
-    return tuple(dict.fromkeys(found))
+        # Of a mistyped arch, all code for the GPUs that are there could go.
+        hint = " (--force-arch takes it as it is)" if isinstance(e, UnknownArch) else ""
+        raise click.BadParameter(f"{e}{hint}", param_hint="--arch") from None
 
 
 def _show_proof(lock: Lock) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -73,9 +73,9 @@ class MapCache:
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
 
     def load_summary(
-        self, key: str, scope: Scope, device: ComputeCapability | None
+        self, key: str, scope: Scope, devices: Sequence[ComputeCapability]
     ) -> LibrarySummary | None:
-        """Load the summary for exactly this scope and device, if there is one."""
+        """Load the summary for exactly this scope and devices, if there is one."""
         entry = _Entry.open(self._path(key, scope))
         if entry is None or (data := entry.summary()) is None:
             return None
@@ -83,8 +83,8 @@ class MapCache:
             summary = msgspec.json.decode(data, type=LibrarySummary)
         except UNDECODABLE:
             return None
-        # A scope of headers serves every device, so it does not name the summary's device.
-        return summary if summary.device == (None if device is None else str(device)) else None
+        # A scope of headers serves every device, so it does not name the summary's devices.
+        return summary if summary.devices == tuple(map(str, devices)) else None
 
     def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
         """Load the map for exactly this scope, if there is one.

@@ -41,7 +41,7 @@ class MapRequest:
 
     Attributes:
         scope: how much to read.
-        device: the device that the ``loaded`` figures of the summaries are for.
+        devices: the devices that the ``loaded`` figures of the summaries are for.
         with_map: whether the results have maps.
         with_summary: whether results from the cache have summaries; others always have.
         with_digest: whether the maps of libraries with GPU code hold the digest of the file.
@@ -50,7 +50,7 @@ class MapRequest:
     """
 
     scope: Scope
-    device: ComputeCapability | None = None
+    devices: tuple[ComputeCapability, ...] = ()
     with_map: bool = False
     with_summary: bool = True
     with_digest: bool = False
@@ -203,7 +203,7 @@ def _look_up(
 ) -> MappedLibrary | None:
     if cache is None or key is None:
         return None
-    summary = None if request.with_map else cache.load_summary(key, request.scope, request.device)
+    summary = None if request.with_map else cache.load_summary(key, request.scope, request.devices)
     library_map = None
     if summary is None:
         library_map = cache.load_map(key, request.scope)
@@ -211,7 +211,7 @@ def _look_up(
             return None
         library_map = _as_wanted(_at_path(library_map, source.path), request)
         if request.with_summary:
-            summary = summarize(library_map, request.device)
+            summary = summarize(library_map, request.devices)
     return MappedLibrary(
         path,
         summary=summary and replace_fields(summary, path=source.path),
@@ -291,7 +291,7 @@ def _read(
         library_map = map_library(source, tables.host, request.scope)
     if _lacks_digest(library_map, request):
         library_map = _with_digest(_at_path(library_map, source.path), source)
-    summary = summarize(library_map, request.device)
+    summary = summarize(library_map, request.devices)
     # Not if it changed while it was read: the map may be of neither file.
     if cache is not None and tables.key is not None and source.is_unchanged():
         cache.save(tables.key, library_map, summary)
@@ -305,7 +305,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
         raise FormatError(path, None, SLIMMED)
     if _lacks_digest(library_map, request):
         library_map = _with_digest(library_map, source)
-    summary = summarize(library_map, request.device)
+    summary = summarize(library_map, request.devices)
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
@@ -40,10 +41,10 @@ class _Sums:
             self.kernels.update(block.content.kernels)
 
 
-def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) -> LibrarySummary:
-    """Add up a map; with ``device``, also the code that a device of that capability loads."""
+def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()) -> LibrarySummary:
+    """Add up a map; with ``devices``, also the code that at least one of them loads."""
     sums: dict[tuple[SmArch, str], _Sums] = defaultdict(_Sums)
-    loaded = library_map.loaded_starts(() if device is None else (device,))
+    loaded = library_map.loaded_starts(devices)
     problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]
     sections = []
     for section in library_map.sections:
@@ -68,7 +69,7 @@ def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) 
         size=library.size,
         build_id=library.build_id,
         soname=library.soname,
-        device=None if device is None else str(device),
+        devices=tuple(map(str, devices)),
         sections=tuple(sections),
         code=tuple(
             CodeRow(
@@ -79,8 +80,8 @@ def summarize(library_map: LibraryMap, device: ComputeCapability | None = None) 
                 unpacked_bytes=row.unpacked,
                 kernels=len(row.kernels) if row.read else None,
                 unreadable=row.unreadable,
-                loaded=None if device is None else row.loaded,
-                loaded_bytes=None if device is None else row.loaded_bytes,
+                loaded=row.loaded if devices else None,
+                loaded_bytes=row.loaded_bytes if devices else None,
             )
             for (arch, kind), row in sorted(sums.items())
         ),

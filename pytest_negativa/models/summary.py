@@ -38,8 +38,8 @@ class CodeRow(Record, frozen=True, kw_only=True):
         unpacked_bytes: bytes after decompression.
         kernels: distinct kernel names in the code that was read; None if none was read.
         unreadable: number of elements that can't be read.
-        loaded: number of elements that the device of the summary loads; None without a device.
-        loaded_bytes: their share of ``stored_bytes``; None without a device.
+        loaded: number of elements that a device of the summary loads; None without devices.
+        loaded_bytes: their share of ``stored_bytes``; None without devices.
     """
 
     arch: str
@@ -61,7 +61,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
         size: of the file, in bytes.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
-        device: the compute capability that ``loaded`` figures are for, or None.
+        devices: the compute capabilities that ``loaded`` figures are for: what any of them loads.
         sections: the sections with GPU code.
         code: its code by arch and kind.
         kernels: distinct kernel names in the code that was read; None if only headers were read.
@@ -72,7 +72,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
     size: int
     build_id: str | None
     soname: str | None
-    device: str | None
+    devices: tuple[str, ...]
     sections: tuple[SectionRow, ...]
     code: tuple[CodeRow, ...]
     kernels: int | None
@@ -102,8 +102,8 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
     @property
     def loaded_bytes(self) -> int | None:
-        """Bytes in the file that ``device`` would load; None without a device."""
-        if self.device is None:
+        """Bytes in the file that any of ``devices`` would load; None without devices."""
+        if not self.devices:
             return None
         return sum(row.loaded_bytes or 0 for row in self.code)
 
@@ -127,7 +127,7 @@ class Inspection(Record, frozen=True, kw_only=True):
     """The JSON output of ``negativa inspect``.
 
     Attributes:
-        format_version: 1 is the first.
+        format_version: see ``analysis.inspect.JSON_VERSION``.
         libraries: those that could be read, in the order asked for.
         errors: one message for each file that could not be read.
     """

@@ -15,6 +15,7 @@ from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
+from pytest_negativa.settings.value_types import one_of
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
 _MAX_PROBLEMS = 10
@@ -62,8 +63,8 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         ],
     )
     parts = [f"{printable(summary.path)}: {', '.join(counts)}", sections, code_table([summary])]
-    if summary.device is not None:
-        parts.append(_device_line(summary.device, summary.loaded_bytes or 0, summary.code_bytes))
+    if summary.loaded_bytes is not None:
+        parts.append(_device_line(summary.devices, summary.loaded_bytes, summary.code_bytes))
     parts.extend(_problem_lines(summary))
     if removed is not None:
         parts.append(_removed_line(removed))
@@ -89,10 +90,10 @@ def set_report(
                 *problems,
             ]
         )
-    device = with_code[0].device
+    devices = with_code[0].devices
     headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
-    if device is not None:
-        headers += [f"loaded on {device}", "dead weight"]
+    if devices:
+        headers += [_loaded_on(devices), "dead weight"]
     names = _short_names([s.path for s in with_code])
     rows = [[names[s.path], *_figures([s])] for s in with_code]
     parts = [
@@ -103,9 +104,9 @@ def set_report(
         ),
         code_table(with_code),
     ]
-    if device is not None:
+    if devices:
         loaded = sum(s.loaded_bytes or 0 for s in with_code)
-        parts.append(_device_line(device, loaded, sum(s.code_bytes for s in with_code)))
+        parts.append(_device_line(devices, loaded, sum(s.code_bytes for s in with_code)))
     return "\n\n".join([*parts, *problems])
 
 
@@ -133,7 +134,7 @@ def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
         f"{sum(s.frames for s in summaries):,}",
         format_count(sum(kernels) if kernels else None),
     ]
-    if summaries[0].device is not None:
+    if summaries[0].devices:
         loaded = sum(s.loaded_bytes or 0 for s in summaries)
         figures += [format_bytes(loaded), format_share(code - loaded, code)]
     return figures
@@ -145,10 +146,10 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
     for summary in summaries:
         for code in summary.code:
             groups[SmArch.parse(code.arch), code.kind].append(code)
-    device = summaries[0].device
+    devices = summaries[0].devices
     headers = ["arch", "kind", "elements", "on disk", "unpacked", "kernels"]
-    if device is not None:
-        headers += [f"loaded on {device}", "dead weight"]
+    if devices:
+        headers += [_loaded_on(devices), "dead weight"]
     rows = []
     for (arch, kind), group in sorted(groups.items()):
         stored = sum(r.stored_bytes for r in group)
@@ -161,7 +162,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
             format_bytes(sum(r.unpacked_bytes for r in group)),
             format_count(sum(kernels) if kernels else None),
         ]
-        if device is not None:
+        if devices:
             loaded = sum(r.loaded_bytes or 0 for r in group)
             row += [format_bytes(loaded), format_bytes(stored - loaded)]
         rows.append(row)
@@ -169,7 +170,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
 
 
 def element_table(
-    library_map: LibraryMap, device: ComputeCapability | None, *, slimmed: bool = False
+    library_map: LibraryMap, devices: Sequence[ComputeCapability], *, slimmed: bool = False
 ) -> str:
     """Every element and frame of a library, by file offset; of a slimmed one, by address."""
     headers = [
@@ -177,9 +178,9 @@ def element_table(
     ]  # fmt: skip
     if slimmed:
         headers[0] = "address"
-    if device is not None:
+    if devices:
         headers.insert(-1, "loaded")
-    loaded = library_map.loaded_starts(() if device is None else (device,))
+    loaded = library_map.loaded_starts(devices)
     rows = []
     for block in sorted(library_map.iter_code(), key=lambda block: block.header_offset):
         row = [
@@ -193,7 +194,7 @@ def element_table(
             "-" if block.content is None else f"{len(library_map.kernels_of(block.content)):,}",
             _note(block),
         ]
-        if device is not None:
+        if devices:
             # Of an unknown kind, so a device may load it: the sums count it as loaded.
             unknown = "?" if block.kind is ElementKind.UNKNOWN else ""
             row.insert(-1, "yes" if block.start in loaded else unknown)
@@ -228,9 +229,13 @@ def _note(block: CodeBlock) -> str:
     return block.unreadable or identifier or ""
 
 
-def _device_line(device: str, loaded: int, code: int) -> str:
+def _loaded_on(devices: Sequence[str]) -> str:
+    return f"loaded on {', '.join(devices)}"
+
+
+def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
     return (
-        f"A device of compute capability {device} loads at most {format_bytes(loaded)} "
+        f"A device of compute capability {one_of(devices)} loads at most {format_bytes(loaded)} "
         f"({format_share(loaded, code)}) of this; {format_bytes(code - loaded)} "
         f"({format_share(code - loaded, code)}) is dead weight for it."
     )

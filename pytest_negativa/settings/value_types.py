@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_negativa.arch import KNOWN_DEVICES, ComputeCapability, SmArch
+from pytest_negativa.arch import KNOWN_DEVICES, parse_arch, require_known
 from pytest_negativa.errors import OptionError
 
 Schema = dict[str, Any]
@@ -327,22 +327,35 @@ class LibraryGlob(Glob):
 class Arch(ValueType):
     """An SM arch of code."""
 
-    expected = "the SM arch of a known GPU, like sm_90 or sm_90a"
-    metavar = "ARCH"
+    expected = "the SM arch of a known GPU, like sm_90, sm_90a or 9.0"
+    metavar = "ARCH,..."
 
     def parse(self, value: Any) -> str:
-        try:
-            arch = SmArch.parse(value.strip())
-        except (AttributeError, OptionError):
-            raise self.invalid(value) from None
-        # A typing mistake would keep nothing.
-        if ComputeCapability(arch.major, arch.minor) not in KNOWN_DEVICES:
+        if isinstance(value, str):
+            text = value.strip()
+        elif type(value) in (int, float):
+            # To YAML a plain 90 or 9.0 is a number, and JSON Schema can't tell 9 from 9.0.
+            text = str(value if value >= 20 else float(value))
+        else:
             raise self.invalid(value)
-        return str(arch)
+        try:
+            arch = parse_arch(text)
+        except OptionError:
+            raise self.invalid(value) from None
+        try:
+            return str(require_known(arch))
+        except OptionError as e:
+            # A typing mistake would keep nothing.
+            raise InvalidValue(str(e)) from None
 
     def schema(self) -> Schema:
-        numbers = "|".join(f"{device.major}{device.minor}" for device in sorted(KNOWN_DEVICES))
-        return {"type": "string", "pattern": rf"^\s*(sm|compute|lto)_({numbers})[af]?\s*$"}
+        devices = sorted(KNOWN_DEVICES)
+        whole = [10 * device.major + device.minor for device in devices]
+        decimal = [float(str(device)) for device in devices]
+        numbers = "|".join(map(str, whole))
+        points = "|".join(str(device).replace(".", r"\.") for device in devices)
+        text = rf"^\s*(((sm|compute|lto)_)?({numbers})[af]?|{points})\s*$"
+        return {"anyOf": [{"type": "string", "pattern": text}, {"enum": [*whole, *decimal]}]}
 
 
 class ListOf(ValueType):

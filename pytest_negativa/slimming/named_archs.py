@@ -42,7 +42,7 @@ def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability
     if found:
         more = f" (and {len(found) - 1:,} more libraries)" if len(found) > 1 else ""
         raise OptionError(
-            f"--archs: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
+            f"--arch: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
             "all the same"
         )
 

@@ -1,4 +1,4 @@
-"""The devices that this process sees, asked of the driver that it has loaded itself."""
+"""The devices that a process sees, asked of the driver."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import uuid
 from typing import Any
 
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import OptionError
 from pytest_negativa.models.trace import Device
 from pytest_negativa.storage.system import System
 
@@ -69,6 +71,22 @@ class DriverFacts:
     def loads_eagerly(self) -> bool:
         """Whether modules load whole, whatever of them is used (CUDA_MODULE_LOADING=EAGER)."""
         return self._integer("cuModuleGetLoadingMode") == _EAGER
+
+
+def native_devices() -> tuple[ComputeCapability, ...]:
+    """The compute capabilities of this machine's GPUs. It loads the driver, but makes no context.
+
+    Raises:
+        OptionError: there is no GPU, or the driver doesn't tell.
+    """
+    try:
+        status = ctypes.CDLL("libcuda.so.1").cuInit(0)
+        if status:
+            raise OSError(f"cuInit gave error {status}")
+        found = DriverFacts().devices()
+    except (OSError, AttributeError) as e:
+        raise OptionError(f"native: no GPU works on this machine ({e}); name the archs") from None
+    return tuple(dict.fromkeys(ComputeCapability.parse(d.compute_capability) for d in found))
 
 
 def driver_initialised() -> bool:

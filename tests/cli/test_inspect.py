@@ -29,6 +29,7 @@ from tests.support.builders import (
     fatbin_section,
 )
 from tests.support.compacting import plan_of
+from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.libraries import (
     BIN,
     IS_ROOT,
@@ -436,6 +437,34 @@ class TestSlimmed:
         assert whole["removed"] is None
 
 
+class TestArch:
+    def test_several_devices(self) -> None:
+        listed = inspect("--arch=sm_80,90", MULTIARCH).stdout
+        assert listed == inspect("--arch", "compute_80", "--arch", "9.0,80", MULTIARCH).stdout
+        loaded = 904 + 952 + 1104 + 992 + 1032 + 1160
+        assert (
+            f"A device of compute capability 8.0 or 9.0 loads at most {format_bytes(loaded)}"
+            in (listed)
+        )
+        assert "loaded on 8.0, 9.0" in listed
+        [library] = inspect_json("--arch=sm_80,90", MULTIARCH)["libraries"]
+        assert library["summary"]["devices"] == ["8.0", "9.0"]
+        assert sum(row["loaded_bytes"] for row in library["summary"]["code"]) == loaded
+
+    @needs_compiler
+    def test_native(self, tmp_path: Path) -> None:
+        driver = {"LD_LIBRARY_PATH": str(tmp_path)}
+        compile_shared("driver.c", tmp_path / "libcuda.so.1")
+        native = run("inspect", "--arch", "native,80", MULTIARCH, **driver)
+        assert (native.returncode, native.stderr) == (0, "")
+        assert native.stdout == inspect("--arch=9.0,80", MULTIARCH).stdout
+        without = run("inspect", "--arch", "native", MULTIARCH, **driver, STANDIN_NO_DEVICE="1")
+        assert without.returncode == 2
+        assert (
+            "native: no GPU works on this machine (cuInit gave error 100); name" in without.stderr
+        )
+
+
 class TestErrors:
     """Exit status 1 for what can't be read, 2 for wrong usage; never a traceback."""
 
@@ -452,7 +481,7 @@ class TestErrors:
             (["pytest-negativ"], 2, "did you mean pytest-negativa?\n"),
             ([""], 2, "negativa: error: an empty name"),
             (["--arch=foo", str(PLAIN)], 2, "'foo' is no GPU architecture; expected a form like"),
-            (["--arch=90", str(PLAIN)], 2, "'90' is no GPU architecture"),
+            (["--arch=9.9", str(PLAIN)], 2, "knows no GPU of arch sm_99; did you mean sm_90?"),
             (["--jobs=0", str(PLAIN)], 2, "0 is not in the range"),
             (["--kernels", "--headers-only", str(PLAIN)], 2, "--kernels needs the code unpacked"),
             (["--nonsense", str(PLAIN)], 2, "No such option"),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.lock import seal
 from pytest_negativa.models.verdict import LibraryStatus
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.records import save_map, write_record
 from tests.support.compacting import needs_compiler
@@ -183,10 +184,11 @@ class TestSlim:
         assert "not found" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
 
     def test_archs(self, site: Made) -> None:
-        result = negativa(
-            "slim", "--archs", "sm_90, 9.1", "--force-arch", "--strip-others", site.folder
-        )
+        lists = ("--arch", "sm_90, 9.1", "--arch", "compute_80", "--archs", "75")
+        result = negativa("slim", *lists, "--force-arch", "--strip-others", site.folder)
         assert HOST in result.stdout and ONE in result.stdout
+        source = load_manifest(site.folder).slimmed[ONE].source
+        assert source == "what devices of 7.5, 8.0, 9.0, 9.1 can load"
 
     def test_target(self, site: Made, tmp_path: Path) -> None:
         before = snapshot(site.folder)
@@ -198,12 +200,12 @@ class TestSlim:
     @pytest.mark.parametrize(
         ("arguments", "problem"),
         [
-            (("--archs", "sm_9x"), "no GPU architecture"),
-            (("--archs", ""), "no GPU architecture"),
-            (("--archs", "sm_90,sm_901"), "knows no GPU of arch sm_901:"),
-            (("--lock", "LOCK", "--force-arch"), "goes with --archs"),
-            (("--lock", "LOCK", "--keep-ptx"), "goes with --archs"),
-            (("--archs", "sm_90", "--require"), "goes with a lock"),
+            (("--arch", "sm_9x"), "no GPU architecture"),
+            (("--arch", ""), "no GPU architecture"),
+            (("--arch", "sm_90,sm_901"), "did you mean sm_90? (--force-arch takes it as it is)"),
+            (("--lock", "LOCK", "--force-arch"), "goes with --arch"),
+            (("--lock", "LOCK", "--keep-ptx"), "goes with --arch"),
+            (("--arch", "sm_90", "--require"), "goes with a lock"),
             (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
             (("--lock", "LOCK", "--target", "x", "--keep-originals", "y"), "stay where they are"),
             (("undo", "--lock", "LOCK"), "No such option"),
@@ -214,12 +216,12 @@ class TestSlim:
             (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
             (("--lock", "gone.lock"), "does not exist"),
-            (("--archs", "sm_90", "gone"), "no such file or folder"),
-            (("--archs", "sm_90", "--", "--undo"), "--undo: no such file or folder"),
-            (("--archs", "sm_90", "SITE/gpu"), "give one of them"),
-            (("--archs", "sm_90", "--target", "SITE/copy"), "can't be in"),
-            (("--archs", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
-            (("--archs", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
+            (("--arch", "sm_90", "gone"), "no such file or folder"),
+            (("--arch", "sm_90", "--", "--undo"), "--undo: no such file or folder"),
+            (("--arch", "sm_90", "SITE/gpu"), "give one of them"),
+            (("--arch", "sm_90", "--target", "SITE/copy"), "can't be in"),
+            (("--arch", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
+            (("--arch", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
             (("--lock", "LOCK", "--site-packages", "gone"), "does not exist"),
         ],
     )
@@ -234,7 +236,7 @@ class TestSlim:
     def test_a_file_that_is_no_library(self, tmp_path: Path, name: str) -> None:
         path = tmp_path / name
         path.write_text("no library")
-        assert "not a shared library" in negativa("slim", "--archs", "9.0", path, code=2).stderr
+        assert "not a shared library" in negativa("slim", "--arch", "9.0", path, code=2).stderr
 
     def test_originals_that_can_no_longer_be_kept(self, site: Made, tmp_path: Path) -> None:
         lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
@@ -310,7 +312,7 @@ class TestSlim:
 
     def test_help(self) -> None:
         done = subprocess.run([NEGATIVA, "slim", "--help"], capture_output=True, text=True)
-        for word in ("--lock", "--archs", "--strip-others", "--require", "  undo  ", "  check  "):
+        for word in ("--lock", "--arch", "--strip-others", "--require", "  undo  ", "  check  "):
             assert word in done.stdout
         assert "--undo" not in done.stdout and "--check" not in done.stdout
         assert "Usage: negativa slim [OPTIONS] [PATH]...\n" in done.stdout

@@ -18,7 +18,7 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
-from tests.support.libraries import ROOT, SUPPORT
+from tests.support.libraries import MULTIARCH, NEGATIVA, ROOT, SUPPORT
 
 HERE = Path(__file__).parent
 DETECTORS = ("cupti", "native")
@@ -160,3 +160,11 @@ def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
     assert usage.contexts[image.use.first.context].nodeid == "t.py::test_program"
     assert usage.processes[0].ended is not forever
     assert not usage.incomplete
+
+
+def test_the_archs_of_this_machine() -> None:
+    done = subprocess.run(
+        [NEGATIVA, "inspect", "--arch", "native", MULTIARCH], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A device of compute capability " in done.stdout

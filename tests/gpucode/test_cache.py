@@ -29,7 +29,7 @@ LIMIT = 1 << 30
 def for_device(text: str, *, headers_only: bool = False, with_map: bool = False) -> MapRequest:
     return MapRequest(
         scope=Scope(headers_only=True) if headers_only else Scope(devices=(text,)),
-        device=ComputeCapability.parse(text),
+        devices=(ComputeCapability.parse(text),),
         with_map=with_map,
     )
 

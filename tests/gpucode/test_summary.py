@@ -68,8 +68,8 @@ def test_what_a_device_loads(
     device: str, arch: str | None, kind: str | None, loaded_bytes: int
 ) -> None:
     capability = ComputeCapability.parse(device)
-    summary = summarize(read_library(MULTIARCH, Scope(devices=(device,))), capability)
-    assert summary.device == device
+    summary = summarize(read_library(MULTIARCH, Scope(devices=(device,))), (capability,))
+    assert summary.devices == (device,)
     assert summary.loaded_bytes == loaded_bytes
     for row in summary.code:
         chosen = (row.arch, row.kind) == (arch, kind)
@@ -79,7 +79,7 @@ def test_what_a_device_loads(
 
 def test_frames() -> None:
     summary = summarize(
-        read_library(BIN / "libframes.so", Scope(devices=("8.6",))), ComputeCapability(8, 6)
+        read_library(BIN / "libframes.so", Scope(devices=("8.6",))), (ComputeCapability(8, 6),)
     )
     rows = {r.arch: r for r in summary.code}
     assert {r.kind for r in summary.code} == {"frame"}
@@ -95,7 +95,7 @@ def test_frames() -> None:
 
 
 def test_without_gpu_code() -> None:
-    summary = summarize(read_library(PLAIN, Scope()), ComputeCapability(9, 0))
+    summary = summarize(read_library(PLAIN, Scope()), (ComputeCapability(9, 0),))
     assert (summary.sections, summary.code, summary.kernels) == ((), (), 0)
     assert (summary.code_bytes, summary.loaded_bytes) == (0, 0)
 
@@ -147,7 +147,7 @@ def made_by_hand() -> LibraryMap:
 
 
 def test_what_is_not_understood_is_told_and_counts_as_loaded() -> None:
-    summary = summarize(made_by_hand(), ComputeCapability(7, 5))
+    summary = summarize(made_by_hand(), (ComputeCapability(7, 5),))
     assert summary.problems == (
         "at offset 0x140: 8 bytes are not understood; kept",
         "element at offset 0x74: damaged; kept",
@@ -164,5 +164,5 @@ def test_what_is_not_understood_is_told_and_counts_as_loaded() -> None:
 
 def test_problems_of_no_device() -> None:
     without = summarize(made_by_hand())
-    assert without.problems == summarize(made_by_hand(), ComputeCapability(7, 5)).problems
+    assert without.problems == summarize(made_by_hand(), (ComputeCapability(7, 5),)).problems
     assert summarize(replace(made_by_hand(), problems=())).problems == without.problems[1:]

@@ -141,6 +141,15 @@ def test_the_schema_line_of_the_example_names_the_file_of_the_package() -> None:
     assert (ROOT / first.partition("=")[2]).is_file()
 
 
+def test_archs_may_be_numbers(tmp_path: Path) -> None:
+    text = "keep: {archs: [90, 8.6, 10.0, 12, compute_80, 9.0a]}"
+    with pytest.raises(OptionError, match=r"1:47: keep.archs: found '9.0a', expected"):
+        load(tmp_path, text)
+    found = load(tmp_path, text.replace(", 9.0a", ""))
+    assert found.keep.archs == ("sm_90", "sm_86", "sm_100", "sm_120", "sm_80")
+    jsonschema.validate(yaml.safe_load(text.replace(", 9.0a", "")), config_schema())
+
+
 def test_every_value_remembers_its_place(tmp_path: Path) -> None:
     text = "keep:\n  archs: [sm_80,\n    sm_90]\nreports:\n  formats:\n    json: a.json\n"
     found = load_settings({}, {}, root=write(tmp_path, text).parent)
@@ -256,15 +265,15 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("libraries: {include: ['dist: ']}",
      ["negativa.yaml:1:23: libraries.include: found 'dist: ', expected a glob on a path, a file "
       "name or a soname, or dist:NAME"]),
-    ("keep: {archs: [sm_80, 9.0]}",
-     ["negativa.yaml:1:23: keep.archs: found the number 9.0, expected the SM arch of a known "
-      "GPU, like sm_90 or sm_90a"]),
+    ("keep: {archs: [sm_80, true]}",
+     ["negativa.yaml:1:23: keep.archs: found true, expected the SM arch of a known GPU, "
+      "like sm_90, sm_90a or 9.0"]),
     ("keep: {archs: [sm_90x]}",
      ["negativa.yaml:1:16: keep.archs: found 'sm_90x', expected the SM arch of a known GPU, like "
-      "sm_90 or sm_90a"]),
+      "sm_90, sm_90a or 9.0"]),
     ("keep: {archs: [sm_900]}",
-     ["negativa.yaml:1:16: keep.archs: found 'sm_900', expected the SM arch of a known GPU, like "
-      "sm_90 or sm_90a"]),
+     ["negativa.yaml:1:16: keep.archs: this release knows no GPU of arch sm_900; did you mean "
+      "sm_90?"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
     ("tests: {markers: true}",

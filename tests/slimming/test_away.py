@@ -135,7 +135,7 @@ def test_damage_is_told_with_archs_too(slimmed: Made, damage: str) -> None:
             file.seek(slimmed.one.stat().st_size // 2)
             file.write(bytes(8192))
     now = slimmed.one.read_bytes()
-    done = CliRunner().invoke(main, ["slim", "--archs", "sm_90", str(slimmed.folder)])
+    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(slimmed.folder)])
     assert done.exit_code == 1
     assert f"{ONE}: changed: was slimmed, and differs" in done.stderr
     assert slimmed.one.read_bytes() == now

@@ -200,7 +200,7 @@ class TestSlimming:
         assert site.one.stat().st_size == 5000
 
     @pytest.mark.planted_fault(
-        "A library has no code for any GPU that --archs names, and slim empties it.",
+        "A library has no code for any GPU that --arch names, and slim empties it.",
         says="would be slimmed, keeps no code for sm_120",
     )
     def test_library_that_becomes_useless_comes_first(

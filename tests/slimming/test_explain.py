@@ -24,7 +24,7 @@ BOTH = "2 libraries have lost GPU code here:"
 @pytest.fixture
 def slim(site: Made) -> Made:
     """An installation whose libraries lost their code for all archs but one."""
-    done = CliRunner().invoke(main, ["slim", "--archs", "sm_90", str(site.folder)])
+    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(site.folder)])
     assert done.exit_code == 0, done.output
     assert slimmed_in([site.folder]), done.output
     return site
@@ -81,7 +81,7 @@ def test_nothing_was_slimmed(tmp_path: Path) -> None:
 
 
 def test_only_stripped(site: Made) -> None:
-    words = ["slim", "--archs", "sm_90", "--strip-others", str(site.host)]
+    words = ["slim", "--arch", "sm_90", "--strip-others", str(site.host)]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     output = ask("--in", site.host.parent)
@@ -116,7 +116,7 @@ def test_each_library_once(slim: Made) -> None:
 def test_hard_links_are_one_library(site: Made) -> None:
     other = site.one.with_name("libother.so")
     other.hardlink_to(site.one)
-    done = CliRunner().invoke(main, ["slim", "--archs", "sm_90", str(site.folder)])
+    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(site.folder)])
     assert done.exit_code == 0, done.output
     found = slimmed_in([site.folder])
     assert len(found) == 2 and all(library.entry for library in found)

@@ -333,7 +333,7 @@ class TestCommand:
         assert code_left(site.two) == 0
 
     def test_without_a_lock(self, site: Made) -> None:
-        words = ["slim", "--archs", "sm_90", "--drop-never-loaded", str(site.folder)]
+        words = ["slim", "--arch", "sm_90", "--drop-never-loaded", str(site.folder)]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 2
         assert "goes with a lock" in done.stderr
