@@ -13,9 +13,12 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
     FileState,
@@ -28,6 +31,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.contents import Contents
+from pytest_negativa.planning.coverage import cover_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.plan import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.settings.globs import (
@@ -40,7 +44,13 @@ from pytest_negativa.settings.globs import (
 from pytest_negativa.tracing.mappings import state_of
 
 _ELF_MAGIC = b"\x7fELF"
-_LIBRARY_OPTIONS = ("libraries.include", "libraries.exclude", "keep.libraries")
+_LIBRARY_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.libraries",
+    "coverage.libraries",
+    "coverage.fail_under_library",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ class _Analyzer:
             else None
         )
         self._names: list[LibraryNames] = []
+        self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, jobs: int | None, on_done: Callable[[int, int], None] | None) -> Analysis:
         paths = dict.fromkeys(
@@ -210,7 +221,21 @@ class _Analyzer:
         used, changed = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
         plan = plan_library(located, self._devices, policy, self._incomplete(used))
-        return AnalyzedLibrary(library_map, plan)
+        return AnalyzedLibrary(library_map, plan, self._cover(plan, used, names))
+
+    def _cover(
+        self, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
+    ) -> LibraryCoverage | None:
+        wanted = self._settings.coverage
+        limits = wanted.fail_under_library.items()
+        limit = next((limit for glob, limit in limits if matches_library(glob, names)), None)
+        if wanted.libraries:
+            is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
+        else:
+            is_covered = plan.library.path in self._own
+        if limit is None and not is_covered:
+            return None
+        return cover_library(plan, used, self._usage, demangle, limit=limit)
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """Why more of the library may have been used than is known, or None."""
@@ -240,8 +265,7 @@ class _Analyzer:
 
     def _globs(self, option: str) -> tuple[str, ...]:
         section, _, key = option.partition(".")
-        globs: tuple[str, ...] = getattr(getattr(self._settings, section), key)
-        return globs
+        return tuple(getattr(getattr(self._settings, section), key))
 
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
         for option in _LIBRARY_OPTIONS:

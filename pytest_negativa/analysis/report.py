@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.analysis import Analysis
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Role, Usage
@@ -26,6 +27,7 @@ def build_report(
         key=lambda row: (-row.unused_bytes, row.path),
     )
     usage = analysis.usage
+    coverage = tuple(a.coverage for a in analysis.libraries if a.coverage is not None)
     return RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
@@ -38,8 +40,9 @@ def build_report(
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
         warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
-        crossed=tuple(_crossed(settings, usage, rows)),
+        crossed=tuple(_crossed(settings, usage, rows, coverage)),
         files=tuple(files),
+        coverage=coverage,
     )
 
 
@@ -67,12 +70,17 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
     yield from analysis.unreadable
 
 
-def _crossed(settings: Settings, usage: Usage, rows: Sequence[LibraryRow]) -> Iterator[str]:
+def _crossed(
+    settings: Settings,
+    usage: Usage,
+    rows: Sequence[LibraryRow],
+    coverage: Sequence[LibraryCoverage],
+) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
         yield "require_gpu: no GPU code was loaded on a GPU here"
     yield from settings.thresholds.crossed(
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
-        kernels=sum(r.kernels for r in rows),
         used_kernels=sum(r.used_kernels for r in rows),
     )
+    yield from settings.coverage.crossed(coverage)

@@ -36,6 +36,9 @@ _PLAN_OPTIONS = (
     "trace.accept_failed",
     "reports.formats",
     "reports.top",
+    "coverage.libraries",
+    "coverage.fail_under",
+    "coverage.fail_under_library",
 )
 
 

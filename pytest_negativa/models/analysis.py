@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
@@ -12,10 +13,15 @@ from pytest_negativa.models.trace import Usage
 
 @dataclass(frozen=True, slots=True)
 class AnalyzedLibrary:
-    """A library with GPU code, and the decisions about it."""
+    """A library with GPU code, and the decisions about it.
+
+    Attributes:
+        coverage: of its kernels; None if it is no library of the project's own.
+    """
 
     library_map: LibraryMap
     plan: LibraryPlan
+    coverage: LibraryCoverage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
-"""Kernel coverage: which kernels of the project's own libraries the run used."""
+"""Kernel coverage: which tests ran which kernel of the project's own libraries."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pytest_negativa.models.base import Offset, Record, Row
 
 
 class KernelRun(Row, frozen=True):
-    """What used a kernel: ``[test, launches]``.
+    """What ran a kernel: ``[test, launches]``.
 
     Attributes:
-        test: the node id of the test; the phase of the session for what no test did.
+        test: the node id of the test; the fixture or phase of the session for what no test did.
         launches: how often; None if the trace recorded the first look-up alone.
     """
 
@@ -22,7 +25,10 @@ class KernelCoverage(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: mangled.
-        runs: what used it; empty if nothing did. At level ``lookup``, the first use alone.
+        runs: what ran it; empty if nothing did. At level ``lookup``, the first use alone.
+        scope: its namespace as people write it; empty for none.
+        template: its name without scope, template arguments and parameters. The instantiations of a
+            template share it.
         file: its source file by the cubin's line information: relative to the root folder if it
             lies there, else as the compiler wrote it; None without line information.
         line: the first line of its code in ``file``, from 1.
@@ -30,13 +36,36 @@ class KernelCoverage(Record, frozen=True, kw_only=True):
 
     name: str
     runs: tuple[KernelRun, ...]
+    scope: str = ""
+    template: str = ""
     file: str | None = None
     line: Offset | None = None
 
     @property
     def is_run(self) -> bool:
-        """Whether anything used it."""
+        """Whether anything ran it."""
         return bool(self.runs)
+
+    @property
+    def group(self) -> str:
+        """Its source file, else its namespace."""
+        return self.file or self.scope
+
+
+class KernelGroup(NamedTuple):
+    """Kernels of a library that share a source file or a namespace.
+
+    Attributes:
+        name: of the file or namespace; empty for neither.
+        templates: by name, the kernels of each: one, or the instantiations of a template.
+    """
+
+    name: str
+    templates: dict[str, tuple[KernelCoverage, ...]]
+
+    @property
+    def kernels(self) -> tuple[KernelCoverage, ...]:
+        return tuple(kernel for kernels in self.templates.values() for kernel in kernels)
 
 
 class LibraryCoverage(Record, frozen=True, kw_only=True):
@@ -45,12 +74,29 @@ class LibraryCoverage(Record, frozen=True, kw_only=True):
     Attributes:
         path: real path.
         kernels: those that the traced devices could load, by name.
+        counted: launches were counted, so a run kernel was launched. Else it was looked up.
+        limit: the least percentage of kernels that must run; None if there is none.
     """
 
     path: str
     kernels: tuple[KernelCoverage, ...]
+    counted: bool = False
+    limit: float | None = None
+
+    @property
+    def word(self) -> str:
+        """What is known of the kernels that count as run."""
+        return "run" if self.counted else "looked up"
 
     @property
     def run_kernels(self) -> int:
-        """How many of its kernels were used."""
+        """How many of its kernels ran."""
         return sum(kernel.is_run for kernel in self.kernels)
+
+    def groups(self) -> Iterator[KernelGroup]:
+        """The kernels by source file or namespace, sorted by name."""
+        found: dict[str, dict[str, list[KernelCoverage]]] = {}
+        for kernel in self.kernels:
+            found.setdefault(kernel.group, {}).setdefault(kernel.template, []).append(kernel)
+        for name, templates in sorted(found.items()):
+            yield KernelGroup(name, {t: tuple(templates[t]) for t in sorted(templates)})

@@ -81,6 +81,7 @@ class RunReport(Record, frozen=True, kw_only=True):
         replay: for a replayed trace: where and when it was recorded.
         gpu_used: whether any process loaded any GPU code.
         libraries: those with GPU code, the most unused bytes first.
+        coverage: kernels of the project's own libraries, with the tests that ran each.
         loaded_without_code: how many other libraries were loaded.
         compiled_kernels: kernels compiled at run time (Triton, NVRTC, PTX): in no file.
         not_covered: what the trace doesn't know, and why; the reader must see it.

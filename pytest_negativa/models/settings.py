@@ -7,13 +7,15 @@ types, defaults and help are in the table of options, ``settings.options``.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
 
 
@@ -163,12 +165,54 @@ class Reports(Record, frozen=True, kw_only=True):
     demangle: bool
 
 
+class Coverage(Record, frozen=True, kw_only=True):
+    """Which libraries' kernels are covered, and the least percentage of them that tests run.
+
+    Attributes:
+        fail_under: over all covered libraries.
+        fail_under_library: by library glob; the first that matches a library sets its limit.
+    """
+
+    libraries: tuple[str, ...]
+    fail_under: float | None
+    fail_under_library: dict[str, float]
+
+    @property
+    def has_limits(self) -> bool:
+        return self.fail_under is not None or bool(self.fail_under_library)
+
+    def crossed(self, libraries: Sequence[LibraryCoverage]) -> tuple[str, ...]:
+        """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
+
+        Without a kernel nothing is tested, so ``fail_under`` is crossed.
+        """
+        found = [
+            f"fail_under_library: {_below(len(one.kernels), one.run_kernels, one.limit)} of "
+            f"{Path(one.path).name} {one.word}, the limit is {one.limit:g}%"
+            for one in libraries
+            if one.limit is not None and _below(len(one.kernels), one.run_kernels, one.limit)
+        ]
+        kernels = sum(len(one.kernels) for one in libraries)
+        run = sum(one.run_kernels for one in libraries)
+        if self.fail_under is not None and not kernels:
+            found.append(
+                "fail_under: no loaded library of the project has kernels; name its libraries in "
+                "coverage.libraries"
+            )
+        elif self.fail_under is not None and (share := _below(kernels, run, self.fail_under)):
+            word = "run" if all(one.counted for one in libraries) else "looked up"
+            found.append(
+                f"fail_under: {share} of the project's kernels {word}, the limit is "
+                f"{self.fail_under:g}%"
+            )
+        return tuple(found)
+
+
 class Thresholds(Record, frozen=True, kw_only=True):
     """Limits over all analysed libraries; a session that crosses one exits with 1."""
 
     max_unused_percent: float | None
     min_used_kernels: int | None
-    min_used_kernels_percent: float | None
     max_gpu_code: int | None
 
     @property
@@ -181,21 +225,19 @@ class Thresholds(Record, frozen=True, kw_only=True):
         *,
         gpu_code: int,
         unused_bytes: int,
-        kernels: int,
         used_kernels: int,
     ) -> tuple[str, ...]:
         """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
 
-        Percentages are exact, not rounded. Without GPU code or kernels, no percentage exists, so
-        none crosses a limit.
+        Percentages are exact, not rounded. Without GPU code, no percentage exists, so none crosses
+        a limit.
 
         Args:
             gpu_code, unused_bytes: sizes in bytes.
-            kernels, used_kernels: numbers of kernels.
+            used_kernels: number of kernels.
         """
         found = []
         unused = 100 * unused_bytes / gpu_code if gpu_code else None
-        used = 100 * used_kernels / kernels if kernels else None
         if _above(unused, self.max_unused_percent):
             found.append(
                 f"max_unused_percent: {_percent(unused, self.max_unused_percent)} of the GPU code "
@@ -205,11 +247,6 @@ class Thresholds(Record, frozen=True, kw_only=True):
             found.append(
                 f"min_used_kernels: {used_kernels} kernels are used, "
                 f"the limit is {self.min_used_kernels}"
-            )
-        if used is not None and _above(self.min_used_kernels_percent, used):
-            found.append(
-                f"min_used_kernels_percent: {_percent(used, self.min_used_kernels_percent)} of the "
-                f"kernels are used, the limit is {self.min_used_kernels_percent:g}%"
             )
         if _above(gpu_code, self.max_gpu_code):
             found.append(
@@ -223,6 +260,12 @@ def _percent(share: float | None, limit: float | None) -> str:
     """A percentage with the fewest decimals, one at least, that tell it from another one."""
     texts = (f"{share:.{digits}f}" for digits in range(1, 15))
     return next(text for text in texts if float(text) != limit) + "%"
+
+
+def _below(whole: int, part: int, limit: float) -> str:
+    """The share of ``part`` in words if it is below the limit, else nothing."""
+    share = 100 * part / whole if whole else 100.0
+    return f"{_percent(share, limit)} ({part:,} of {whole:,})" if share < limit else ""
 
 
 def _above(value: float | None, limit: float | None) -> bool:
@@ -292,6 +335,7 @@ class Settings(Record, frozen=True, kw_only=True):
     trace: Trace
     verify: Verify
     reports: Reports
+    coverage: Coverage
     thresholds: Thresholds
     cache: Cache
     sources: dict[str, Source]
@@ -302,7 +346,8 @@ class Settings(Record, frozen=True, kw_only=True):
         # A runner that lost its GPU must not pass as one that keeps the thresholds.
         if self.require_gpu:
             return "a GPU is required (require_gpu)"
-        return "the thresholds can't be checked" if self.thresholds.are_set else None
+        has_limits = self.thresholds.are_set or self.coverage.has_limits
+        return "the thresholds can't be checked" if has_limits else None
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values only, as ``workerinput`` of pytest-xdist needs them."""

@@ -20,11 +20,11 @@ from pytest_negativa.models.base import Offset, Record
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 3
+USAGE_VERSION = 4
 """Of the usage file.
 
-History: 3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns``
-to first uses; 1 is the first.
+History: 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds ``last``
+to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 1
@@ -71,6 +71,17 @@ class Context(Record, frozen=True, kw_only=True, omit_defaults=True):
     phase: Phase
     nodeid: str | None = None
     detail: str | None = None
+
+    @property
+    def test(self) -> str | None:
+        """The node id of the test; None outside of tests."""
+        is_test = self.phase in (Phase.SETUP, Phase.CALL, Phase.TEARDOWN)
+        return self.nodeid if is_test else None
+
+    @property
+    def place(self) -> str:
+        """The node id of the test; outside of tests, the fixture or phase of the session."""
+        return self.test or str(self)
 
     def __str__(self) -> str:
         """As pytest has it in ``PYTEST_CURRENT_TEST``; outside of tests the detail or phase."""
@@ -460,6 +471,7 @@ class UsageProcess(Record, frozen=True, kw_only=True):
     Attributes:
         ended: False for a process that was killed, or left without saying so (``_exit``,
             ``exec``). What it had done until then is in its trace all the same.
+        counts_launches: its trace says how often it launched a kernel.
         last: the context that its trace names last.
     """
 
@@ -467,6 +479,7 @@ class UsageProcess(Record, frozen=True, kw_only=True):
     trace: str
     ended: bool
     torn: bool
+    counts_launches: bool = False
     last: Context | None = None
 
 

@@ -9,6 +9,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import Reports
+from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -39,6 +40,7 @@ def render_report(report: RunReport, options: Reports) -> Iterator[str]:
         yield _library_table(report.libraries, options.top)
     if report.trimmed is not None:
         yield describe_trimmed(report.trimmed)
+    yield from render_coverage(report.coverage, options)
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels:

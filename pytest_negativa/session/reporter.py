@@ -228,8 +228,6 @@ class Reporter:
         from pytest_negativa.reporting.terminal import render_nothing
 
         report = contents.report
-        for limit in report.crossed:
-            self._write(f"negativa: {limit}", red=True)
         if paragraphs := tuple(render_to_screen(contents, self._settings.reports)):
             if (line := render_nothing(report)) is not None:
                 self._write(line)
@@ -242,6 +240,9 @@ class Reporter:
         )
         for text in added:
             self._write(text)
+        # The last lines, as those that a failed job is looked up for.
+        for limit in report.crossed:
+            self._write(f"negativa: {limit}", red=True)
 
     def _section(self) -> None:
         if terminal := self._terminal():

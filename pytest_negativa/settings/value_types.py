@@ -402,6 +402,48 @@ class ListOf(ValueType):
         return {"type": "array", "items": self.item.schema()}
 
 
+class PerLibrary(ValueType):
+    """A value for each of several library globs: a mapping, or ``GLOB=VALUE`` in flags."""
+
+    repeated = True
+
+    def __init__(self, item: ValueType) -> None:
+        self.item = item
+        self.expected = f"a mapping of library globs to {item.expected}"
+        self.metavar = f"GLOB={item.metavar}"
+
+    def parse(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.invalid(value)
+        return dict(self._parse_entry(glob, limit) for glob, limit in value.items())
+
+    def _parse_entry(self, glob: str, value: Any) -> tuple[str, Any]:
+        try:
+            return LibraryGlob().parse(glob), self.item.parse(value)
+        except InvalidValue as e:
+            raise InvalidValue(str(e), (glob, *e.path)) from None
+
+    def parse_variable(self, text: str) -> dict[str, Any]:
+        return self.parse_flag(re.split(r"[;\n]", text))
+
+    def parse_flag(self, value: Any) -> dict[str, Any]:
+        texts = (value,) if isinstance(value, str) else value
+        entries = {}
+        for text in texts:
+            glob, equals, limit = text.rpartition("=")
+            if text.strip() and not equals:
+                raise InvalidValue(f"found {describe(text)}, expected {self.metavar}")
+            if text.strip():
+                entries[glob] = limit
+        return self.parse(entries)
+
+    def show(self, value: Any) -> str:
+        return "; ".join(f"{glob}={self.item.show(limit)}" for glob, limit in value.items())
+
+    def schema(self) -> Schema:
+        return {"type": "object", "additionalProperties": self.item.schema()}
+
+
 class Report(ValueType):
     """A format of report, with a path if the report is a file: ``json:build/gpu.json``."""
 

@@ -190,6 +190,7 @@ class _Merger:
                 ended=trace.header.pid in self._running
                 or any(isinstance(record, EndRecord) for record in trace.records),
                 torn=trace.torn,
+                counts_launches=any(isinstance(r, LaunchRecord) for r in trace.records),
                 last=next(
                     (r.context for r in reversed(trace.records) if isinstance(r, ContextRecord)),
                     None,

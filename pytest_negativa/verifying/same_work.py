@@ -17,15 +17,13 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import KeptRange, Reconstruction
-from pytest_negativa.models.trace import Context, Phase, Usage
+from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.models.verdict import (
     FIRST_IN_FLAKY,
     Tolerance,
     WorkDifference,
     WorkKind,
 )
-
-_TEST_PHASES = (Phase.SETUP, Phase.CALL, Phase.TEARDOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +145,8 @@ def launches_of(usage: Usage) -> dict[str, set[str]]:
     """Launched kernels by test, or by the phase of the session outside of tests."""
     launched: dict[str, set[str]] = defaultdict(set)
     for launch in usage.launches:
-        launched[_name(usage.contexts[launch.context])].add(launch.name)
+        launched[usage.contexts[launch.context].place].add(launch.name)
     return launched
-
-
-def _name(context: Context) -> str:
-    if context.nodeid is not None and context.phase in _TEST_PHASES:
-        return context.nodeid
-    return str(context)
 
 
 def compare_work(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_negativa.models.settings import (
-    Thresholds,
-)
+from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
+from pytest_negativa.models.settings import Coverage, Thresholds
 
 
 def limits(**given: float) -> Thresholds:
     return msgspec.convert({**dict.fromkeys(Thresholds.__struct_fields__), **given}, Thresholds)
 
 
-FACTS = {"gpu_code": 1000, "unused_bytes": 900, "kernels": 200, "used_kernels": 30}
+FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}
 
 
 @pytest.mark.parametrize(
@@ -24,8 +23,6 @@ FACTS = {"gpu_code": 1000, "unused_bytes": 900, "kernels": 200, "used_kernels": 
          "max_unused_percent: 90.0% of the GPU code is unused, the limit is 89.9%"),
         ("min_used_kernels", 31, 30,
          "min_used_kernels: 30 kernels are used, the limit is 31"),
-        ("min_used_kernels_percent", 15.1, 15.0,
-         "min_used_kernels_percent: 15.0% of the kernels are used, the limit is 15.1%"),
         ("max_gpu_code", 999, 1000,
          "max_gpu_code: there are 1,000 bytes of GPU code, the limit is 999 bytes"),
     ],
@@ -37,10 +34,48 @@ def test_thresholds(name: str, fails: float, passes: float, message: str) -> Non
 
 
 def test_all_crossed_thresholds_are_named() -> None:
-    strict = limits(
-        max_unused_percent=0, min_used_kernels=50, min_used_kernels_percent=100, max_gpu_code=0
-    )
-    assert len(strict.crossed(**FACTS)) == 4
+    strict = limits(max_unused_percent=0, min_used_kernels=50, max_gpu_code=0)
+    assert len(strict.crossed(**FACTS)) == 3
     nothing = dict.fromkeys(FACTS, 0)
     (only,) = strict.crossed(**nothing)
     assert only.startswith("min_used_kernels: 0 kernels")
+
+
+def covered(name: str, run: int, kernels: int, limit: float | None = None) -> LibraryCoverage:
+    return LibraryCoverage(
+        path=f"/project/{name}",
+        kernels=tuple(
+            KernelCoverage(
+                name=str(n), scope="", template="k", runs=(KernelRun("t", None),) if n < run else ()
+            )
+            for n in range(kernels)
+        ),
+        counted=False,
+        limit=limit,
+    )
+
+
+def coverage_limit(fail_under: float | None) -> Coverage:
+    return Coverage(libraries=(), fail_under=fail_under, fail_under_library={})
+
+
+def test_kernel_coverage_below_its_limit() -> None:
+    libraries = (covered("a.so", 1, 4), covered("b.so", 3, 4))
+    assert coverage_limit(None).crossed(libraries) == ()
+    assert coverage_limit(50).crossed(libraries) == ()
+    assert coverage_limit(50.1).crossed(libraries) == (
+        "fail_under: 50.0% (4 of 8) of the project's kernels looked up, the limit is 50.1%",
+    )
+
+
+def test_kernel_coverage_of_one_library_below_its_limit() -> None:
+    line = "fail_under_library: 75.0% (3 of 4) of b.so looked up, the limit is 75.5%"
+    for limit, crossed in ((75, ()), (75.5, (line,))):
+        found = coverage_limit(None).crossed((covered("a.so", 1, 4), covered("b.so", 3, 4, limit)))
+        assert found == crossed
+
+
+def test_a_limit_on_nothing_is_crossed() -> None:
+    for libraries in ((), (covered("a.so", 0, 0),)):
+        (line,) = coverage_limit(1).crossed(libraries)
+        assert line.startswith("fail_under: no loaded library of the project has kernels")

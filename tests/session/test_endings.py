@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import PlantedFault
-from tests.support.sessions import HEADLINE, NO_GPU_LINE, Project
+from tests.support.sessions import FIRST_USES, HEADLINE, NO_GPU_LINE, Project
 
 NOT_PLANNED = "nothing is planned from this run: "
 RED = "\x1b[31m"
@@ -110,10 +110,6 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
         ),
         ("min_used_kernels: 5", "min_used_kernels: 4 kernels are used, the limit is 5"),
         (
-            "min_used_kernels_percent: 31",
-            "min_used_kernels_percent: 30.8% of the kernels are used, the limit is 31%",
-        ),
-        (
             "max_gpu_code: 67199",
             "max_gpu_code: there are 67,200 bytes of GPU code, the limit is 67,199 bytes",
         ),
@@ -129,6 +125,27 @@ def test_a_crossed_threshold_fails_the_session(project: Project, limit: str, lin
     assert "1 passed" in done.stdout
     # The tests passed: what they needed is known.
     assert project.planned()
+
+
+def test_kernel_coverage_below_its_limit_is_the_last_line(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+
+    passed = project.pytest("-q", "--negativa", "--negativa-fail-under=30.7")
+    failed = project.pytest("-q", "--negativa", "--negativa-fail-under=30.8%", status=1)
+
+    assert "fail_under" not in passed.stdout
+    assert failed.stdout.splitlines()[-1] == (
+        "negativa: fail_under: 30.77% (4 of 13) of the project's kernels looked up, the limit is "
+        "30.8%"
+    )
+    [table] = [p for p in failed.stdout.split("\n\n") if p.startswith("kernel coverage")]
+    cells = [line.split() for line in table.splitlines()[2:]]
+    assert cells[0] == ["libquickstart.so", "13", "4", "30.8%", "12", "4"]
+    assert ["-", "matrices", "3", "1", "33.3%", "2", "1"] in cells
+    [library] = project.latest("report.json")["coverage"]
+    assert {
+        kernel["name"]: kernel["runs"][0][0] for kernel in library["kernels"] if kernel["runs"]
+    } == FIRST_USES
 
 
 def test_kept_thresholds_and_stronger_exit_codes(project: Project) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import (
+    Coverage,
     Keep,
     PtxPolicy,
     RelocatablePolicy,
@@ -123,10 +124,12 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         top=10,
         demangle=True,
     )
+    assert found.coverage == Coverage(
+        libraries=("libours*.so",), fail_under=80.0, fail_under_library={"libours.so": 90.0}
+    )
     assert found.thresholds == Thresholds(
         max_unused_percent=99.5,
         min_used_kernels=200,
-        min_used_kernels_percent=None,
         max_gpu_code=3 * 10**9,
     )
     assert found.cache.limit == 2 * 2**30
@@ -206,13 +209,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
+      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
@@ -221,10 +224,12 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
+      "keep, granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, "
+      "cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, tests, trace, verify, reports, thresholds, cache"]),
+      "keep, granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, "
+      "cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
       "replay, accept_failed"]),

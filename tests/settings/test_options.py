@@ -161,9 +161,17 @@ CASES = [
     ),
     Case("reports.top", ("0",), 0, "7", 7, "8", 8, 20),
     Case("reports.demangle", (), True, "no", False, "false", False, True),
+    Case("coverage.libraries", ("a.so",), ["a.so"], "b;dist:c", ["b", "dist:c"], "[d]", ["d"], []),
+    Case("coverage.fail_under", ("100",), 100.0, "1", 1.0, "2.5%", 2.5, None),
+    Case(
+        "coverage.fail_under_library",
+        ("a=b.so=80", "c.so=0"), {"a=b.so": 80.0, "c.so": 0.0},
+        "d.so=1;dist:e=2.5%", {"d.so": 1.0, "dist:e": 2.5},
+        "{f.so: 90}", {"f.so": 90.0},
+        {},
+    ),
     Case("thresholds.max_unused_percent", ("0",), 0.0, "12.5%", 12.5, "99", 99.0, None),
     Case("thresholds.min_used_kernels", ("0",), 0, "10", 10, "11", 11, None),
-    Case("thresholds.min_used_kernels_percent", ("100",), 100.0, "1", 1.0, "2.5%", 2.5, None),
     Case(
         "thresholds.max_gpu_code",
         ("0",), 0,
@@ -589,7 +597,7 @@ def test_table_and_records_have_the_same_options() -> None:
     def leaves(value: dict[str, Any], prefix: str = "") -> list[str]:
         names = []
         for key, inner in value.items():
-            if isinstance(inner, dict):
+            if isinstance(inner, dict) and f"{prefix}{key}" not in BY_NAME:
                 names += leaves(inner, f"{prefix}{key}.")
             else:
                 names.append(prefix + key)
