@@ -8,10 +8,10 @@ from pathlib import Path
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
-from pytest_negativa.storage.output import write_output
+from pytest_negativa.storage.output import append_output, write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, write_run
 from pytest_negativa.storage.runs import Run
@@ -56,15 +56,36 @@ def conclude(
         analysis,
         settings,
         run_id=run.run_id,
-        directory=_for_people(run.folder),
+        directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
     )
     write_record(run.report_file, report, indent=1)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
-    for path, data in render_to_files(contents, settings.reports):
-        if not anew or (path.is_file() and not path.is_relative_to("/dev")):
-            write_output(path, data)
+    write_reports(contents, settings.reports, anew=anew)
     return contents
+
+
+def write_reports(contents: ReportContents, options: Reports, *, anew: bool = False) -> None:
+    """Write the reports that are files.
+
+    Args:
+        contents: what they show.
+        options: which ones.
+        anew: they were written before. Devices, pipes and files that reports are appended to have
+            had theirs.
+
+    Raises:
+        StoreError: one can't be written.
+    """
+    for file in render_to_files(contents, options):
+        if anew and (
+            file.is_appended or not file.path.is_file() or file.path.is_relative_to("/dev")
+        ):
+            continue
+        if file.is_appended:
+            append_output(file.path, file.make)
+        else:
+            write_output(file.path, file.make(0))
 
 
 def killed_process(usage: Usage) -> str | None:
@@ -119,6 +140,7 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
     return uses
 
 
-def _for_people(path: Path) -> str:
+def path_for_people(path: Path) -> str:
+    """``path`` from the current folder if it lies inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

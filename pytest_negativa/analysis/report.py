@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_negativa.models.analysis import Analysis
+from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
@@ -22,10 +22,7 @@ def build_report(
     files: Sequence[str],
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
-    rows = sorted(
-        (library_row(a.plan) for a in analysis.libraries),
-        key=lambda row: (-row.unused_bytes, row.path),
-    )
+    rows = rows_of(analysis.libraries)
     usage = analysis.usage
     coverage = tuple(a.coverage for a in analysis.libraries if a.coverage is not None)
     return RunReport(
@@ -35,7 +32,7 @@ def build_report(
         devices=tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)),
         replay=_replay_line(usage),
         gpu_used=any(True for _ in usage.iter_images()),
-        libraries=tuple(rows),
+        libraries=rows,
         loaded_without_code=analysis.without_code,
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
@@ -44,6 +41,12 @@ def build_report(
         files=tuple(files),
         coverage=coverage,
     )
+
+
+def rows_of(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryRow, ...]:
+    """A row for each library, the most unused bytes first."""
+    rows = (library_row(library.plan) for library in libraries)
+    return tuple(sorted(rows, key=lambda row: (-row.unused_bytes, row.path)))
 
 
 def _replay_line(usage: Usage) -> str | None:

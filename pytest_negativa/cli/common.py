@@ -132,3 +132,19 @@ def run_of(settings: Settings) -> Run:
     from pytest_negativa.storage.runs import RunsFolder
 
     return RunsFolder(Path(settings.directory)).find(settings.run)
+
+
+def named_run(name: str, settings: Settings) -> Run:
+    """The run of an id or a folder.
+
+    Raises:
+        OptionError: it does not exist.
+    """
+    from pytest_negativa.storage.runs import Run, RunsFolder
+
+    folder = RunsFolder(Path(settings.directory)).folder / name
+    if folder.is_dir() and "/" not in name:
+        return Run(folder.resolve())
+    if Path(name).is_dir():
+        return Run(Path(name).resolve())
+    raise OptionError(f"{name}: no such run; negativa runs list prints those in {folder.parent}")

@@ -22,6 +22,7 @@ _MODULES = {
         "image_report": ("image-report",),
         "inspect": ("inspect",),
         "measure": ("measure",),
+        "report": ("report",),
         "run": ("combine", "debloat", "kernels", "locate", "trace"),
         "runs": ("runs",),
         "slim": ("explain", "lock", "slim"),

@@ -214,7 +214,6 @@ def _conclude(
     from pytest_negativa.analysis.finish import conclude, killed_process
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.reporting.formats import render_to_screen
-    from pytest_negativa.reporting.terminal import render_nothing
     from pytest_negativa.tracing.merge import merge_when_ended
 
     with ByteProgress("reading libraries") as progress:
@@ -231,7 +230,7 @@ def _conclude(
         run.mark_complete()
     report = contents.report
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
-        click.echo(render_nothing(report) or "\n\n".join(paragraphs))
+        click.echo("\n\n".join(paragraphs))
     for limit in report.crossed:
         click.echo(f"negativa: {limit}", err=True)
     unplanned = failure is not None and not settings.trace.accept_failed

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.cli.common import named_run, run_of, settings_of
+from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
 
 _FOLDER_OPTIONS = ("config", "directory")
@@ -69,7 +68,7 @@ def show(run: str | None, **flags: Any) -> None:
     the run can't be read.
     """
     settings = settings_of(flags)
-    named = run_of(settings) if run is None else _named(run, settings)
+    named = run_of(settings) if run is None else named_run(run, settings)
     for line in _describe(named):
         click.echo(line)
 
@@ -91,7 +90,7 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
 
     settings = settings_of(flags)
     folder = RunsFolder(Path(settings.directory))
-    doomed = [_named(run, settings) for run in runs]
+    doomed = [named_run(run, settings) for run in runs]
     if keep is not None:
         doomed += [run for run in folder.runs()[keep:] if run not in doomed]
     if not doomed and not copies:
@@ -103,22 +102,6 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
         click.echo(f"deleted {run}")
     if copies:
         _delete_copies(folder.copies)
-
-
-def _named(name: str, settings: Settings) -> Run:
-    """The run of an id or a folder.
-
-    Raises:
-        OptionError: it does not exist.
-    """
-    from pytest_negativa.storage.runs import Run, RunsFolder
-
-    folder = RunsFolder(Path(settings.directory)).folder / name
-    if folder.is_dir() and "/" not in name:
-        return Run(folder.resolve())
-    if Path(name).is_dir():
-        return Run(Path(name).resolve())
-    raise OptionError(f"{name}: no such run; negativa runs list prints those in {folder.parent}")
 
 
 def _describe(run: Run) -> Iterator[str]:

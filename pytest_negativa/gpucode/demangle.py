@@ -15,5 +15,5 @@ def demangle(name: str) -> str:
         return name
     try:
         return str(cxxfilt.demangle(name))
-    except cxxfilt.InvalidName:
+    except (cxxfilt.InvalidName, UnicodeError):
         return name

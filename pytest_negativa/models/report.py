@@ -11,7 +11,13 @@ REPORT_VERSION = 3
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):
-    """Elements and bytes of one library that share a reason."""
+    """Elements and bytes of one library that share a reason.
+
+    Attributes:
+        reason: a ``KeepReason`` or ``UnusedReason`` of the plan.
+        elements: how many elements and bare frames.
+        bytes: of them in the file.
+    """
 
     reason: str
     elements: int
@@ -19,7 +25,13 @@ class ReasonRow(Record, frozen=True, kw_only=True):
 
 
 class TrimmedRow(Record, frozen=True, kw_only=True):
-    """Unused code inside cubins that are kept. Sizes in bytes, unpacked: not of the file."""
+    """Unused code inside cubins that are kept. Sizes in bytes, unpacked: not of the file.
+
+    Attributes:
+        cubins: how many cubins hold unused code.
+        code_bytes: code of all their functions.
+        unused_bytes: code that is unused.
+    """
 
     cubins: int
     code_bytes: int
@@ -30,6 +42,8 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     """One library with GPU code. Sizes in bytes.
 
     Attributes:
+        path: real path.
+        size: of the file.
         elements: elements and bare frames.
         code_bytes: GPU code: payloads with padding, and frames.
         kept, unused: what was decided, by reason.
@@ -77,6 +91,9 @@ class RunReport(Record, frozen=True, kw_only=True):
     """What a run found.
 
     Attributes:
+        format_version: of the file; other versions are refused.
+        run_id: of the run.
+        directory: the run's folder.
         devices: e.g. ``"NVIDIA H200 (9.0)"``.
         replay: for a replayed trace: where and when it was recorded.
         gpu_used: whether any process loaded any GPU code.

@@ -46,15 +46,28 @@ class ReportFormat(str, enum.Enum):
     """How a report is written; ``reporting.formats`` has the renderer."""
 
     TERMINAL = "terminal"
+    TERMINAL_MISSING = "terminal-missing"
+    GITHUB = "github"
     JSON = "json"
     MARKDOWN = "markdown"
+    MARKDOWN_APPEND = "markdown-append"
+    CSV = "csv"
+    LCOV = "lcov"
+    COBERTURA = "cobertura"
 
 
-class Report(Record, frozen=True, kw_only=True):
-    """One report; ``path`` is absolute, and None on the terminal."""
+class Report(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One report.
+
+    Attributes:
+        format: see there.
+        path: absolute, or ``-``; None for a report without a file.
+        limit: how large a file may get that reports are appended to; bytes.
+    """
 
     format: ReportFormat
     path: str | None
+    limit: int | None = None
 
 
 class Libraries(Record, frozen=True, kw_only=True):

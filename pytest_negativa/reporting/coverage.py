@@ -10,9 +10,14 @@ from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.units import format_share
 
+# What a narrow terminal does without: templates, tests.
+_DROP = (4, 5)
 
-def render_coverage(libraries: Sequence[LibraryCoverage], options: Reports) -> Iterator[str]:
-    """A table of the project's own kernels, by source file or namespace."""
+
+def render_coverage(
+    libraries: Sequence[LibraryCoverage], options: Reports, width: int = 0
+) -> Iterator[str]:
+    """A table of the project's own kernels, by source file or namespace; ``width`` 0: no limit."""
     covered = [library for library in libraries if library.kernels]
     if not covered:
         return
@@ -28,8 +33,14 @@ def render_coverage(libraries: Sequence[LibraryCoverage], options: Reports) -> I
     word = "run" if all(library.counted for library in covered) else "looked up"
     headers = ("kernel coverage", "kernels", word, "", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
-    table = format_table("lrrrrr", headers, rows, total=total if len(covered) > 1 else None)
-    yield table
+    yield format_table(
+        "lrrrrr",
+        headers,
+        rows,
+        total=total if len(covered) > 1 else None,
+        width=width,
+        drop=_DROP,
+    )
 
 
 def _row(name: str, kernels: Sequence[KernelCoverage]) -> list[str]:

@@ -1,24 +1,62 @@
 """The formats of a run's report, each with its renderer.
 
 A new format is a renderer here, a ``ReportFormat``, and its name in the option ``reports.formats``
-(``settings.options``). A format that is a file has a default name in ``settings.resolve``.
+(``settings.options``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.settings import ReportFormat, Reports
-from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.reporting.terminal import render_report
+from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.reporting.coverage_files import (
+    SourceFile,
+    group_by_file,
+    render_cobertura,
+    render_lcov,
+)
+from pytest_negativa.reporting.csv_table import render_csv
+from pytest_negativa.reporting.github import render_annotations
+from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
+from pytest_negativa.reporting.missing import render_missing
+from pytest_negativa.reporting.terminal import render_nothing, render_report
+from pytest_negativa.reporting.text import terminal_width
+
+
+class ReportFile(NamedTuple):
+    """A file of a report.
+
+    Attributes:
+        path: absolute, or ``-``.
+        make: makes its content. The argument is the size of the file that it is appended to.
+        is_appended: whether it goes to the end of the file.
+    """
+
+    path: Path
+    make: Callable[[int], bytes]
+    is_appended: bool = False
 
 
 def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
-    return render_report(contents.report, options)
+    if (line := render_nothing(contents.report)) is not None:
+        yield line
+    else:
+        yield from render_report(contents.report, options, terminal_width())
+
+
+def _missing(contents: ReportContents, options: Reports) -> Iterator[str]:
+    return render_missing(contents.report.coverage, options, terminal_width())
+
+
+def _github(contents: ReportContents, _options: Reports) -> Iterator[str]:
+    if lines := tuple(render_annotations(contents.report)):
+        yield "\n".join(lines)
 
 
 def _json(contents: ReportContents, _options: Reports) -> bytes:
@@ -29,12 +67,31 @@ def _markdown(contents: ReportContents, _options: Reports) -> bytes:
     return render_markdown(contents.report).encode()
 
 
+def _csv(contents: ReportContents, _options: Reports) -> bytes:
+    return render_csv(contents.report).encode()
+
+
+def _lcov(files: Sequence[SourceFile]) -> bytes:
+    return render_lcov(files).encode()
+
+
+def _cobertura(files: Sequence[SourceFile]) -> bytes:
+    return render_cobertura(files, time.time_ns() // 1_000_000)
+
+
 _TO_SCREEN: Mapping[ReportFormat, Callable[[ReportContents, Reports], Iterator[str]]] = {
     ReportFormat.TERMINAL: _terminal,
+    ReportFormat.TERMINAL_MISSING: _missing,
+    ReportFormat.GITHUB: _github,
 }
 _TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
     ReportFormat.JSON: _json,
     ReportFormat.MARKDOWN: _markdown,
+    ReportFormat.CSV: _csv,
+}
+_OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
+    ReportFormat.LCOV: _lcov,
+    ReportFormat.COBERTURA: _cobertura,
 }
 
 
@@ -45,8 +102,36 @@ def render_to_screen(contents: ReportContents, options: Reports) -> Iterator[str
             yield from _TO_SCREEN[wanted.format](contents, options)
 
 
-def render_to_files(contents: ReportContents, options: Reports) -> Iterator[tuple[Path, bytes]]:
-    """Path and content of all wanted reports that are files."""
+def render_to_files(contents: ReportContents, options: Reports) -> Iterator[ReportFile]:
+    """The files of all wanted reports that are files."""
     for wanted in options.formats:
         if wanted.path is not None:
-            yield Path(wanted.path), _TO_FILE[wanted.format](contents, options)
+            yield from _files_of(wanted, Path(wanted.path), contents, options)
+
+
+def _files_of(
+    wanted: Report, path: Path, contents: ReportContents, options: Reports
+) -> Iterator[ReportFile]:
+    if wanted.format in _OF_COVERAGE:
+        is_file = str(path) != "-" and not path.is_relative_to("/dev")
+        base = (
+            path if is_file else Path(contents.report.directory, f"kernels.{wanted.format.value}")
+        )
+        files = group_by_file(contents.report.coverage, base)
+        for file in files:
+            if file.index_text is not None:
+                yield _whole(Path(file.path), file.index_text.encode())
+        yield _whole(path, _OF_COVERAGE[wanted.format](files))
+    elif wanted.limit is not None:
+        yield ReportFile(path, _appended(contents, wanted.limit), is_appended=True)
+    else:
+        yield _whole(path, _TO_FILE[wanted.format](contents, options))
+
+
+def _whole(path: Path, data: bytes) -> ReportFile:
+    return ReportFile(path, lambda _size: data)
+
+
+def _appended(contents: ReportContents, limit: int) -> Callable[[int], bytes]:
+    text = render_markdown(contents.report)
+    return lambda size: cut_markdown(text, limit, limit - size).encode()

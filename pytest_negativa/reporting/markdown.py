@@ -6,8 +6,11 @@ from pathlib import Path
 
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.rows import describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
+
+_CUT = "\n\n*This report is cut at {limit:,} KiB. The files of the run hold all of it.*\n"
 
 
 def render_markdown(report: RunReport) -> str:
@@ -17,18 +20,18 @@ def render_markdown(report: RunReport) -> str:
         "",
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} "
         f"({format_share(report.unused_bytes, report.code_bytes)}) is unused on "
-        f"{', '.join(report.devices) or 'an unknown device'}.",
+        f"{escape_markdown(', '.join(report.devices)) or 'an unknown device'}.",
         "",
     ]
     if report.replay is not None:
-        lines += [report.replay, ""]
+        lines += [escape_markdown(report.replay), ""]
     lines += [
         "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in report.libraries:
         cells = [
-            f"`{Path(row.path).name}`".replace("|", "\\|"),
+            _name(row.path, in_table=True),
             format_bytes(row.code_bytes),
             format_bytes(row.unused_bytes),
             format_share(row.unused_bytes, row.code_bytes),
@@ -40,12 +43,33 @@ def render_markdown(report: RunReport) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if report.trimmed is not None:
         lines += ["", describe_trimmed(report.trimmed)]
+    notes = [f"{_name(r.path)}: {escape_markdown(n)}" for r in report.libraries for n in r.notes]
     for title, items in (
-        ("Notes", [f"`{Path(r.path).name}`: {n}" for r in report.libraries for n in r.notes]),
-        ("Not covered by the trace", report.not_covered),
-        ("Warnings", report.warnings),
-        ("Thresholds crossed", report.crossed),
+        ("Notes", notes),
+        ("Not covered by the trace", map(escape_markdown, report.not_covered)),
+        ("Warnings", map(escape_markdown, report.warnings)),
+        ("Thresholds crossed", map(escape_markdown, report.crossed)),
     ):
-        if items:
-            lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
+        if shown := [f"- {item}" for item in items]:
+            lines += ["", f"## {title}", "", *shown]
     return "\n".join(lines) + "\n"
+
+
+def cut_markdown(text: str, limit: int, room: int) -> str:
+    """``text`` in at most ``room`` bytes: cut at a line's end, with a line that says so.
+
+    Args:
+        text: the document.
+        limit: of the whole file, in bytes, for that line.
+        room: what is left of it.
+    """
+    data = text.encode()
+    if len(data) <= room:
+        return text
+    said = _CUT.format(limit=limit // 1024)
+    head, _, _ = data[: max(room - len(said), 0)].rpartition(b"\n")
+    return (head.decode() + said)[: max(room, 0)]
+
+
+def _name(path: str, *, in_table: bool = False) -> str:
+    return markdown_code(Path(path).name, in_table=in_table)

@@ -12,7 +12,7 @@ from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_trimmed
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import cut_middle, printable, wrap
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 _HEADERS = (
@@ -29,33 +29,35 @@ _HEADERS = (
     "used",
 )
 _ALIGN = "lrrrrrrrrrr"
+# What a narrow terminal does without, in this order: elements, kept, size, the two reasons.
+_DROP = (7, 8, 1, 5, 6, 9, 10)
 _MAX_COMPILED = 5
 
 
-def render_report(report: RunReport, options: Reports) -> Iterator[str]:
-    """The report, a paragraph at a time."""
+def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterator[str]:
+    """The report, a paragraph at a time; ``width`` is that of the terminal, 0 for no limit."""
     spell = demangle if options.demangle else str
-    yield _headline(report)
+    yield _headline(report, width)
     if report.libraries:
-        yield _library_table(report.libraries, options.top)
+        yield _library_table(report.libraries, options.top, width)
     if report.trimmed is not None:
-        yield describe_trimmed(report.trimmed)
-    yield from render_coverage(report.coverage, options)
+        yield wrap(describe_trimmed(report.trimmed), width)
+    yield from render_coverage(report.coverage, options, width)
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels:
-            yield _list(
-                f"Unused kernels of {Path(row.path).name}, {len(row.unused_kernels)} of "
-                f"{row.kernels}:",
-                map(spell, row.unused_kernels),
-            )
+            title = f"Unused kernels of {printable(Path(row.path).name)}"
+            names = (cut_middle(printable(spell(n)), width - 2) for n in row.unused_kernels)
+            title = wrap(f"{title}, {len(row.unused_kernels)} of {row.kernels}:", width)
+            yield "\n".join([title, *(f"  {name}" for name in names)])
     notes = [f"{Path(row.path).name}: {note}" for row in report.libraries for note in row.notes]
     if notes:
-        yield _list("Kept for lack of knowledge or by policy:", notes)
+        yield _list("Kept for lack of knowledge or by policy:", notes, width)
     if report.compiled_kernels:
-        yield _compiled_line([spell(name) for name in report.compiled_kernels])
-    yield from _warnings(report)
-    yield f"Files in {report.directory}: {', '.join(report.files)}"
+        yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
+    yield from _warnings(report, width)
+    files = f"Files in {report.directory}: {', '.join(report.files)}"
+    yield wrap(printable(files), width, "  ")
 
 
 def render_nothing(report: RunReport) -> str | None:
@@ -69,34 +71,36 @@ def render_nothing(report: RunReport) -> str | None:
     else:
         return None
     if report.replay is not None:
-        lines.append(report.replay)
+        lines.append(printable(report.replay))
     if report.warnings:
         lines.append(_list("Warnings:", report.warnings))
     return "\n".join(lines)
 
 
-def _headline(report: RunReport) -> str:
-    where = ", ".join(report.devices) or "an unknown device"
+def _headline(report: RunReport, width: int) -> str:
+    where = printable(", ".join(report.devices)) or "an unknown device"
     share = format_share(report.unused_bytes, report.code_bytes)
     lines = [
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
         f"({share}) in {_libraries(len(report.libraries))} is unused on {where}."
     ]
     if report.replay is not None:
-        lines.append(report.replay)
-    return "\n".join(lines)
+        lines.append(printable(report.replay))
+    return "\n".join(wrap(line, width) for line in lines)
 
 
 def _libraries(count: int) -> str:
     return "1 library" if count == 1 else f"{count:,} libraries"
 
 
-def _library_table(rows: tuple[LibraryRow, ...], top: int) -> str:
+def _library_table(rows: tuple[LibraryRow, ...], top: int, width: int) -> str:
     top = top or len(rows)
     shown = [_cells(Path(row.path).name, [row]) for row in rows[:top]]
     if len(rows) > top:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
-    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows))
+    return format_table(
+        _ALIGN, _HEADERS, shown, total=_cells("total", rows), width=width, drop=_DROP
+    )
 
 
 def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
@@ -125,14 +129,13 @@ def _compiled_line(names: Sequence[str]) -> str:
     return f"Compiled at run time, so in no file: {kernels} ({shown}{more})."
 
 
-def _warnings(report: RunReport) -> Iterator[str]:
+def _warnings(report: RunReport, width: int) -> Iterator[str]:
     if report.not_covered:
-        yield _list(
-            "Not covered by the trace, so what it may have used is kept:", report.not_covered
-        )
+        title = "Not covered by the trace, so what it may have used is kept:"
+        yield _list(title, report.not_covered, width)
     if report.warnings:
-        yield _list("Warnings:", report.warnings)
+        yield _list("Warnings:", report.warnings, width)
 
 
-def _list(title: str, items: Iterable[str]) -> str:
-    return "\n".join([title, *(f"  {printable(item)}" for item in items)])
+def _list(title: str, items: Iterable[str], width: int = 0) -> str:
+    return "\n".join([title, *(wrap(f"  {printable(item)}", width, "    ") for item in items)])

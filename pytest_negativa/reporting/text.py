@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+import textwrap
+
+_CUT = "..."
+# GitHub Actions runs a printed line that begins so (ActionCommand.TryParseV2 in
+# github.com/actions/runner), or that holds "##[" (TryParse).
+_COMMAND = re.compile(r"^(\s*):(?=:)")
 
 
 def printable(text: str) -> str:
-    r"""``text`` with everything escaped that a terminal acts on or cannot show.
+    r"""``text`` with everything escaped that a terminal or a CI log acts on or cannot show.
 
     Names of files, sections, sources and kernels may hold any bytes, escape sequences too:
-    ``"\x1b[2J"`` comes out as these characters. A line break is escaped as well.
+    ``"\x1b[2J"`` comes out as these characters. A line break is escaped as well, and so is the
+    begin of a workflow command of GitHub Actions.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _no_command(text)
 
 
 def printable_lines(text: str) -> str:
     """``text`` escaped like ``printable``; its line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def _no_command(line: str) -> str:
+    return _COMMAND.sub(r"\1\\x3a", line).replace("##[", "#\\x23[")
+
+
+def terminal_width() -> int:
+    """The columns of the terminal, or of the variable ``COLUMNS``; 0 without either."""
+    return shutil.get_terminal_size((0, 0)).columns
+
+
+def cut_middle(text: str, width: int) -> str:
+    """``text`` in at most ``width`` columns, cut in the middle; 0 or less cuts nothing."""
+    if width <= 0 or len(text) <= width:
+        return text
+    if width <= len(_CUT):
+        return text[:width]
+    tail = (width - len(_CUT)) // 2
+    return text[: width - len(_CUT) - tail] + _CUT + text[len(text) - tail :]
+
+
+def wrap(text: str, width: int, indent: str = "") -> str:
+    """``text`` in lines of at most ``width`` columns, all but the first indented; 0 wraps nothing.
+
+    A word that is longer, such as a path, stays whole.
+    """
+    if not width or len(text) <= width:
+        return text
+    lines = textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(map(_no_command, lines))
 
 
 def print_warning(text: str) -> None:

@@ -228,13 +228,12 @@ class Reporter:
         from pytest_negativa.reporting.terminal import render_nothing
 
         report = contents.report
-        if paragraphs := tuple(render_to_screen(contents, self._settings.reports)):
-            if (line := render_nothing(report)) is not None:
-                self._write(line)
-            else:
-                self._section()
-                for paragraph in paragraphs:
-                    self._write(paragraph + "\n")
+        nothing = render_nothing(report) is not None
+        paragraphs = tuple(render_to_screen(contents, self._settings.reports))
+        if paragraphs and not nothing:
+            self._section()
+        for paragraph in paragraphs:
+            self._write(paragraph if nothing else f"{paragraph}\n")
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )

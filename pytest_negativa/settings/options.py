@@ -19,7 +19,17 @@ from pytest_negativa.settings import value_types
 
 CONFIG_NAME = "negativa.yaml"
 
-REPORT_FILES: Mapping[str, str] = {"json": "report.json", "markdown": "report.md"}
+REPORT_SCREENS = ("terminal", "terminal-missing", "github")
+"""The formats of reports that are printed."""
+
+REPORT_FILES: Mapping[str, str] = {
+    "json": "report.json",
+    "markdown": "report.md",
+    "markdown-append": "summary.md",
+    "csv": "report.csv",
+    "lcov": "kernels.lcov",
+    "cobertura": "kernels.xml",
+}
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
 
@@ -399,11 +409,15 @@ OPTIONS: tuple[Option, ...] = (
         name="reports.formats",
         flag_name="report",
         type=value_types.Reports(
-            value_types.Report(to_screen=("terminal",), to_file=tuple(REPORT_FILES)),
+            value_types.Report(to_screen=REPORT_SCREENS, to_file=tuple(REPORT_FILES)),
         ),
         default=({"format": "terminal", "path": None},),
-        help="Write this report: terminal, json or markdown.",
-        detail="json and markdown are files: json:PATH, or report.json in the folder for reports.",
+        help="Write this report, to a file of its own if it has a PATH.",
+        detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
+        "project's own libraries. github: annotations of GitHub Actions. json: all rows. markdown. "
+        "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
+        "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
+        "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
         requires=_TRACED,
     ),
     Option(

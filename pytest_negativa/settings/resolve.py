@@ -89,16 +89,31 @@ def resolve(
         cache = user_cache()
         values["cache.dir"] = None if cache is None else str(cache)
     values["reports.formats"] = tuple(
-        _with_path(report, values["directory"]) for report in values["reports.formats"]
+        _with_path(report, values["directory"], environ) for report in values["reports.formats"]
     )
     return msgspec.convert({**_nested(values), "sources": sources}, Settings)
 
 
-def _with_path(report: Mapping[str, Any], directory: str) -> dict[str, Any]:
-    name = REPORT_FILES.get(report["format"])
-    if report["path"] is None and name:
-        return {**report, "path": os.path.join(directory, name)}
-    return dict(report)
+# GitHub refuses a comment of 65,536 characters, and a step's summary of 1 MiB.
+_COMMENT_LIMIT = 60 << 10
+_SUMMARY_LIMIT = 1000 << 10
+_APPENDED = "markdown-append"
+
+
+def _with_path(
+    report: Mapping[str, Any], directory: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    wanted: str = report["format"]
+    path: str | None = report["path"]
+    summary = environ.get("GITHUB_STEP_SUMMARY") or None
+    if path is None and wanted == _APPENDED:
+        path = summary
+    if path is None and (name := REPORT_FILES.get(wanted)):
+        path = os.path.join(directory, name)
+    found: dict[str, Any] = {"format": wanted, "path": path}
+    if wanted == _APPENDED:
+        found["limit"] = _SUMMARY_LIMIT if path == summary else _COMMENT_LIMIT
+    return found
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -495,10 +495,9 @@ class Reports(ListOf):
         if isinstance(value, dict):
             return tuple(self._parse_entry(name, path) for name, path in value.items())
         reports = super().parse(value)
-        names = [report["format"] for report in reports]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                raise InvalidValue(f"{name} is there twice", (index,))
+        for index, report in enumerate(reports):
+            if report in reports[:index]:
+                raise InvalidValue(f"{self.report.show(report)} is there twice", (index,))
         return reports
 
     def _parse_entry(self, name: str, value: Any) -> dict[str, str | None]:

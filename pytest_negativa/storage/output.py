@@ -1,4 +1,4 @@
-"""Writes a file whose path the user gave: a report or a lock.
+"""Writes a file whose path the user gave, or appends to it: a report or a lock.
 
 In image builds the user is root, so what lies at the path decides: only a regular file is replaced.
 """
@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
@@ -19,6 +20,29 @@ STDOUT = "-"
 
 _MOST_LINKS = 40  # as in the kernel: path_resolution(7)
 _DESCRIPTOR = re.compile(r"(?:/dev|/proc/self|/proc/thread-self)/fd/([0-9]+)")
+
+
+def append_output(path: Path, make: Callable[[int], bytes]) -> None:
+    """Write to the end of a regular file; anything else is written to as by ``write_output``.
+
+    Args:
+        path: see ``write_output``.
+        make: makes the data; its argument is the size of the file, in bytes.
+
+    Raises:
+        StoreError: see ``write_output``.
+    """
+    target = path if str(path) == STDOUT else _follow_safely(path)
+    if str(path) == STDOUT or (target.exists() and not target.is_file()):
+        write_output(path, make(0))
+        return
+    _require_folder(target.parent, path)
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(target, flags, 0o666), "ab") as file:
+            file.write(make(os.fstat(file.fileno()).st_size))
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -48,6 +72,13 @@ def write_output(path: Path, data: bytes) -> None:
             handle = os.open(target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+
+
+def _follow_safely(path: Path) -> Path:
+    try:
+        return _follow(path)
     except OSError as e:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 

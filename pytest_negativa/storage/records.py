@@ -164,6 +164,13 @@ def lock_schema() -> dict[str, Any]:
     return _schema(Lock, "negativa.lock")
 
 
+def report_schema() -> dict[str, Any]:
+    """JSON Schema of the report ``json``, which is ``report.json`` of a run."""
+    from pytest_negativa.models.report import RunReport
+
+    return _schema(RunReport, "Report of a run")
+
+
 def verdict_schema() -> dict[str, Any]:
     """JSON Schema of ``verdict.json``."""
     from pytest_negativa.models.verdict import Verdict
@@ -218,6 +225,7 @@ if __name__ == "__main__":
         "measurement": measurement_schema(),
         "image-report": image_report_schema(),
         "lock": lock_schema(),
+        "report": report_schema(),
         "verdict": verdict_schema(),
     }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"

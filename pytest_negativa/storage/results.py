@@ -14,6 +14,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
+from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.digests import save_digests
@@ -29,7 +30,7 @@ _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
 
 _T = TypeVar("_T")
-_V = TypeVar("_V", LibraryPlan, Usage, Verdict)
+_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict)
 
 
 def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
@@ -219,6 +220,18 @@ def load_usage(run: Run) -> Usage | None:
         return None
     what = "the usage of a traced run"
     return _load_record(run.usage_file, Usage, USAGE_VERSION, what, "plan again (negativa locate)")
+
+
+def load_report(run: Run) -> RunReport:
+    """The rows of a run's report.
+
+    Raises:
+        StoreError: the run isn't located yet, or the file can't be read.
+    """
+    if not run.report_file.exists():
+        raise StoreError(f"{run}: no report here; make it with {run.locate_command}")
+    remedy = f"make it again with {run.locate_command}"
+    return _load_record(run.report_file, RunReport, REPORT_VERSION, "a report", remedy)
 
 
 def load_verdict(run: Run) -> Verdict | None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
@@ -31,6 +32,7 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
+from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
 from tests.support.usages import usage_of
 
 DECISIONS = (
@@ -52,6 +54,11 @@ PLAN = LibraryPlan(
     decisions=DECISIONS,
     used_kernels=USED,
     unused_kernels=tuple(f"k{n}" for n in range(1197)),
+)
+
+COVERED = LibraryCoverage(
+    path="/lib/libours.so",
+    kernels=(KernelCoverage(name="a", runs=(KernelRun("test_a", None),)),),
 )
 
 
@@ -250,12 +257,15 @@ def test_a_run_without_gpu_use_is_one_line() -> None:
 
 def test_each_format_has_a_renderer() -> None:
     def options(wanted: ReportFormat, path: str | None) -> Reports:
-        return Reports(formats=(Report(format=wanted, path=path),), top=20, demangle=True)
+        limit = 4096 if wanted is ReportFormat.MARKDOWN_APPEND else None
+        report = Report(format=wanted, path=path, limit=limit)
+        return Reports(formats=(report,), top=20, demangle=True)
 
-    one = ReportContents(report(row()), (), usage_of())
+    one = ReportContents(report(row(), coverage=(COVERED,)), (), usage_of())
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
-    assert on_screen == {ReportFormat.TERMINAL}
+    assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)
     for wanted in set(ReportFormat) - on_screen:
-        [(path, data)] = render_to_files(one, options(wanted, "out"))
-        assert path == Path("out")
-        assert b"libours.so" in data
+        *_, file = render_to_files(one, options(wanted, "/out"))
+        assert file.path == Path("/out")
+        assert b"libours.so" in file.make(0)
+    assert {wanted.value for wanted in set(ReportFormat) - on_screen} == set(REPORT_FILES)

@@ -26,12 +26,14 @@ from pytest_negativa.models.settings import (
     TraceLevel,
 )
 from pytest_negativa.settings.file import find_config, load_config
-from pytest_negativa.settings.options import OPTIONS
+from pytest_negativa.settings.options import OPTIONS, REPORT_FILES, REPORT_SCREENS
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.settings.schema import config_schema
+from pytest_negativa.settings.value_types import one_of
 from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.libraries import DOCS, ROOT
 
+FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
 CONFIGURATION = DOCS / "reference" / "configuration.md"
 
 
@@ -176,6 +178,7 @@ def test_off_is_a_word_of_ours_though_yaml_reads_false(
         ("[]", []),
         ("[json]", [("json", ".negativa/report.json")]),
         ("[terminal, 'json:a b.json']", [("terminal", None), ("json", "a b.json")]),
+        ("[markdown-append]", [("markdown-append", ".negativa/summary.md")]),
         ("{terminal: , json: true, markdown: x.md}",
          [("terminal", None), ("json", ".negativa/report.json"), ("markdown", "x.md")]),
     ],
@@ -294,14 +297,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("reports: {top: five}",
      ["negativa.yaml:1:16: reports.top: found 'five', expected a whole number, 0 or more"]),
     ("reports: {formats: [html5]}",
-     ["negativa.yaml:1:21: reports.formats: found 'html5', expected terminal, json or markdown"]),
+     [f"negativa.yaml:1:21: reports.formats: found 'html5', expected {FORMATS}"]),
     ("reports: {formats: [json, json]}",
      ["negativa.yaml:1:27: reports.formats: json is there twice"]),
     ("reports: {formats: {jsn: a}}",
-     ["negativa.yaml:1:21: reports.formats: found 'jsn', expected terminal, json or markdown; "
+     [f"negativa.yaml:1:21: reports.formats: found 'jsn', expected {FORMATS}; "
       "did you mean json?"]),
     ("reports: {formats: {'json:x': a}}",
-     ["negativa.yaml:1:21: reports.formats: found 'json:x', expected terminal, json or markdown; "
+     [f"negativa.yaml:1:21: reports.formats: found 'json:x', expected {FORMATS}; "
       "did you mean json?"]),
     ("reports: {formats: {terminal: a.txt}}",
      ["negativa.yaml:1:21: reports.formats: found 'a.txt', expected true"]),
@@ -309,7 +312,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:21: reports.formats: found false, expected a path or true"]),
     ("reports: {formats: json}",
      ["negativa.yaml:1:20: reports.formats: found 'json', expected a list of formats, or a "
-      "mapping of formats to paths; formats: terminal, json or markdown"]),
+      f"mapping of formats to paths; formats: {FORMATS}"]),
     ("thresholds: {max_unused_percent: 101}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number 101, expected a "
       "percentage from 0 to 100"]),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Settings, Source, SourceKind
+from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
 from pytest_negativa.models.verdict import FLAKY_RULE
 from pytest_negativa.settings import value_types
 from pytest_negativa.settings.file import ConfigFile, load_config
@@ -28,10 +28,20 @@ from pytest_negativa.settings.flags import (
     is_enabled,
     pick_flags,
 )
-from pytest_negativa.settings.options import BY_NAME, FILE_OPTIONS, MODES, OPTIONS, SECTIONS, Option
+from pytest_negativa.settings.options import (
+    BY_NAME,
+    FILE_OPTIONS,
+    MODES,
+    OPTIONS,
+    REPORT_FILES,
+    REPORT_SCREENS,
+    SECTIONS,
+    Option,
+)
 from pytest_negativa.settings.resolve import load_settings, resolve
 from tests.support.verbs import VERBS
 
+FORMATS = value_types.one_of([*REPORT_SCREENS, *REPORT_FILES])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
@@ -342,11 +352,11 @@ def test_command_line_help_names_every_option_in_order() -> None:
     assert places == sorted(places)
 
 
-def test_help_names_the_formats_of_reports() -> None:
+def test_the_reference_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
     assert isinstance(option.type, value_types.Reports)
     for word in option.type.report.formats:
-        assert word in option.help
+        assert word in option.detail
 
 
 def test_a_flag_is_named_as_the_command_has_it() -> None:
@@ -507,14 +517,14 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
         ("--negativa-max-gpu-code", "NEGATIVA_MAX_GPU_CODE", "5 parsecs",
          "found '5 parsecs', expected a size like 4096, 500 MB or 1.5 GiB"),
         ("--negativa-report", "NEGATIVA_REPORT", "xml",
-         "found 'xml', expected terminal, json or markdown"),
+         f"found 'xml', expected {FORMATS}"),
         ("--negativa-report", "NEGATIVA_REPORT", "jsn:a",
-         "found 'jsn:a', expected terminal, json or markdown; did you mean json?"),
+         f"found 'jsn:a', expected {FORMATS}; did you mean json?"),
         ("--negativa-report", "NEGATIVA_REPORT", "json:",
          "found 'json:', expected a path after json:"),
         ("--negativa-report", "NEGATIVA_REPORT", "terminal:a.txt",
          "found 'terminal:a.txt', expected terminal alone"),
-        ("--negativa-report", "NEGATIVA_REPORT", "json,json:b", "json is there twice"),
+        ("--negativa-report", "NEGATIVA_REPORT", "json,json:b,json", "json is there twice"),
         ("--negativa-include-library", "NEGATIVA_INCLUDE_LIBRARY", "lib[ab].so",
          "found 'lib[ab].so', expected a glob on a path, a file name or a soname, or dist:NAME; "
          "only * and ? are special"),
@@ -711,3 +721,23 @@ def test_import_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_where_reports_are_appended() -> None:
+    def report(word: str, environ: dict[str, str]) -> Report:
+        [found] = resolve(
+            {"reports.formats": (word,)}, environ, None, root=ROOT, cwd=CWD
+        ).reports.formats
+        return found
+
+    summary = {"GITHUB_STEP_SUMMARY": "/runner/summary"}
+    appended = ReportFormat.MARKDOWN_APPEND
+    limit = 1000 << 10
+    in_step = Report(format=appended, path="/runner/summary", limit=limit)
+    assert report("markdown-append", summary) == in_step
+    assert report("markdown-append:/runner/summary", summary) == in_step
+    elsewhere = Report(format=appended, path="/elsewhere/a.md", limit=60 << 10)
+    assert report("markdown-append:a.md", summary) == elsewhere
+    assert report("markdown-append", {"GITHUB_STEP_SUMMARY": ""}).path == (
+        "/project/.negativa/summary.md"
+    )

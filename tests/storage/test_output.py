@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.output import write_output
+from pytest_negativa.storage.output import append_output, write_output
 from tests.support.faults import PlantedFault
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -116,3 +116,25 @@ def test_links_that_go_round_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(StoreError, match="links in a row"):
         write_output(tmp_path / "a", b"data")
+
+
+def test_reports_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "summary.md"
+    sizes: list[int] = []
+
+    def make(size: int) -> bytes:
+        sizes.append(size)
+        return b"more\n"
+
+    append_output(path, make)
+    append_output(path, make)
+    assert path.read_bytes() == b"more\nmore\n"
+    append_output(Path("/dev/null"), make)
+    assert sizes == [0, 5, 0]
+    (tmp_path / "link").symlink_to(path)
+    append_output(tmp_path / "link", make)
+    assert len(path.read_bytes()) == 15
+    with pytest.raises(StoreError, match="there is no folder"):
+        append_output(tmp_path / "no" / "summary.md", make)
+    with pytest.raises(StoreError, match="is a folder"):
+        append_output(tmp_path, make)

@@ -1,0 +1,60 @@
+"""The command that makes reports of runs that exist: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import named_run, run_of, settings_of
+from pytest_negativa.settings.flags import click_options
+from pytest_negativa.settings.options import BY_NAME, REPORT_FILES, REPORT_SCREENS
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.analysis import ReportContents
+    from pytest_negativa.models.settings import Reports
+
+_FORMATS = BY_NAME["reports.formats"]
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[RUN] [TYPE[:PATH]]...")
+@click_options("run", "config", "directory", "reports.top", "reports.demangle")
+def report(words: tuple[str, ...], **flags: Any) -> None:
+    """Write reports of a traced run.
+
+    RUN is an id that runs list prints, or a folder; by default, the last run. Without a TYPE, the
+    reports are those of negativa.yaml. See the option --report of locate for the types.
+
+    \b
+    negativa report
+    negativa report markdown lcov:build/kernels.lcov
+
+    Exit status: 0, or 1 if the run can't be read or a report can't be written.
+    """
+    from pytest_negativa.analysis.finish import write_reports
+    from pytest_negativa.analysis.reported import load_contents
+
+    named = words[:1] if words and not _is_type(words[0]) else ()
+    if types := words[len(named) :]:
+        flags[_FORMATS.dest] = types
+    settings = settings_of(flags)
+    run = named_run(named[0], settings) if named else run_of(settings)
+    contents = load_contents(run)
+    print_reports(contents, settings.reports)
+    write_reports(contents, settings.reports)
+
+
+def print_reports(contents: ReportContents, options: Reports) -> None:
+    """Print the reports that go to the screen."""
+    from pytest_negativa.reporting.formats import render_to_screen
+
+    if paragraphs := tuple(render_to_screen(contents, options)):
+        click.echo("\n\n".join(paragraphs))
+
+
+def _is_type(word: str) -> bool:
+    name = word.partition(":")[0]
+    # A wrong type is no run, unless there is such a folder.
+    return name in (*REPORT_SCREENS, *REPORT_FILES) or (":" in word and not Path(word).exists())

@@ -1,0 +1,180 @@
+"""Kernel coverage in the formats of line coverage: LCOV and Cobertura.
+
+A kernel counts as one line: the first of its code. A kernel without line information is a line of
+an index, a text file beside the report that names the kernels of a library.
+
+Sources: geninfo(1), section FILES; htdocs/xml/coverage-04.dtd of the Cobertura project.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
+from pytest_negativa.reporting.text import printable
+
+
+class KernelLine(NamedTuple):
+    """A kernel at a line of a source file.
+
+    Attributes:
+        line: from 1.
+        name: demangled and printable.
+        tests: how many tests used it.
+    """
+
+    line: int
+    name: str
+    tests: int
+
+
+class SourceFile(NamedTuple):
+    """A source file, or an index, with the kernels of one library in it.
+
+    Attributes:
+        library: file name of the library.
+        path: of the source file.
+        kernels: by line.
+        index_text: the content of the file if it is an index; else None.
+    """
+
+    library: str
+    path: str
+    kernels: tuple[KernelLine, ...]
+    index_text: str | None = None
+
+    @property
+    def lines(self) -> dict[int, int]:
+        """How many tests used a kernel of each line; instantiations of a template share one."""
+        found: dict[int, int] = {}
+        for kernel in self.kernels:
+            found[kernel.line] = max(found.get(kernel.line, 0), kernel.tests)
+        return found
+
+
+def group_by_file(coverage: Sequence[LibraryCoverage], report: Path) -> tuple[SourceFile, ...]:
+    """The kernels of all libraries by source file.
+
+    Args:
+        coverage: the rows.
+        report: the file of the report; indices lie beside it.
+    """
+    files: list[SourceFile] = []
+    taken: set[str] = set()
+    for library in coverage:
+        name = printable(Path(library.path).name)
+        by_file: defaultdict[str | None, list[KernelCoverage]] = defaultdict(list)
+        for kernel in library.kernels:
+            by_file[kernel.file if kernel.line else None].append(kernel)
+        for path, kernels in sorted(by_file.items(), key=lambda item: item[0] or ""):
+            if path is None:
+                # Two libraries may share a name.
+                stem = f"{report}.{name}"
+                index = next(
+                    p for n in range(len(coverage)) if (p := f"{stem}{n or ''}.txt") not in taken
+                )
+                taken.add(index)
+                files.append(_index(name, index, kernels))
+            else:
+                lines = sorted(_line(kernel.line or 0, kernel) for kernel in kernels)
+                files.append(SourceFile(name, printable(path), tuple(lines)))
+    return tuple(files)
+
+
+def _index(library: str, path: str, kernels: Sequence[KernelCoverage]) -> SourceFile:
+    lines = tuple(_line(number, kernel) for number, kernel in enumerate(kernels, start=1))
+    text = "".join(f"{kernel.name}\n" for kernel in lines)
+    here = Path.cwd()
+    shown = Path(path).absolute()
+    relative = shown.relative_to(here) if shown.is_relative_to(here) else shown
+    return SourceFile(library, printable(str(relative)), lines, text)
+
+
+def _line(number: int, kernel: KernelCoverage) -> KernelLine:
+    return KernelLine(number, printable(demangle(kernel.name)), len(kernel.runs))
+
+
+def render_lcov(files: Sequence[SourceFile]) -> str:
+    """An LCOV tracefile: a function for each kernel, the number of tests as its hits."""
+    out = []
+    for file in files:
+        lines = file.lines
+        out += ["TN:", f"SF:{file.path}"]
+        out += [f"FN:{kernel.line},{kernel.name}" for kernel in file.kernels]
+        out += [f"FNDA:{kernel.tests},{kernel.name}" for kernel in file.kernels]
+        out += [f"FNF:{len(file.kernels)}", f"FNH:{sum(k.tests > 0 for k in file.kernels)}"]
+        out += [f"DA:{line},{tests}" for line, tests in lines.items()]
+        out += [f"LF:{len(lines)}", f"LH:{sum(tests > 0 for tests in lines.values())}"]
+        out.append("end_of_record")
+    return "".join(f"{line}\n" for line in out)
+
+
+def render_cobertura(files: Sequence[SourceFile], timestamp_ms: int) -> bytes:
+    """A Cobertura XML report: a package for each library, a class for each source file.
+
+    Args:
+        files: with their kernels.
+        timestamp_ms: of the report, milliseconds since the epoch.
+    """
+    root = ET.Element("coverage", {**_rates(files), **_counts(files)})
+    root.attrib |= {"complexity": "0", "version": "1", "timestamp": str(timestamp_ms)}
+    ET.SubElement(ET.SubElement(root, "sources"), "source").text = "."
+    packages = ET.SubElement(root, "packages")
+    by_library: defaultdict[str, list[SourceFile]] = defaultdict(list)
+    for file in files:
+        by_library[file.library].append(file)
+    for library, group in by_library.items():
+        attributes = {"name": library, **_rates(group), "complexity": "0"}
+        classes = ET.SubElement(ET.SubElement(packages, "package", attributes), "classes")
+        for file in group:
+            _add_class(classes, file)
+    ET.indent(root)
+    text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def _add_class(classes: ET.Element, file: SourceFile) -> None:
+    name = Path(file.path).name
+    attributes = {"name": name, "filename": file.path, **_rates([file]), "complexity": "0"}
+    element = ET.SubElement(classes, "class", attributes)
+    methods = ET.SubElement(element, "methods")
+    for kernel in file.kernels:
+        rate = "1" if kernel.tests else "0"
+        attributes = {"name": kernel.name, "signature": "", "line-rate": rate, "branch-rate": "1"}
+        method = ET.SubElement(methods, "method", attributes)
+        _add_lines(method, {kernel.line: kernel.tests})
+    _add_lines(element, file.lines)
+
+
+def _add_lines(parent: ET.Element, lines: dict[int, int]) -> None:
+    element = ET.SubElement(parent, "lines")
+    for number, tests in lines.items():
+        attributes = {"number": str(number), "hits": str(tests), "branch": "false"}
+        ET.SubElement(element, "line", attributes)
+
+
+def _rates(files: Sequence[SourceFile]) -> dict[str, str]:
+    covered, valid = _covered(files), _valid(files)
+    return {"line-rate": f"{covered / valid if valid else 1:.4g}", "branch-rate": "1"}
+
+
+def _counts(files: Sequence[SourceFile]) -> dict[str, str]:
+    return {
+        "lines-covered": str(_covered(files)),
+        "lines-valid": str(_valid(files)),
+        "branches-covered": "0",
+        "branches-valid": "0",
+    }
+
+
+def _covered(files: Sequence[SourceFile]) -> int:
+    return sum(tests > 0 for file in files for tests in file.lines.values())
+
+
+def _valid(files: Sequence[SourceFile]) -> int:
+    return sum(len(file.lines) for file in files)

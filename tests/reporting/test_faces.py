@@ -1,0 +1,196 @@
+"""Reports for other tools, letter by letter; and the limits of what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
+from pytest_negativa.models.settings import Reports
+from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
+from pytest_negativa.reporting.csv_table import render_csv
+from pytest_negativa.reporting.github import render_annotations
+from pytest_negativa.reporting.markdown import cut_markdown
+from pytest_negativa.reporting.missing import render_missing
+from pytest_negativa.reporting.terminal import render_report
+from pytest_negativa.reporting.text import cut_middle
+from tests.reporting.test_report import report, row
+
+ONE = KernelRun("tests/test_a.py::test_one", None)
+OURS = LibraryCoverage(
+    path="/project/libours.so",
+    kernels=(
+        KernelCoverage(name="_Z5scalePff", runs=(ONE,), file="src/a.cu", line=7),
+        KernelCoverage(name="_Z8multiplyILi16EEvv", runs=(ONE,), file="src/a.cu", line=12),
+        KernelCoverage(name="_Z8multiplyILi32EEvv", runs=(), file="src/a.cu", line=12),
+        KernelCoverage(name="blur", runs=(), file="src/b.cu", line=3),
+        KernelCoverage(name="hidden", runs=()),
+    ),
+)
+OPTIONS = Reports(formats=(), top=20, demangle=True)
+
+
+def test_csv() -> None:
+    assert render_csv(report(row())) == (
+        "library,size,gpu_code,unused,unused_wrong_arch,unused_no_used_kernel,elements,"
+        "kept_elements,kernels,used_kernels\r\n"
+        "/lib/libours.so,4000,1750,1650,1600,50,5,2,1200,3\r\n"
+    )
+
+
+def test_lcov(tmp_path: Path) -> None:
+    files = group_by_file([OURS], tmp_path / "k.lcov")
+    index = tmp_path / "k.lcov.libours.so.txt"
+    assert render_lcov(files) == (
+        f"TN:\nSF:{index}\nFN:1,hidden\nFNDA:0,hidden\nFNF:1\nFNH:0\nDA:1,0\nLF:1\nLH:0\n"
+        "end_of_record\n"
+        "TN:\nSF:src/a.cu\nFN:7,scale(float*, float)\nFN:12,void multiply<16>()\n"
+        "FN:12,void multiply<32>()\nFNDA:1,scale(float*, float)\nFNDA:1,void multiply<16>()\n"
+        "FNDA:0,void multiply<32>()\nFNF:3\nFNH:2\nDA:7,1\nDA:12,1\nLF:2\nLH:2\nend_of_record\n"
+        "TN:\nSF:src/b.cu\nFN:3,blur\nFNDA:0,blur\nFNF:1\nFNH:0\nDA:3,0\nLF:1\nLH:0\n"
+        "end_of_record\n"
+    )
+    assert [file.index_text for file in files] == ["hidden\n", None, None]
+
+
+def test_libraries_of_one_name_have_an_index_each(tmp_path: Path) -> None:
+    kernels = (KernelCoverage(name="k", runs=()),)
+    two = [LibraryCoverage(path=f"/{n}/liba.so", kernels=kernels) for n in "ab"]
+    paths = [Path(file.path).name for file in group_by_file(two, tmp_path / "k")]
+    assert paths == ["k.liba.so.txt", "k.liba.so1.txt"]
+
+
+def test_cobertura(tmp_path: Path) -> None:
+    kernels = (OURS.kernels[0], OURS.kernels[3])
+    one = LibraryCoverage(path=OURS.path, kernels=kernels)
+    shown = render_cobertura(group_by_file([one], tmp_path / "k.xml"), 5).decode()
+    expected = """\
+<?xml version='1.0' encoding='utf-8'?>
+<coverage line-rate="0.5" branch-rate="1" lines-covered="1" lines-valid="2" branches-covered="0" branches-valid="0" complexity="0" version="1" timestamp="5">
+  <sources>
+    <source>.</source>
+  </sources>
+  <packages>
+    <package name="libours.so" line-rate="0.5" branch-rate="1" complexity="0">
+      <classes>
+        <class name="a.cu" filename="src/a.cu" line-rate="1" branch-rate="1" complexity="0">
+          <methods>
+            <method name="scale(float*, float)" signature="" line-rate="1" branch-rate="1">
+              <lines>
+                <line number="7" hits="1" branch="false" />
+              </lines>
+            </method>
+          </methods>
+          <lines>
+            <line number="7" hits="1" branch="false" />
+          </lines>
+        </class>
+        <class name="b.cu" filename="src/b.cu" line-rate="0" branch-rate="1" complexity="0">
+          <methods>
+            <method name="blur" signature="" line-rate="0" branch-rate="1">
+              <lines>
+                <line number="3" hits="0" branch="false" />
+              </lines>
+            </method>
+          </methods>
+          <lines>
+            <line number="3" hits="0" branch="false" />
+          </lines>
+        </class>
+      </classes>
+    </package>
+  </packages>
+</coverage>
+"""  # noqa: E501
+    assert shown == expected
+
+
+def test_annotations() -> None:
+    one = report(row(), crossed=("max: 100%",), not_covered=("a gap",), coverage=(OURS,))
+    assert list(render_annotations(one)) == [
+        "::error title=GPU code%3A threshold crossed::max: 100%25",
+        "::warning title=GPU code not traced::a gap",
+        "::warning title=1 unused kernel::hidden of libours.so: no test used this kernel",
+        "::warning file=src/a.cu,line=12,title=1 unused kernel::"
+        "void multiply<32>() of libours.so: no test used this kernel",
+        "::warning file=src/b.cu,line=3,title=1 unused kernel::"
+        "blur of libours.so: no test used this kernel",
+        "::notice title=GPU code::1.6 kB of 1.8 kB GPU code (94.3%25) is unused",
+    ]
+
+
+def test_github_shows_ten_warnings() -> None:
+    kernels = tuple(
+        KernelCoverage(name=f"k{n:02}", runs=(), file="a.cu", line=n) for n in range(1, 13)
+    )
+    one = report(row(), coverage=(LibraryCoverage(path="/a.so", kernels=kernels),))
+    warnings = [line for line in render_annotations(one) if line.startswith("::warning")]
+    assert len(warnings) == 10
+    assert warnings[-1].endswith("::3 more places have kernels that no test used")
+
+
+def test_missing() -> None:
+    assert list(render_missing([OURS], OPTIONS)) == [
+        "libours.so: 2 of 5 kernels looked up (40.0%)\n"
+        "  without line information\n"
+        "    hidden\n"
+        "  src/a.cu\n"
+        "    12  void multiply<32>()\n"
+        "  src/b.cu\n"
+        "     3  blur"
+    ]
+    [some] = render_missing([OURS], Reports(formats=(), top=1, demangle=False))
+    assert some.endswith("    hidden\n    and 2 more")
+    assert "so there is no kernel coverage" in "".join(render_missing([], OPTIONS))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_the_terminal_report_fits(width: int) -> None:
+    long = "libcudnn_engines_runtime_compiled_and_more.so.9.10.2"
+    sentence = "the trace of a process has no end, so what it may have used of the library is kept"
+    one = report(
+        row(long, notes=(sentence,), used_kernels=1, unused_kernels=("_Z5scalePff" + "x" * 300,)),
+        row(),
+        replay=f"No GPU: {sentence}",
+        warnings=(sentence,),
+        not_covered=(sentence,),
+        compiled_kernels=("k" * 10,) * 6,
+        coverage=(OURS,),
+    )
+    shown = "\n\n".join([*render_report(one, OPTIONS, width), *render_missing([OURS], OPTIONS, 40)])
+    # Words stay whole.
+    assert max(map(len, shown.splitlines())) <= max(width, len(f"  {long}:"))
+    header = next(line for line in shown.splitlines() if line.startswith("library  "))
+    assert ("elements" in header) == (width >= 200)
+    assert "unused" in header
+    if width == 80:
+        assert "kernels" in header and "used" in header
+        assert "libcudnn_engi" in shown and "so.9.10.2" in shown
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (0, "abcdefghij"),
+        (10, "abcdefghij"),
+        (9, "abc...hij"),
+        (8, "abc...ij"),
+        (4, "a..."),
+        (3, "abc"),
+    ],
+)
+def test_names_are_cut_in_the_middle(width: int, shown: str) -> None:
+    assert cut_middle("abcdefghij", width) == shown
+
+
+def test_a_cut_document_says_so() -> None:
+    text = "".join(f"line {n} ü\n" for n in range(1000))
+    assert cut_markdown(text, 60 << 10, 60 << 10) == text
+    cut = cut_markdown(text, 1 << 10, 1 << 10)
+    assert len(cut.encode()) <= 1 << 10
+    assert cut.endswith("\n\n*This report is cut at 1 KiB. The files of the run hold all of it.*\n")
+    assert cut.startswith("line 0 ü\nline 1 ü\n")
+    # Other reports have filled the file.
+    assert len(cut_markdown(text, 1 << 10, 20).encode()) <= 20
+    assert cut_markdown(text, 1 << 10, -5) == ""
