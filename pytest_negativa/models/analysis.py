@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Usage
@@ -53,8 +54,12 @@ class ReportContents:
         report: the rows, which every format shows.
         libraries: what the rows were made from; empty for an older run without plans.
         usage: what was traced.
+        tests: how the run's tests ended; empty if no pytest session ran.
+        history: the reports of the saved runs, the oldest first.
     """
 
     report: RunReport
     libraries: tuple[AnalyzedLibrary, ...]
     usage: Usage
+    tests: tuple[TestResult, ...] = ()
+    history: tuple[RunReport, ...] = ()

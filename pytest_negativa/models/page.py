@@ -1,0 +1,125 @@
+"""The data of the HTML report: a run's report, and everything below its rows, as columns.
+
+A run has 50,000 elements and 80,000 kernels, so each table is a record of columns of equal length.
+Texts stand once in ``Page.texts``, and columns refer to them by index (``TextIndex``).
+"""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Record
+from pytest_negativa.models.report import RunReport
+
+TextIndex = int
+Column = tuple[int, ...]
+
+
+class ElementColumns(Record, frozen=True, kw_only=True):
+    """Elements and frames, by library and offset.
+
+    Attributes:
+        library: index into ``RunReport.libraries``.
+        section, kind, arch: texts.
+        region: number of the region in its library, from 0; -1 for a frame.
+        start: file offset.
+        size: bytes in the file.
+        reason: text of a ``KeepReason`` or ``UnusedReason``.
+        detail: text that says more of the reason; -1 without.
+        count: 1, or how many small elements of one library, arch and reason this row stands for.
+    """
+
+    library: Column
+    section: Column
+    kind: Column
+    arch: Column
+    region: Column
+    start: Column
+    size: Column
+    reason: Column
+    detail: Column
+    count: Column
+
+
+class KernelColumns(Record, frozen=True, kw_only=True):
+    """Kernels that the run's devices could load, by library and place in the file.
+
+    Attributes:
+        library: index into ``RunReport.libraries``.
+        name: text, demangled.
+        mangled: text; -1 for an unused kernel. All mangled names would double the page.
+        size: bytes of its largest code in an unpacked cubin; 0 for PTX.
+        first: index of the test that used it first; -1 if unused.
+        element: index of the first element that holds it; -1 if none was read.
+    """
+
+    library: Column
+    name: Column
+    mangled: Column
+    size: Column
+    first: Column
+    element: Column
+
+
+class CopyColumns(Record, frozen=True, kw_only=True):
+    """Further elements that hold a kernel: indices into both tables."""
+
+    kernel: Column
+    element: Column
+
+
+class TestColumns(Record, frozen=True, kw_only=True):
+    """Tests, and the phases of the session in which something was used first.
+
+    Attributes:
+        name: text, the node id or the phase.
+        outcome: text; -1 for a phase or if it is unknown.
+        milliseconds: duration of all phases of the test.
+    """
+
+    __test__ = False
+
+    name: Column
+    outcome: Column
+    milliseconds: Column
+
+
+class LaunchColumns(Record, frozen=True, kw_only=True):
+    """Launches of a kernel in a test; empty if the trace recorded the first look-up alone."""
+
+    kernel: Column
+    test: Column
+    count: Column
+
+
+class HistoryColumns(Record, frozen=True, kw_only=True):
+    """Saved runs, the oldest first. Sizes in bytes.
+
+    Attributes:
+        run: text, the run's id.
+    """
+
+    run: Column
+    code_bytes: Column
+    unused_bytes: Column
+    kernels: Column
+    used_kernels: Column
+
+
+class Page(Record, frozen=True, kw_only=True):
+    """Everything that the HTML report shows.
+
+    Attributes:
+        unused_reasons: those values of ``reason`` that call an element unused.
+        texts: each text once.
+        left_out_kernels: unused kernels of a very large run that have no row.
+    """
+
+    report: RunReport
+    unused_reasons: tuple[str, ...]
+    texts: tuple[str, ...]
+    elements: ElementColumns
+    kernels: KernelColumns
+    copies: CopyColumns
+    tests: TestColumns
+    launches: LaunchColumns
+    history: HistoryColumns
+    left_out_kernels: int

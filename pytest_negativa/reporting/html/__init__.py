@@ -1,0 +1,1 @@
+"""The HTML report: one file with its own script, style and data."""

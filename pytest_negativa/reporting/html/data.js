@@ -1,0 +1,124 @@
+// Reads the page's data: see pack.py for its form.
+
+async function readData() {
+  const text = atob(document.getElementById("data").textContent);
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  const readColumn = columnReader(bytes, 4 + length);
+  for (const [name, columns] of Object.entries(data.tables)) {
+    data[name] = { length: columns.length ? columns[0][1] : 0 };
+    for (const [column, rows] of columns) data[name][column] = readColumn(rows);
+  }
+  const shared = readColumn(data.texts.length);
+  for (let i = 1; i < data.texts.length; i++) {
+    if (shared[i]) data.texts[i] = data.texts[i - 1].slice(0, shared[i]) + data.texts[i];
+  }
+  return data;
+}
+
+function columnReader(bytes, at) {
+  return (rows) => {
+    const values = new Float64Array(rows);
+    let value = 0;
+    for (let row = 0; row < rows; row++) {
+      let number = 0, scale = 1, byte;
+      do {
+        byte = bytes[at++];
+        number += (byte & 0x7f) * scale;
+        scale *= 128;
+      } while (byte & 0x80);
+      value += number % 2 ? -(number + 1) / 2 : number / 2;
+      values[row] = value;
+    }
+    return values;
+  };
+}
+
+// What a reason means for a reader, and the colour of what it decides.
+const CATEGORIES = [
+  { id: "used", title: "Used by the tests", text: "A test loaded this code." },
+  { id: "kept", title: "Kept for another reason", text: "A rule keeps this code, or too little is known of it." },
+  { id: "idle", title: "No test used it", text: "It fits the tested GPU, but no test asked for a kernel in its region." },
+  { id: "alien", title: "For other GPUs", text: "The tested GPU never loads it." },
+];
+const REASONS = {
+  "wrong-arch": [3, "Built for other GPUs (wrong arch)"],
+  "no-used-kernel": [2, "Fits the tested GPU, but no test used a kernel of its region (no used kernel)"],
+  "unreachable-kernel": [2, "Kernels that no test used, inside code that stays (unreachable kernel)"],
+  "loaded": [0, "Loaded by the tests"],
+  "memory-image": [0, "Loaded by the tests, unpacked by the library itself"],
+  "incomplete": [1, "More may have been used than the trace knows"],
+  "changed": [1, "The library is not the one that was traced"],
+  "unmatched": [1, "The tests loaded code that its map does not explain"],
+  "library-policy": [1, "The settings keep the library (keep.libraries)"],
+  "unreadable": [1, "Can't be read"],
+  "relocatable": [1, "The driver may have to link it"],
+  "arch-policy": [1, "The settings keep this GPU architecture (keep.archs)"],
+  "ptx-policy": [1, "The settings keep PTX (keep.ptx)"],
+  "kernel-policy": [1, "The settings keep a kernel in it (keep.kernels)"],
+  "hook": [1, "A plugin asked for it"],
+  "healed": [1, "A test failed without it"],
+};
+
+// Everything that the pages look up, computed once.
+function indexData(data) {
+  const { report, texts, elements, kernels, launches, copies, tests } = data;
+  data.libraryNames = uniqueNames(report.libraries.map((row) => row.path));
+  const unused = new Set(data.unusedReasons);
+  const categoryOf = (reason) => (REASONS[reason] || [unused.has(reason) ? 2 : 1])[0];
+  data.categoryOf = categoryOf;
+  data.category = Uint8Array.from(elements.reason, (reason) => categoryOf(texts[reason]));
+  data.testsOfKernel = new Map();
+  data.kernelsOfTest = new Map();
+  const note = (map, key, row) => (map.has(key) ? map.get(key).push(row) : map.set(key, [row]));
+  for (let i = 0; i < launches.length; i++) {
+    note(data.testsOfKernel, launches.kernel[i], [launches.test[i], launches.count[i]]);
+    note(data.kernelsOfTest, launches.test[i], [launches.kernel[i], launches.count[i]]);
+  }
+  const counted = new Set(data.testsOfKernel.keys());
+  for (let kernel = 0; kernel < kernels.length; kernel++) {
+    // A kernel that was looked up and never launched, or a trace without launches.
+    if (kernels.first[kernel] < 0 || counted.has(kernel)) continue;
+    note(data.testsOfKernel, kernel, [kernels.first[kernel], 0]);
+    note(data.kernelsOfTest, kernels.first[kernel], [kernel, 0]);
+  }
+  data.placesOf = (kernel) => {
+    const places = kernels.element[kernel] < 0 ? [] : [kernels.element[kernel]];
+    for (let i = 0; i < copies.length; i++) if (copies.kernel[i] === kernel) places.push(copies.element[i]);
+    return places;
+  };
+  data.kernelsIn = (element) => {
+    const found = [];
+    for (let i = 0; i < kernels.length; i++) if (kernels.element[i] === element) found.push(i);
+    for (let i = 0; i < copies.length; i++) if (copies.element[i] === element) found.push(copies.kernel[i]);
+    return found;
+  };
+  data.realTests = 0;
+  for (let i = 0; i < tests.length; i++) if (tests.outcome[i] >= 0 || texts[tests.name[i]].includes("::")) data.realTests++;
+  return data;
+}
+
+// File names, with as many parent folders as tell them apart.
+function uniqueNames(paths) {
+  const parts = paths.map((path) => path.split("/"));
+  const depth = paths.map(() => 1);
+  const short = (i) => parts[i].slice(-depth[i]).join("/");
+  for (let again = true; again; ) {
+    again = false;
+    const names = paths.map((_, i) => short(i));
+    names.forEach((name, i) => {
+      if (names.indexOf(name) !== names.lastIndexOf(name) && depth[i] < parts[i].length) { depth[i]++; again = true; }
+    });
+  }
+  return paths.map((_, i) => short(i));
+}
+
+// Why an element stays or goes, in words.
+function reasonOf(data, element) {
+  const reason = data.texts[data.elements.reason[element]];
+  return (REASONS[reason] || [0, reason])[1];
+}

@@ -1,0 +1,72 @@
+// Addresses (#/kernels?q=gemm) to pages, the theme, and the start.
+
+const PAGES = [["", "Overview"], ["libraries", "Libraries"], ["elements", "Elements"], ["kernels", "Kernels"], ["tests", "Tests"]];
+
+function pageOf(data, parts, params) {
+  const [name, id] = parts, i = Number(id);
+  const change = (state) => history.replaceState(null, "", `#/${name}${state ? `?${state}` : ""}`);
+  const has = (count) => Number.isInteger(i) && i >= 0 && i < count;
+  const { elements, kernels, tests, report } = data;
+  switch (name) {
+    case "": return overview(data, []);
+    case "map": return overview(data, parts.slice(1));
+    case "libraries": return listing("Libraries", "All libraries with GPU code that the run loaded. File is the whole library; the other figures are of its GPU code.", libraryTable(data, params, change));
+    case "elements": return listing("Elements", `The pieces that GPU code comes in: one for each source file and architecture, or so.${sum(elements.count) > elements.length ? " The smallest are grouped." : ""}`, elementTable(data, params, change));
+    case "kernels": return listing("Kernels", `The GPU functions that the tested GPU could load.${data.leftOutKernels ? ` ${formatCount(data.leftOutKernels)} unused kernels with little code are left out.` : ""}`, kernelTable(data, params, change));
+    case "tests": return listing("Tests", data.launches.length ? "The tests, and how many kernels each launched." : "The tests, and how many kernels each was the first to use. A trace at level launch tells all kernels of each test.", testTable(data, params, change));
+    case "library": if (has(report.libraries.length)) return libraryPage(data, i); break;
+    case "element": if (has(elements.length)) return elementPage(data, i); break;
+    case "kernel": if (has(kernels.length)) return kernelPage(data, i); break;
+    case "test": if (has(tests.length)) return testPage(data, i); break;
+  }
+  return [make("h1", {}, "Not in this report"), make("p", {}, link("#/", "Go to the overview"))];
+}
+
+function show(data, moved) {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  const main = document.getElementById("main");
+  if (parts[0] === "skip") { main.focus(); return; }
+  tip.hide();
+  tableInPrint = null;
+  main.replaceChildren(...pageOf(data, parts, new URLSearchParams(query || "")).filter(Boolean));
+  const plural = { map: "", library: "libraries", element: "elements", kernel: "kernels", test: "tests" };
+  const current = plural[parts[0]] ?? parts[0];
+  document.getElementById("nav").replaceChildren(...PAGES.map(([id, title]) => make("a", { href: `#/${id}`, "aria-current": id === current ? "page" : null }, title)));
+  document.title = `${main.querySelector("h1").textContent.slice(0, 80)} - GPU code report`;
+  if (moved) { scrollTo(0, 0); main.focus({ preventScroll: true }); }
+}
+
+function setUpTheme(redraw) {
+  const button = document.getElementById("theme"), root = document.documentElement;
+  const stored = () => { try { return localStorage.getItem("negativa-theme"); } catch { return null; } };
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const label = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", `${isDark() ? "Light" : "Dark"} theme`); };
+  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  label();
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("negativa-theme", root.dataset.theme); } catch { /* The choice lasts as long as the page. */ }
+    label();
+    redraw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redraw(); });
+}
+
+async function start() {
+  const data = indexData(await readData());
+  setUpTheme(() => show(data));
+  addEventListener("hashchange", () => show(data, true));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
+    const input = document.querySelector("input[type=search]");
+    if (input) { input.focus(); event.preventDefault(); }
+  });
+  show(data);
+  performance.mark("interactive");
+}
+
+start().catch((error) => {
+  document.getElementById("main").append(make("p", { class: "note bad" }, `This page's data can't be read: ${error.message}. A browser of 2023 or later is needed.`));
+  throw error;
+});

@@ -1,0 +1,267 @@
+"""What a run found to the columns of the HTML report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
+from pytest_negativa.models.library import CodeBlock
+from pytest_negativa.models.page import (
+    CopyColumns,
+    ElementColumns,
+    HistoryColumns,
+    KernelColumns,
+    LaunchColumns,
+    Page,
+    TestColumns,
+    TextIndex,
+)
+from pytest_negativa.models.plan import UnusedReason
+from pytest_negativa.models.trace import Context
+
+MOST_ELEMENTS = 150_000
+"""Rows of elements in a page; beyond them, the smallest are grouped."""
+
+MOST_KERNELS = 250_000
+"""Rows of kernels in a page; beyond them, the unused kernels with the least code are left out."""
+
+
+def build_page(
+    contents: ReportContents,
+    *,
+    most_elements: int = MOST_ELEMENTS,
+    most_kernels: int = MOST_KERNELS,
+) -> Page:
+    """Turn maps, plans and usage into the columns of a page.
+
+    Args:
+        contents: what the run found.
+        most_elements, most_kernels: limits of the two tables.
+    """
+    return _Builder(contents).build(most_elements, most_kernels)
+
+
+class _Element(NamedTuple):
+    library: int
+    section: TextIndex
+    kind: TextIndex
+    arch: TextIndex
+    region: int
+    start: int
+    size: int
+    reason: TextIndex
+    detail: TextIndex
+    count: int
+
+
+class _Kernel(NamedTuple):
+    library: int
+    name: TextIndex
+    mangled: TextIndex
+    size: int
+    first: int
+    element: int
+
+
+class _Texts:
+    """The table in which a page holds each text once."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, TextIndex] = {}
+
+    def index(self, text: str | None) -> TextIndex:
+        return -1 if text is None else self._indices.setdefault(text, len(self._indices))
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._indices)
+
+
+class _Builder:
+    def __init__(self, contents: ReportContents) -> None:
+        self._contents = contents
+        self._texts = _Texts()
+        self._tests: dict[TextIndex, tuple[TextIndex, int]] = {}
+        self._test_rows: dict[TextIndex, int] = {}
+
+    def build(self, most_elements: int, most_kernels: int) -> Page:
+        report = self._contents.report
+        rows = {row.path: number for number, row in enumerate(report.libraries)}
+        for test in self._contents.tests:
+            milliseconds = round(1000 * test.duration)
+            self._test(test.nodeid, self._texts.index(test.outcome.value), milliseconds)
+        elements: list[_Element] = []
+        kernels: list[_Kernel] = []
+        copies: list[tuple[int, int]] = []
+        for library in sorted(self._contents.libraries, key=lambda a: rows[a.plan.library.path]):
+            self._add(library, rows[library.plan.library.path], elements, kernels, copies)
+        left_out = max(0, len(kernels) - most_kernels)
+        elements, numbers = _grouped(elements, most_elements)
+        kernels, copies = _largest(kernels, copies, most_kernels)
+        return Page(
+            report=report,
+            unused_reasons=tuple(reason.value for reason in UnusedReason),
+            elements=ElementColumns(**_columns(_Element._fields, elements)),
+            kernels=KernelColumns(
+                **_columns(
+                    _Kernel._fields,
+                    [k._replace(element=numbers[k.element] if k.element >= 0 else -1) for k in kernels],
+                )
+            ),
+            copies=CopyColumns(
+                **_columns(("kernel", "element"), [(k, numbers[e]) for k, e in copies])
+            ),
+            launches=LaunchColumns(
+                **_columns(("kernel", "test", "count"), self._launches(kernels))
+            ),
+            tests=TestColumns(
+                **_columns(
+                    ("name", "outcome", "milliseconds"),
+                    [(name, *self._tests[name]) for name in self._test_rows],
+                )
+            ),
+            history=self._history(),
+            texts=self._texts.all(),
+            left_out_kernels=left_out,
+        )
+
+    def _add(
+        self,
+        library: AnalyzedLibrary,
+        row: int,
+        elements: list[_Element],
+        kernels: list[_Kernel],
+        copies: list[tuple[int, int]],
+    ) -> None:
+        plan, library_map, index = library.plan, library.library_map, self._texts.index
+        blocks = _blocks(library)
+        regions: dict[int, int] = {}
+        first = {use.name: self._phase(use.first) for use in plan.used_kernels}
+        wanted = first | dict.fromkeys(plan.unused_kernels, -1)
+        found: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        for decision in plan.decisions:
+            section, block = blocks[decision.start]
+            region = -1 if block.region is None else regions.setdefault(block.anchor, len(regions))
+            for kernel in library_map.kernels_of(block.content):
+                if kernel.name in wanted:
+                    found.setdefault(kernel.name, []).append(len(elements))
+                    sizes[kernel.name] = max(sizes.get(kernel.name, 0), kernel.code_size or 0)
+            elements.append(
+                _Element(
+                    row,
+                    index(section),
+                    index(block.kind.value),
+                    index(str(block.arch)),
+                    region,
+                    decision.start,
+                    decision.size,
+                    index(decision.reason),
+                    index(decision.detail),
+                    1,
+                )
+            )
+        for name in (*found, *(n for n in wanted if n not in found)):
+            places = found.get(name, [-1])
+            copies += [(len(kernels), place) for place in places[1:]]
+            kernels.append(
+                _Kernel(
+                    row,
+                    index(demangle(name)),
+                    index(name) if wanted[name] >= 0 else -1,
+                    sizes.get(name, 0),
+                    wanted[name],
+                    places[0],
+                )
+            )
+
+    def _phase(self, context: Context) -> int:
+        """The row of the test in which something was used, or of the phase of the session."""
+        return self._test(context.nodeid or str(context))
+
+    def _test(self, name: str, outcome: TextIndex = -1, milliseconds: int = 0) -> int:
+        text = self._texts.index(name)
+        self._tests.setdefault(text, (outcome, milliseconds))
+        return self._test_rows.setdefault(text, len(self._test_rows))
+
+    def _launches(self, kernels: Sequence[_Kernel]) -> Iterator[tuple[int, int, int]]:
+        by_name: defaultdict[TextIndex, list[int]] = defaultdict(list)
+        for number, kernel in enumerate(kernels):
+            if kernel.first >= 0:
+                by_name[kernel.mangled].append(number)
+        counts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        usage = self._contents.usage
+        for launch in usage.launches:
+            test = self._phase(usage.contexts[launch.context])
+            for kernel_number in by_name[self._texts.index(launch.name)]:
+                counts[kernel_number, test] += launch.count
+        return ((kernel, test, count) for (kernel, test), count in counts.items())
+
+    def _history(self) -> HistoryColumns:
+        rows = [
+            (
+                self._texts.index(report.run_id),
+                report.code_bytes,
+                report.unused_bytes,
+                sum(row.kernels for row in report.libraries),
+                sum(row.used_kernels for row in report.libraries),
+            )
+            for report in self._contents.history
+        ]
+        names = ("run", "code_bytes", "unused_bytes", "kernels", "used_kernels")
+        return HistoryColumns(**_columns(names, rows))
+
+
+def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:
+    return {
+        block.start: (section.name, block)
+        for section in library.library_map.sections
+        for block in section.iter_code()
+    }
+
+
+def _columns(
+    names: Sequence[str], rows: Iterable[tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return dict(zip(names, columns, strict=True))
+
+
+def _grouped(elements: list[_Element], most: int) -> tuple[list[_Element], Sequence[int]]:
+    """At most about ``most`` rows, the smallest in groups; and the new row of each old one."""
+    if len(elements) <= most:
+        return elements, range(len(elements))
+    by_size = sorted(range(len(elements)), key=lambda number: -elements[number].size)
+    alone = set(by_size[:most])
+    rows: list[_Element] = []
+    groups: dict[tuple[int, ...], int] = {}
+    numbers: list[int] = []
+    for number, element in enumerate(elements):
+        if number in alone:
+            numbers.append(len(rows))
+            rows.append(element)
+            continue
+        key = (element.library, element.section, element.kind, element.arch, element.reason)
+        if (row := groups.get(key)) is None:
+            groups[key] = row = len(rows)
+            rows.append(element._replace(region=-1, detail=-1))
+        else:
+            group = rows[row]
+            rows[row] = group._replace(size=group.size + element.size, count=group.count + 1)
+        numbers.append(row)
+    return rows, numbers
+
+
+def _largest(
+    kernels: list[_Kernel], copies: list[tuple[int, int]], most: int
+) -> tuple[list[_Kernel], list[tuple[int, int]]]:
+    """The used kernels, and of the others those with the most code, at most ``most`` in all."""
+    if len(kernels) <= most:
+        return kernels, copies
+    order = sorted(
+        range(len(kernels)), key=lambda number: (kernels[number].first < 0, -kernels[number].size)
+    )
+    kept = {old: new for new, old in enumerate(sorted(order[:most]))}
+    return [kernels[old] for old in kept], [(kept[k], e) for k, e in copies if k in kept]

@@ -1,0 +1,298 @@
+// The pages: each function turns the data, and what the address says, into elements.
+
+const num = (column) => ({ kind: "num", ...column });
+const libraryLink = (library) => `#/library/${library}`;
+const link = (href, text) => make("a", { href }, text);
+const marked = (category, text) => make("span", {}, swatch(category), text);
+const STATES = [["used", "used"], ["unused", "not used"]];
+const facts = (rows) => make("dl", { class: "facts" }, rows.filter((row) => row && row[1] !== null && row[1] !== undefined).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+const range = (count) => Uint32Array.from({ length: count }, (_, i) => i);
+const unusedOf = (row) => sum(row.unused.map((part) => part.bytes));
+const unusedBy = (row, category, data) => sum(row.unused.filter((part) => data.categoryOf(part.reason) === category).map((part) => part.bytes));
+const keptBy = (row, category, data) => sum(row.kept.filter((part) => data.categoryOf(part.reason) === category).map((part) => part.bytes));
+const partsOf = (row, data) => CATEGORIES.map(({ id }, i) => [id, i < 2 ? keptBy(row, i, data) : unusedBy(row, i, data)]);
+
+function notes(report) {
+  const list = (items, kind, title) => {
+    if (!items.length) return null;
+    const lines = make("ul", {}, items.slice(0, 3).map((item) => make("li", {}, item)));
+    const more = items.length > 3 ? make("details", {}, make("summary", {}, `${items.length - 3} more`), make("ul", {}, items.slice(3).map((item) => make("li", {}, item)))) : null;
+    return make("div", { class: `note ${kind}` }, make("strong", {}, title), lines, more);
+  };
+  return [
+    report.replay ? make("p", { class: "note" }, report.replay) : null,
+    list(report.crossed, "bad", "Limits that were crossed"),
+    list(report.not_covered, "warn", "Not covered by the trace, so what it may have used is kept"),
+    list(report.warnings, "warn", "Warnings"),
+  ];
+}
+
+function overview(data, path) {
+  const { report } = data, rows = report.libraries;
+  const code = sum(rows.map((row) => row.code_bytes)), unused = sum(rows.map(unusedOf));
+  const files = sum(rows.map((row) => row.size));
+  const kernels = sum(rows.map((row) => row.kernels)), used = sum(rows.map((row) => row.used_kernels));
+  const width = Math.min(1240, innerWidth - 40) > 820 ? 560 : Math.max(260, innerWidth - 60);
+  const tile = (href, figure, name, text) => make("a", { class: "tile", href }, make("span", { class: "name" }, name), make("b", {}, figure), make("span", {}, text));
+  const tests = data.realTests ? `these ${plural(data.realTests, "test", "tests")}`.replace("these 1 test", "this test") : "this run";
+  const pieces = [
+    make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code is not needed by ${tests}`),
+    make("p", { class: "lead" }, `The run loaded ${plural(rows.length, "library", "libraries")} with ${formatBytes(code)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
+      `${formatBytes(unused)} of it did nothing for the tests; ${formatBytes(code - unused)} stays.`),
+    ...notes(report),
+    make("div", { class: "tiles" },
+      tile("#/libraries", formatBytes(unused), "Removable", `${formatShare(unused, files)} of ${formatBytes(files)} of libraries`),
+      tile("#/elements?reason=wrong-arch", formatBytes(sum(rows.map((row) => unusedBy(row, 3, data)))), "For other GPUs", "never loaded by the tested GPU"),
+      tile("#/elements?reason=no-used-kernel", formatBytes(sum(rows.map((row) => unusedBy(row, 2, data)))), "No test used it", "fits the tested GPU"),
+      tile("#/kernels?state=used", `${formatCount(used)} of ${formatCount(kernels)}`, "Kernels used", `${formatShare(used, kernels)} of those that fit the tested GPU`)),
+  ];
+  const map = data.elements.length ? new Treemap(data, path, (zoomed) => history.replaceState(null, "", zoomed.length ? `#/map/${zoomed.map(encodeURIComponent).join("/")}` : "#/")) : null;
+  if (map) pieces.push(map.root);
+  pieces.push(make("div", { class: "grid" }, pictures(data, width)));
+  return pieces;
+}
+
+function pictures(data, width) {
+  const { report, elements, texts } = data, rows = report.libraries, found = [];
+  const shown = rows.slice(0, 12), others = rows.slice(12);
+  const bars = shown.map((row, i) => [data.libraryNames[i], libraryLink(i), partsOf(row, data), `${formatBytes(row.code_bytes)}`]);
+  if (others.length) {
+    const merged = CATEGORIES.map(({ id }, c) => [id, sum(others.map((row) => partsOf(row, data)[c][1]))]);
+    bars.push([`${others.length} more`, "#/libraries", merged, formatBytes(sum(others.map((row) => row.code_bytes)))]);
+  }
+  found.push(card("GPU code by library", null, legend([0, 1, 2, 3]), barRows(bars)));
+
+  const archs = new Map();
+  for (let i = 0; i < elements.length; i++) {
+    const name = texts[elements.arch[i]];
+    if (!archs.has(name)) archs.set(name, [0, 0, 0, 0]);
+    archs.get(name)[data.category[i]] += elements.size[i];
+  }
+  if (archs.size) {
+    const list = [...archs].sort((a, b) => sum(b[1]) - sum(a[1])).slice(0, 14);
+    found.push(card("GPU code by architecture", "What each GPU architecture adds to the libraries.",
+      barRows(list.map(([name, parts]) => [name, `#/elements?arch=${encodeURIComponent(name)}`, parts.map((size, c) => [CATEGORIES[c].id, size]), formatBytes(sum(parts))]))));
+  }
+  const code = sum(rows.map((row) => row.code_bytes));
+  const reasons = new Map();
+  for (const row of rows) for (const part of [...row.unused, ...row.kept]) {
+    const known = reasons.get(part.reason) || { bytes: 0, elements: 0 };
+    reasons.set(part.reason, { bytes: known.bytes + part.bytes, elements: known.elements + part.elements });
+  }
+  const byBytes = [...reasons].sort((a, b) => b[1].bytes - a[1].bytes);
+  found.push(card("Reasons of removal, and of keeping", null, barRows(byBytes.map(([reason, { bytes, elements: count }]) =>
+    [(REASONS[reason] || [0, reason])[1], `#/elements?reason=${encodeURIComponent(reason)}`, [[CATEGORIES[data.categoryOf(reason)].id, bytes]], `${formatBytes(bytes)}, ${formatShare(bytes, code)}`]))));
+
+  const removable = rows.map((row, i) => ({ name: data.libraryNames[i], bytes: unusedOf(row) })).filter((row) => row.bytes).sort((a, b) => b.bytes - a.bytes);
+  if (removable.length > 1) {
+    const total = sum(removable.map((row) => row.bytes));
+    let count = 0;
+    for (let added = 0; added < 0.8 * total; count++) added += removable[count].bytes;
+    const named = removable.slice(0, Math.min(count, 4)).map((row) => row.name).join(", ");
+    found.push(card("Where to begin", `${plural(count, "library holds", "libraries hold")} 80% of the removable bytes: ${named}${count > 4 ? " and others" : ""}.`, paretoChart(removable, width)));
+    found.push(card("How much each library can lose", "Libraries by the share of their GPU code that is unused.",
+      histogram(rows.filter((row) => row.code_bytes).map((row) => unusedOf(row) / row.code_bytes), width)));
+  }
+  const groups = testGroups(data);
+  if (groups.length > 1) {
+    found.push(make("div", { class: groups.length > 12 ? "full" : null }, card("Which tests use the same kernels",
+      `Darker: more kernels in common (Jaccard similarity). ${groups.byModule ? "Tests are grouped by module." : ""}`, heatMap(groups, groups.length > 12 && width === 560 ? 1180 : width))));
+  }
+  if (data.history.length > 1) {
+    found.push(card("Growth over saved runs", null,
+      make("ul", { class: "legend" }, make("li", {}, make("span", { class: "swatch accent" }), "GPU code"), make("li", {}, make("span", { class: "swatch idle" }), "unused")),
+      growthChart(data.history, texts, width)));
+  }
+  return found;
+}
+
+// Tests with the kernels that they launched; a trace of first look-ups alone can't tell them.
+function testGroups(data) {
+  const { tests, texts, launches } = data;
+  if (!launches.length) return [];
+  const all = [...data.kernelsOfTest].filter(([, rows]) => rows.some(([, count]) => count));
+  const byModule = all.length > 40, groups = new Map();
+  for (const [test, rows] of all) {
+    const name = texts[tests.name[test]], key = byModule ? name.split("::")[0] : name;
+    if (!groups.has(key)) groups.set(key, { name: key, kernels: new Set() });
+    for (const [kernel] of rows) groups.get(key).kernels.add(kernel);
+  }
+  const list = [...groups.values()].sort((a, b) => (a.name < b.name ? -1 : 1)).slice(0, 40);
+  list.byModule = byModule;
+  return list;
+}
+
+function libraryTable(data, params, onChange) {
+  const rows = data.report.libraries;
+  return new Table({
+    label: "libraries", rows: range(rows.length), params, onChange, sort: "-unused", placeholder: "Search path",
+    search: (i) => rows[i].path, href: libraryLink,
+    columns: [
+      { id: "name", title: "Library", cell: (i) => data.libraryNames[i], key: (i) => data.libraryNames[i].toLowerCase() },
+      num({ id: "size", title: "File", width: 90, hide: "wide", cell: (i) => formatBytes(rows[i].size), key: (i) => rows[i].size }),
+      num({ id: "code", title: "GPU code", width: 100, hide: "middle", cell: (i) => formatBytes(rows[i].code_bytes), key: (i) => rows[i].code_bytes }),
+      num({ id: "unused", title: "Unused", width: 95, cell: (i) => formatBytes(unusedOf(rows[i])), key: (i) => unusedOf(rows[i]) }),
+      num({ id: "share", title: "Share", width: 78, cell: (i) => formatShare(unusedOf(rows[i]), rows[i].code_bytes), key: (i) => unusedOf(rows[i]) / (rows[i].code_bytes || 1) }),
+      num({ id: "arch", title: "Other GPUs", width: 110, hide: "wide", cell: (i) => formatBytes(unusedBy(rows[i], 3, data)), key: (i) => unusedBy(rows[i], 3, data) }),
+      num({ id: "idle", title: "No test", width: 95, hide: "wide", cell: (i) => formatBytes(unusedBy(rows[i], 2, data)), key: (i) => unusedBy(rows[i], 2, data) }),
+      num({ id: "elements", title: "Elements", width: 95, hide: "wide", cell: (i) => formatCount(rows[i].elements), key: (i) => rows[i].elements }),
+      num({ id: "kernels", title: "Kernels", width: 90, hide: "wide", cell: (i) => formatCount(rows[i].kernels), key: (i) => rows[i].kernels }),
+      num({ id: "used", title: "Used", width: 70, hide: "middle", cell: (i) => formatCount(rows[i].used_kernels), key: (i) => rows[i].used_kernels }),
+    ],
+  });
+}
+
+const libraryFilter = (data, column) => ({
+  id: "library", label: "All libraries", options: data.libraryNames.map((name, i) => [String(i), name]), test: (row, value) => column[row] === Number(value),
+});
+const elementName = (data, i) => {
+  const { elements, texts } = data;
+  const place = elements.count[i] > 1 ? `${formatCount(elements.count[i])} small ones` : `at ${elements.start[i].toLocaleString("en-US")}`;
+  return `${texts[elements.arch[i]]} ${texts[elements.kind[i]]} ${place}`;
+};
+
+function elementTable(data, params, onChange, only) {
+  const { elements, texts } = data, text = (column) => (i) => (column[i] < 0 ? "" : texts[column[i]]);
+  const arch = text(elements.arch), reason = text(elements.reason), detail = text(elements.detail), kind = text(elements.kind), section = text(elements.section);
+  const distinct = (column) => [...new Set(column)].map((i) => texts[i]).sort();
+  return new Table({
+    label: "elements", rows: only || range(elements.length), params, onChange, sort: "-size", placeholder: "Search library, architecture, reason, test",
+    search: (i) => `${data.libraryNames[elements.library[i]]} ${arch(i)} ${kind(i)} ${section(i)} ${reason(i)} ${reasonOf(data, i)} ${detail(i)} ${elements.start[i]}`,
+    href: (i) => `#/element/${i}`,
+    filters: [
+      libraryFilter(data, elements.library),
+      { id: "arch", label: "All architectures", options: distinct(elements.arch).map((name) => [name, name]), test: (i, value) => arch(i) === value },
+      { id: "reason", label: "All reasons", options: distinct(elements.reason).map((name) => [name, (REASONS[name] || [0, name])[1]]), test: (i, value) => reason(i) === value },
+    ],
+    columns: [
+      { id: "element", title: "Element", cell: (i) => marked(data.category[i], elementName(data, i)), key: (i) => elements.library[i] * 1e12 + elements.start[i], kind: undefined },
+      { id: "library", title: "Library", hide: "middle", cell: (i) => data.libraryNames[elements.library[i]], key: (i) => data.libraryNames[elements.library[i]].toLowerCase() },
+      { id: "section", title: "Section", width: 130, hide: "wide", cell: section, key: section },
+      num({ id: "size", title: "Size", width: 95, cell: (i) => formatBytes(elements.size[i]), key: (i) => elements.size[i] }),
+      { id: "reason", title: "Reason", hide: "wide", cell: (i) => reasonOf(data, i), key: reason },
+    ],
+  });
+}
+
+function kernelTable(data, params, onChange, only, counts) {
+  const { kernels, tests, texts } = data;
+  const name = (i) => texts[kernels.name[i]];
+  const first = (i) => (kernels.first[i] < 0 ? "" : texts[tests.name[kernels.first[i]]]);
+  return new Table({
+    label: "kernels", rows: only || range(kernels.length), params, onChange, sort: "-size", placeholder: "Search kernels, e.g. gemm bf16",
+    search: (i) => (kernels.mangled[i] < 0 ? name(i) : `${name(i)} ${texts[kernels.mangled[i]]}`),
+    href: (i) => `#/kernel/${i}`,
+    filters: [
+      libraryFilter(data, kernels.library),
+      { id: "state", label: "Used or not", options: STATES, test: (i, value) => (kernels.first[i] >= 0) === (value === "used") },
+    ],
+    columns: [
+      { id: "name", title: "Kernel", cell: (i) => marked(kernels.first[i] >= 0 ? 0 : 2, name(i)), key: name },
+      { id: "library", title: "Library", width: 230, hide: "wide", cell: (i) => data.libraryNames[kernels.library[i]], key: (i) => data.libraryNames[kernels.library[i]].toLowerCase() },
+      num({ id: "size", title: "Code", width: 88, cell: (i) => (kernels.size[i] ? formatBytes(kernels.size[i]) : "-"), key: (i) => kernels.size[i] }),
+      counts
+        ? num({ id: "launches", title: "Launches", width: 100, cell: (i) => (counts.get(i) ? formatCount(counts.get(i)) : "-"), key: (i) => counts.get(i) || 0 })
+        : { id: "first", title: "Used first in", width: 260, hide: "wide", cell: first, key: first },
+    ],
+  });
+}
+
+function testTable(data, params, onChange, only, counts) {
+  const { tests, texts } = data, name = (i) => texts[tests.name[i]];
+  const outcome = (i) => (tests.outcome[i] < 0 ? "" : texts[tests.outcome[i]]);
+  const kernels = (i) => (data.kernelsOfTest.get(i) || []).length;
+  const outcomes = [...new Set(tests.outcome)].filter((i) => i >= 0).map((i) => texts[i]).sort();
+  return new Table({
+    label: "tests", rows: only || range(tests.length), params, onChange, sort: counts ? "-launches" : "-kernels", placeholder: "Search tests",
+    search: name, href: (i) => `#/test/${i}`,
+    filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), test: (i, value) => outcome(i) === value }] : [],
+    columns: [
+      { id: "name", title: "Test", cell: name, key: name },
+      { id: "outcome", title: "Outcome", width: 100, hide: "middle", cell: outcome, key: outcome },
+      num({ id: "time", title: "Time", width: 90, hide: "middle", cell: (i) => (tests.outcome[i] < 0 ? "-" : formatTime(tests.milliseconds[i])), key: (i) => tests.milliseconds[i] }),
+      num(counts
+        ? { id: "launches", title: "Launches", width: 100, cell: (i) => (counts.get(i) ? formatCount(counts.get(i)) : "-"), key: (i) => counts.get(i) || 0 }
+        : { id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: 120, cell: (i) => formatCount(kernels(i)), key: kernels }),
+    ],
+  });
+}
+
+function listing(title, text, table) {
+  return [make("h1", {}, title), make("p", { class: "lead" }, text), table.root];
+}
+
+function libraryPage(data, i) {
+  const row = data.report.libraries[i], unused = unusedOf(row), { elements, kernels } = data;
+  const own = range(elements.length).filter((at) => elements.library[at] === i);
+  const ownKernels = range(kernels.length).filter((at) => kernels.library[at] === i);
+  return [
+    make("p", {}, link("#/libraries", "Libraries"), " ›"),
+    make("h1", {}, data.libraryNames[i]),
+    make("p", { class: "lead" }, `${formatBytes(unused)} of ${formatBytes(row.code_bytes)} GPU code (${formatShare(unused, row.code_bytes)}) is unused; the tests used ${formatCount(row.used_kernels)} of ${plural(row.kernels, "kernel", "kernels")}.`),
+    ...row.notes.map((note) => make("p", { class: "note" }, note)),
+    make("div", { class: "grid" },
+      card("Facts", null, facts([
+        ["Path", make("code", {}, row.path)], ["File", formatBytes(row.size)],
+        ["GPU code", `${formatBytes(row.code_bytes)} in ${plural(row.elements, "element", "elements")}`],
+        row.trimmed ? ["Inside kept elements", `${formatBytes(row.trimmed.unused_bytes)} of ${formatBytes(row.trimmed.code_bytes)} code (unpacked) belongs to kernels that no test used`] : null,
+        ["In the treemap", link(`#/map/${i}`, "open")],
+      ])),
+      card("Reasons", null, barRows([...row.unused, ...row.kept].map((part) => [(REASONS[part.reason] || [0, part.reason])[1], `#/elements?library=${i}&reason=${part.reason}`, [[CATEGORIES[data.categoryOf(part.reason)].id, part.bytes]], formatBytes(part.bytes)])))),
+    own.length ? make("section", {}, make("h2", {}, "Elements"), elementTable(data, new URLSearchParams(), undefined, own).root) : null,
+    ownKernels.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, ownKernels).root) : null,
+  ];
+}
+
+function elementPage(data, i) {
+  const { elements, texts } = data, library = elements.library[i], inside = data.kernelsIn(i);
+  return [
+    make("p", {}, link("#/elements", "Elements"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
+    make("h1", {}, elementName(data, i)),
+    make("p", { class: "lead" }, marked(data.category[i], `${reasonOf(data, i)}.`)),
+    make("div", { class: "card" }, facts([
+      ["Library", link(libraryLink(library), data.libraryNames[library])],
+      ["Section", make("code", {}, texts[elements.section[i]])],
+      elements.region[i] < 0 ? null : ["Region", String(elements.region[i])],
+      ["File offset", elements.count[i] > 1 ? null : `${formatCount(elements.start[i])} (0x${elements.start[i].toString(16)})`],
+      ["Size", `${formatBytes(elements.size[i])} (${formatCount(elements.size[i])} bytes)`],
+      ["Architecture", texts[elements.arch[i]]], ["Kind", texts[elements.kind[i]]],
+      ["Decision", data.category[i] < 2 ? "stays" : "unused"],
+      elements.detail[i] < 0 ? null : ["Because of", texts[elements.detail[i]]],
+    ])),
+    make("section", {}, make("h2", {}, "Kernels in it"), inside.length ? kernelTable(data, new URLSearchParams(), undefined, inside).root
+      : make("p", { class: "quiet" }, "None that the tested GPU could load is known here.")),
+  ];
+}
+
+function kernelPage(data, i) {
+  const { kernels, texts } = data, users = data.testsOfKernel.get(i) || [], library = kernels.library[i];
+  const counts = new Map(users), launched = users.some(([, count]) => count);
+  const places = data.placesOf(i);
+  return [
+    make("p", {}, link("#/kernels", "Kernels"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
+    make("h1", { class: "mono" }, texts[kernels.name[i]]),
+    make("p", { class: "lead" }, marked(kernels.first[i] < 0 ? 2 : 0, kernels.first[i] < 0 ? "No test used this kernel." : launched ? `${plural(users.length, "test", "tests")} launched this kernel.` : "The tests use this kernel.")),
+    make("div", { class: "card" }, facts([
+      kernels.mangled[i] < 0 ? null : ["Mangled name", make("code", {}, texts[kernels.mangled[i]])],
+      ["Library", link(libraryLink(library), data.libraryNames[library])],
+      ["Code", kernels.size[i] ? `${formatBytes(kernels.size[i])}, unpacked` : "only as PTX, which has no size"],
+    ])),
+    users.length ? make("section", {}, make("h2", {}, launched ? "Tests that launched it" : "The test that used it first"),
+      launched ? null : make("p", { class: "quiet" }, "Others may use it, too. A trace at level launch tells (--negativa-level=launch)."),
+      testTable(data, new URLSearchParams(), undefined, users.map(([test]) => test), launched ? counts : undefined).root) : null,
+    places.length ? make("section", {}, make("h2", {}, "Elements that hold it"), elementTable(data, new URLSearchParams(), undefined, places).root) : null,
+  ];
+}
+
+function testPage(data, i) {
+  const { tests, texts } = data, used = data.kernelsOfTest.get(i) || [], launched = used.some(([, count]) => count);
+  const outcome = tests.outcome[i] < 0 ? null : texts[tests.outcome[i]];
+  return [
+    make("p", {}, link("#/tests", "Tests"), " ›"),
+    make("h1", {}, texts[tests.name[i]]),
+    make("p", { class: "lead" }, !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
+      : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),
+    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])]])) : null,
+    used.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, used.map(([kernel]) => kernel), launched ? new Map(used) : undefined).root) : null,
+  ];
+}
