@@ -24,7 +24,7 @@ class ElementColumns(Record, frozen=True, kw_only=True):
         size: bytes in the file.
         reason: text of a ``KeepReason`` or ``UnusedReason``.
         detail: text that says more of the reason; -1 without.
-        count: 1, or how many small elements of one library, arch and reason this row stands for.
+        members: 1, or how many small elements of one library, arch and reason are in this row.
     """
 
     library: Column
@@ -36,7 +36,7 @@ class ElementColumns(Record, frozen=True, kw_only=True):
     size: Column
     reason: Column
     detail: Column
-    count: Column
+    members: Column
 
 
 class KernelColumns(Record, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ _TABLES = ("elements", "kernels", "copies", "tests", "launches", "history")
 def pack(page: Page) -> bytes:
     """The data of a page, deflated (RFC 1950)."""
     tables = {name: msgspec.structs.asdict(getattr(page, name)) for name in _TABLES}
+    shared = shared_lengths(page.texts)
     header = {
         "report": page.report,
         "unusedReasons": page.unused_reasons,
@@ -30,7 +31,8 @@ def pack(page: Page) -> bytes:
             for name, columns in tables.items()
         },
         "texts": [
-            text[shared:] for text, shared in zip(page.texts, shared_lengths(page.texts), strict=True)
+            text[shared:]
+            for text, shared in zip(page.texts, shared_lengths(page.texts), strict=True)
         ],
     }
     encoded = msgspec.json.encode(header)
@@ -38,7 +40,7 @@ def pack(page: Page) -> bytes:
     for columns in tables.values():
         for values in columns.values():
             _write_column(numbers, values)
-    _write_column(numbers, shared_lengths(page.texts))
+    _write_column(numbers, shared)
     return zlib.compress(len(encoded).to_bytes(4, "little") + encoded + numbers, 9)
 
 

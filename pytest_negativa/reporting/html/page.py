@@ -54,7 +54,7 @@ class _Element(NamedTuple):
     size: int
     reason: TextIndex
     detail: TextIndex
-    count: int
+    members: int
 
 
 class _Kernel(NamedTuple):
@@ -107,7 +107,10 @@ class _Builder:
             kernels=KernelColumns(
                 **_columns(
                     _Kernel._fields,
-                    [k._replace(element=numbers[k.element] if k.element >= 0 else -1) for k in kernels],
+                    [
+                        k._replace(element=numbers[k.element] if k.element >= 0 else -1)
+                        for k in kernels
+                    ],
                 )
             ),
             copies=CopyColumns(
@@ -222,9 +225,7 @@ def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:
     }
 
 
-def _columns(
-    names: Sequence[str], rows: Iterable[tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
+def _columns(names: Sequence[str], rows: Iterable[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     return dict(zip(names, columns, strict=True))
 
@@ -249,9 +250,13 @@ def _grouped(elements: list[_Element], most: int) -> tuple[list[_Element], Seque
             rows.append(element._replace(region=-1, detail=-1))
         else:
             group = rows[row]
-            rows[row] = group._replace(size=group.size + element.size, count=group.count + 1)
+            rows[row] = group._replace(size=group.size + element.size, members=group.members + 1)
         numbers.append(row)
     return rows, numbers
+
+
+def _row_of(numbers: Sequence[int], element: int) -> int:
+    return element if element < 0 else numbers[element]
 
 
 def _largest(

@@ -147,7 +147,7 @@ const libraryFilter = (data, column) => ({
 });
 const elementName = (data, i) => {
   const { elements, texts } = data;
-  const place = elements.count[i] > 1 ? `${formatCount(elements.count[i])} small ones` : `at ${elements.start[i].toLocaleString("en-US")}`;
+  const place = elements.members[i] > 1 ? `${formatCount(elements.members[i])} small ones` : `at ${elements.start[i].toLocaleString("en-US")}`;
   return `${texts[elements.arch[i]]} ${texts[elements.kind[i]]} ${place}`;
 };
 
@@ -253,7 +253,7 @@ function elementPage(data, i) {
       ["Library", link(libraryLink(library), data.libraryNames[library])],
       ["Section", make("code", {}, texts[elements.section[i]])],
       elements.region[i] < 0 ? null : ["Region", String(elements.region[i])],
-      ["File offset", elements.count[i] > 1 ? null : `${formatCount(elements.start[i])} (0x${elements.start[i].toString(16)})`],
+      ["File offset", elements.members[i] > 1 ? null : `${formatCount(elements.start[i])} (0x${elements.start[i].toString(16)})`],
       ["Size", `${formatBytes(elements.size[i])} (${formatCount(elements.size[i])} bytes)`],
       ["Architecture", texts[elements.arch[i]]], ["Kind", texts[elements.kind[i]]],
       ["Decision", data.category[i] < 2 ? "stays" : "unused"],

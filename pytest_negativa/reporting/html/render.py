@@ -13,7 +13,6 @@ from importlib import resources
 
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
@@ -21,7 +20,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items, format_s
 _SCRIPTS = ("data.js", "view.js", "treemap.js", "table.js", "pages.js", "main.js")
 
 
-def render_html(contents: ReportContents, _options: Reports) -> bytes:
+def render_html(contents: ReportContents) -> bytes:
     """The report as one HTML file, which needs no network."""
     style = _asset("style.css")
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))

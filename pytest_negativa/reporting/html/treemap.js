@@ -16,7 +16,7 @@ function buildTree(data, grouping) {
     const group = texts[elements[grouping][i]];
     let node = child(library, group, group);
     if (elements.region[i] >= 0) node = child(node, `region ${elements.region[i]}`, `region ${elements.region[i]}`);
-    node.items.push({ element: i, size: elements.size[i], category: data.category[i], count: elements.count[i] });
+    node.items.push({ element: i, size: elements.size[i], category: data.category[i], count: elements.members[i] });
   }
   finishNode(root);
   return root;

@@ -1,0 +1,232 @@
+"""The HTML report without a browser: its columns, its packed data, its policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict, replace
+
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.analysis.report import build_report
+from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.page import Page
+from pytest_negativa.models.trace import Context, Launches, Phase, Usage
+from pytest_negativa.reporting.html.pack import pack
+from pytest_negativa.reporting.html.page import build_page
+from pytest_negativa.reporting.html.render import render_html
+from tests.support.analyses import settings, used
+from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.sessions import unmeasured_environ
+from tests.support.usages import TEST
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def contents_of(folder: Path, usage: Usage, **changes: Any) -> ReportContents:
+    options = settings(folder)
+    analysis = analyze(usage, options)
+    report = build_report(analysis, options, run_id="run", directory="run", files=())
+    return ReportContents(replace(report, **changes), analysis.libraries, analysis.usage)
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
+    """The quickstart's library, of which one test used a kernel in each of the first two regions."""
+    usage = used(QUICKSTART_LIBRARY, regions=(0, 1))
+    return contents_of(tmp_path_factory.mktemp("page"), usage)
+
+
+def texts(page: Page, column: tuple[int, ...]) -> list[str | None]:
+    return [None if index < 0 else page.texts[index] for index in column]
+
+
+def test_elements_add_up_to_the_report(contents: ReportContents) -> None:
+    page = build_page(contents)
+    sizes: Counter[str | None] = Counter()
+    for reason, size in zip(texts(page, page.elements.reason), page.elements.size, strict=True):
+        sizes[reason] += size
+    (row,) = contents.report.libraries
+    assert sizes == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
+    (library,) = contents.libraries
+    assert list(page.elements.start) == [d.start for d in library.plan.decisions]
+    assert set(texts(page, page.elements.arch)) == {
+        f"sm_{arch}" for arch in (75, 80, 86, 90, 100, 120)
+    }
+    assert set(page.elements.region) == {0, 1, 2, 3}
+    assert set(page.elements.members) == {1}
+
+
+def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
+    page = build_page(contents)
+    (library,) = contents.libraries
+    kernels = page.kernels
+    assert len(kernels.name) == 13
+    mangled = {name for name in texts(page, kernels.mangled) if name}
+    assert mangled == {use.name for use in library.plan.used_kernels}
+    assert "void matrices::multiply<16>(float const*, float const*, float*, int, int, int)" in (
+        texts(page, kernels.name)
+    )
+    kept = {d.start for d in library.plan.decisions if d.kept}
+    for first, element in zip(kernels.first, kernels.element, strict=True):
+        assert first in (0, -1)
+        if first == 0:
+            assert page.elements.start[element] in kept
+    assert texts(page, page.tests.name) == [TEST.nodeid]
+    assert not page.launches.count
+
+
+def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Path) -> None:
+    usage = used(QUICKSTART_LIBRARY, regions=(0,))
+    name = usage.libraries[0].images[0].use.kernels[0].name
+    other = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_other")
+    usage = replace(
+        usage,
+        contexts=(*usage.contexts, other),
+        launches=(
+            Launches(name=name, context=0, count=3),
+            Launches(name=name, context=1, count=4),
+            Launches(name="compiled at run time", context=1, count=5),
+        ),
+    )
+    found = contents_of(tmp_path, usage)
+    results = (TestResult(nodeid="tests/test_a.py::test_b", outcome=Outcome.PASSED, duration=1.25),)
+    page = build_page(
+        ReportContents(found.report, found.libraries, found.usage, results, (found.report,) * 2)
+    )
+    assert texts(page, page.tests.name) == [TEST.nodeid, other.nodeid]
+    assert texts(page, page.tests.outcome) == ["passed", None]
+    assert page.tests.milliseconds == (1250, 0)
+    assert texts(page, tuple(page.kernels.mangled[k] for k in page.launches.kernel)) == [name] * 2
+    assert (page.launches.test, page.launches.count) == ((0, 1), (3, 4))
+    assert page.history.unused_bytes == (found.report.unused_bytes,) * 2
+
+
+def test_small_elements_are_grouped(contents: ReportContents) -> None:
+    whole, page = build_page(contents), build_page(contents, most_elements=5, most_kernels=6)
+    for one, column in ((whole, whole.elements), (page, page.elements)):
+        assert sum(column.members) == 28
+        assert sum(column.size) == contents.report.code_bytes, one
+    assert len(page.elements.size) < 28
+    # Each group is of one reason, and what was used stays.
+    by_reason = {
+        reason: sum(
+            s for r, s in zip(page.elements.reason, page.elements.size, strict=True) if r == reason
+        )
+        for reason in set(page.elements.reason)
+    }
+    (row,) = contents.report.libraries
+    assert {page.texts[r]: size for r, size in by_reason.items()} == {
+        part.reason: part.bytes for part in (*row.kept, *row.unused)
+    }
+    assert (len(page.kernels.name), page.left_out_kernels) == (6, 7)
+    assert sum(first >= 0 for first in page.kernels.first) == 2
+    assert all(
+        0 <= e < len(page.elements.size) for e in (*page.kernels.element, *page.copies.element)
+    )
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """What the page's script reads, read a second time."""
+    data = zlib.decompress(data)
+    size = int.from_bytes(data[:4], "little")
+    header: dict[str, Any] = json.loads(data[4 : 4 + size])
+    numbers = sint64s(data[4 + size :])
+    for columns in header["tables"].values():
+        columns[:] = [(name, column(numbers, rows)) for name, rows in columns]
+    shared = column(numbers, len(header["texts"]))
+    for row, length in enumerate(shared):
+        header["texts"][row] = header["texts"][row - 1][:length] + header["texts"][row]
+    assert next(numbers, None) is None
+    return header
+
+
+def sint64s(data: bytes) -> Iterator[int]:
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield (value >> 1) ^ -(value & 1)
+            value = shift = 0
+
+
+def column(numbers: Iterator[int], rows: int) -> tuple[int, ...]:
+    values = [0]
+    for _ in range(rows):
+        values.append(values[-1] + next(numbers))
+    return tuple(values[1:])
+
+
+def test_packed_data_comes_back(contents: ReportContents) -> None:
+    page = build_page(contents)
+    page = replace(page, texts=(*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE))
+    page = replace(
+        page, history=replace(page.history, **dict.fromkeys(asdict(page.history), (1 << 52, 0, 7)))
+    )
+    found = unpacked(pack(page))
+    assert tuple(found["texts"]) == page.texts
+    for name in ("elements", "kernels", "copies", "tests", "launches", "history"):
+        assert dict(found["tables"][name]) == asdict(getattr(page, name))
+    assert found["report"]["libraries"][0]["path"] == contents.report.libraries[0].path
+
+
+def test_the_policy_allows_the_own_script_alone(contents: ReportContents) -> None:
+    page = render_html(contents).decode()
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0])
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    for tag, directive in (("script", "script-src"), ("style", "style-src")):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert directives[directive] == f"'sha256-{digest}'"
+    assert directives["default-src"] == "'none'"
+    assert set(directives) == {
+        "default-src",
+        "script-src",
+        "style-src",
+        "img-src",
+        "base-uri",
+        "form-action",
+    }
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "{{data}}", "<!--<script>"])
+def test_names_are_text(contents: ReportContents, name: str) -> None:
+    """Text of the report is escaped, or inside the packed data."""
+    report = replace(contents.report, devices=(name,), warnings=(name,), run_id=name)
+    page = render_html(ReportContents(report, (), contents.usage)).decode()
+    assert name in html.unescape(page)
+    assert (name in page) == (name == "{{data}}")
+    assert page.count("</script>") == 2
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_page(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    sources = tmp_path / "sources"
+    shutil.copytree(root / "pytest_negativa", sources / "pytest_negativa")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, sources)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)]
+    subprocess.run([*command, str(sources)], check=True, env=unmeasured_environ())
+    (wheel,) = tmp_path.glob("*.whl")
+    folder = Path("pytest_negativa/reporting/html")
+    built = {name for name in zipfile.ZipFile(wheel).namelist() if Path(name).parent == folder}
+    assert built == {
+        str(folder / path.name) for path in (root / folder).iterdir() if path.is_file()
+    }
