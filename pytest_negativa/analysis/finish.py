@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.settings import Reports, Settings
+from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
 from pytest_negativa.storage.output import append_output, write_output
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_healed, write_run
+from pytest_negativa.storage.results import load_healed, load_history, load_tests, write_run
 from pytest_negativa.storage.runs import Run
 
 _NOT_PLANNED = "nothing is planned from this run: {reason} (trace.accept_failed plans all the same)"
@@ -61,22 +62,27 @@ def conclude(
     )
     write_record(run.report_file, report, indent=1)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, anew=anew)
+    write_reports(contents, settings.reports, run, anew=anew)
     return contents
 
 
-def write_reports(contents: ReportContents, options: Reports, *, anew: bool = False) -> None:
+def write_reports(
+    contents: ReportContents, options: Reports, run: Run, *, anew: bool = False
+) -> None:
     """Write the reports that are files.
 
     Args:
         contents: what they show.
         options: which ones.
+        run: the run, whose tests and forerunners a page shows.
         anew: they were written before. Devices, pipes and files that reports are appended to have
             had theirs.
 
     Raises:
         StoreError: one can't be written.
     """
+    if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
+        contents = replace(contents, tests=load_tests(run), history=load_history(run))
     for file in render_to_files(contents, options):
         if anew and (
             file.is_appended or not file.path.is_file() or file.path.is_relative_to("/dev")

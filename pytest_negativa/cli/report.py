@@ -43,7 +43,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     run = named_run(named[0], settings) if named else run_of(settings)
     contents = load_contents(run)
     print_reports(contents, settings.reports)
-    write_reports(contents, settings.reports)
+    write_reports(contents, settings.reports, run)
 
 
 def print_reports(contents: ReportContents, options: Reports) -> None:

@@ -54,6 +54,7 @@ class ReportFormat(str, enum.Enum):
     CSV = "csv"
     LCOV = "lcov"
     COBERTURA = "cobertura"
+    HTML = "html"
 
 
 class Report(Record, frozen=True, kw_only=True, omit_defaults=True):

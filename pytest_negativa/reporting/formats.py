@@ -23,6 +23,7 @@ from pytest_negativa.reporting.coverage_files import (
 )
 from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.github import render_annotations
+from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_nothing, render_report
@@ -71,6 +72,10 @@ def _csv(contents: ReportContents, _options: Reports) -> bytes:
     return render_csv(contents.report).encode()
 
 
+def _html(contents: ReportContents, _options: Reports) -> bytes:
+    return render_html(contents)
+
+
 def _lcov(files: Sequence[SourceFile]) -> bytes:
     return render_lcov(files).encode()
 
@@ -88,6 +93,7 @@ _TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
     ReportFormat.JSON: _json,
     ReportFormat.MARKDOWN: _markdown,
     ReportFormat.CSV: _csv,
+    ReportFormat.HTML: _html,
 }
 _OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
     ReportFormat.LCOV: _lcov,

@@ -29,6 +29,7 @@ REPORT_FILES: Mapping[str, str] = {
     "csv": "report.csv",
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
+    "html": "report.html",
 }
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
@@ -417,7 +418,8 @@ OPTIONS: tuple[Option, ...] = (
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. markdown. "
         "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
         "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
-        "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
+        "html: one page with pictures and tables. Without a PATH, a file lies in the folder for "
+        "reports. `-` is standard output.",
         requires=_TRACED,
     ),
     Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -13,18 +14,20 @@ import msgspec
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.digests import save_digests
+from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import (
     decode_versioned,
     load_map,
     save_map,
     write_record,
 )
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
@@ -232,6 +235,27 @@ def load_report(run: Run) -> RunReport:
         raise StoreError(f"{run}: no report here; make it with {run.locate_command}")
     remedy = f"make it again with {run.locate_command}"
     return _load_record(run.report_file, RunReport, REPORT_VERSION, "a report", remedy)
+
+
+def load_history(run: Run) -> tuple[RunReport, ...]:
+    """The reports of the runs beside a run, its own included, the oldest first.
+
+    Runs without a report, or with one of another release, are left out.
+    """
+    found = []
+    for one in reversed(RunsFolder(run.folder.parent).runs()):
+        with contextlib.suppress(StoreError):
+            found.append(load_report(one))
+    return tuple(found)
+
+
+def load_tests(run: Run) -> tuple[TestResult, ...]:
+    """How the tests of a run ended; none if no pytest session ran.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    return read_outcomes(run.outcomes_file).tests if run.outcomes_file.exists() else ()
 
 
 def load_verdict(run: Run) -> Verdict | None:

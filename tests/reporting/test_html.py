@@ -46,7 +46,7 @@ def contents_of(folder: Path, usage: Usage, **changes: Any) -> ReportContents:
 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
-    """The quickstart's library, of which one test used a kernel in each of the first two regions."""
+    """The quickstart's library: a test used a kernel in each of the first two regions."""
     usage = used(QUICKSTART_LIBRARY, regions=(0, 1))
     return contents_of(tmp_path_factory.mktemp("page"), usage)
 
@@ -123,21 +123,15 @@ def test_small_elements_are_grouped(contents: ReportContents) -> None:
         assert sum(column.size) == contents.report.code_bytes, one
     assert len(page.elements.size) < 28
     # Each group is of one reason, and what was used stays.
-    by_reason = {
-        reason: sum(
-            s for r, s in zip(page.elements.reason, page.elements.size, strict=True) if r == reason
-        )
-        for reason in set(page.elements.reason)
-    }
+    by_reason: Counter[str] = Counter()
+    for reason, size in zip(page.elements.reason, page.elements.size, strict=True):
+        by_reason[page.texts[reason]] += size
     (row,) = contents.report.libraries
-    assert {page.texts[r]: size for r, size in by_reason.items()} == {
-        part.reason: part.bytes for part in (*row.kept, *row.unused)
-    }
+    assert by_reason == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
     assert (len(page.kernels.name), page.left_out_kernels) == (6, 7)
     assert sum(first >= 0 for first in page.kernels.first) == 2
-    assert all(
-        0 <= e < len(page.elements.size) for e in (*page.kernels.element, *page.copies.element)
-    )
+    places = {*page.kernels.element, *page.copies.element}
+    assert places <= set(range(len(page.elements.size)))
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
@@ -175,9 +169,8 @@ def column(numbers: Iterator[int], rows: int) -> tuple[int, ...]:
 def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = build_page(contents)
     page = replace(page, texts=(*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE))
-    page = replace(
-        page, history=replace(page.history, **dict.fromkeys(asdict(page.history), (1 << 52, 0, 7)))
-    )
+    numbers = dict.fromkeys(asdict(page.history), (1 << 52, 0, 7))
+    page = replace(page, history=replace(page.history, **numbers))
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
     for name in ("elements", "kernels", "copies", "tests", "launches", "history"):

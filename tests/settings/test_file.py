@@ -297,7 +297,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("reports: {top: five}",
      ["negativa.yaml:1:16: reports.top: found 'five', expected a whole number, 0 or more"]),
     ("reports: {formats: [html5]}",
-     [f"negativa.yaml:1:21: reports.formats: found 'html5', expected {FORMATS}"]),
+     [f"negativa.yaml:1:21: reports.formats: found 'html5', expected {FORMATS}; "
+     "did you mean html?"]),
     ("reports: {formats: [json, json]}",
      ["negativa.yaml:1:27: reports.formats: json is there twice"]),
     ("reports: {formats: {jsn: a}}",
