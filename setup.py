@@ -23,6 +23,7 @@ LIBRARIES = {
     "pytest_negativa.processes._redirect": "pytest_negativa/processes/redirect.c",
     "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
+    "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
 }
 # What is missing where one of them is.
 MISSING = {
@@ -30,11 +31,13 @@ MISSING = {
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
     "pytest_negativa.processes._pages": "CPU code will not be traced",
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
+    "pytest_negativa.spare._runtime": "libraries can't be cut to have a spare",
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
-# CUPTI may call the tracer until the process is gone. glibc can't keep an auditor that declines.
-NEVER_UNLOADED = {"pytest_negativa.tracing._injection"}
+# CUPTI may call the tracer until the process is gone; the kernel and patched GOTs call the spare's
+# runtime. glibc can't keep an auditor that declines.
+NEVER_UNLOADED = {"pytest_negativa.tracing._injection", "pytest_negativa.spare._runtime"}
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 

@@ -7,8 +7,10 @@
  *
  * How the program gets these versions: the values of libc's dynamic symbols are changed in memory
  * (elf(5), st_value; a private page). Whatever is bound later finds them, by PLT, GOT, dlsym or
- * dlvsym, also from libraries loaded later. What was bound before: faults_wrap_slots().
+ * dlvsym, also from libraries loaded later. What was bound before it does not see;
+ * spare/runtime.c looks for that.
  * Two users of this file in a process chain: the second finds the first's functions in libc.
+ * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
  * calls of itself. libc blocks signals only around code of its own.
@@ -57,6 +59,8 @@ static struct {
      * reads a whole one. */
     struct sigaction user[64];
     atomic_uint last;
+    /* The process that set them. fork wipes this page (MADV_WIPEONFORK), vfork does not. */
+    atomic_long *owner;
     int (*sigaction)(int, const struct sigaction *, struct sigaction *);
     __sighandler_t (*signal)(int, __sighandler_t);
     __sighandler_t (*sysv_signal)(int, __sighandler_t);
@@ -83,7 +87,15 @@ static struct sigaction faults_user(void) {
     return faults.user[atomic_load(&faults.last) % 64];
 }
 
+/* Whether this is a child of vfork: CPython's subprocess resets all handlers in one. */
+static bool faults_is_vforked(void) {
+    if (faults.owner == NULL) return false;
+    long own = syscall(SYS_getpid), none = 0;
+    return !atomic_compare_exchange_strong(faults.owner, &none, own) && none != own;
+}
+
 static void faults_set_user(const struct sigaction *new) {
+    if (faults_is_vforked()) return;
     unsigned next = atomic_load(&faults.last) + 1;
     faults.user[next % 64] = *new;
     atomic_store(&faults.last, next);
@@ -136,6 +148,11 @@ static bool faults_start(faults_serve serve) {
         .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART,
     };
     sigset_t mask;
+    void *owner = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (owner != MAP_FAILED && madvise(owner, 4096, MADV_WIPEONFORK) == 0) {
+        faults.owner = owner;
+        atomic_store(faults.owner, syscall(SYS_getpid));
+    }
     faults.serve = serve;
     sigemptyset(&mask);
     sigaddset(&mask, SIGSEGV);

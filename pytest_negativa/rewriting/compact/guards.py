@@ -85,6 +85,8 @@ _ANDROID = {0x6000000F, 0x60000011, 0x6FFFE000}
 # (R_X86_64_TLSDESC, R_AARCH64_TLSDESC).
 _WORD = 8
 _TLS_DESCRIPTORS = {36, 1031}
+# R_X86_64_IRELATIVE
+_IRELATIVE = 37
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,27 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
         ends=tuple(ends),
         functions=tuple(value for kind, value, _ in symbols if kind in _FUNCTIONS),
     )
+
+
+def has_resolvers(source: ByteSource, tables: ElfTables) -> bool:
+    """Whether code of the library runs while it is relocated (IFUNC), before it is started.
+
+    Raises:
+        CannotCompactError, FormatError: see ``read_guards``.
+    """
+    dynamic = read_dynamic(source, tables)
+    for tag, size_tag in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
+        data = (
+            read_at(source, tables, dynamic[tag], dynamic.get(size_tag, 0))
+            if tag in dynamic
+            else b""
+        )
+        whole = memoryview(data)[: len(data) - len(data) % RELA.size]
+        # The type is the lower half of r_info.
+        if _IRELATIVE in whole.cast("I")[2 :: RELA.size // 4].tolist():
+            return True
+    symbols = _defined_symbols(source, tables, dynamic)
+    return any(kind == STT_GNU_IFUNC for kind, _, _ in symbols)
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:

@@ -11,7 +11,7 @@ second and later pieces of a section with holes come behind all others, under th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_negativa.gpucode.elf_tables import (
@@ -89,11 +89,35 @@ def append_tables(
     Raises:
         CannotCompactError: the load address can't be aligned as before.
     """
-    new = NewTables(_aligned(source, tables, tuple(_segments(tables, layout))))
-    phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), layout.pages.page_size)
+    segments = aligned(source, tables, tuple(_segments(tables, layout)))
+    return append_headers(builder, source, tables, layout.pages, segments, strip=strip)
+
+
+def append_headers(
+    builder: LayoutBuilder,
+    source: ByteSource,
+    tables: ElfTables,
+    pages: PageMap,
+    segments: tuple[ProgramHeader, ...],
+    *,
+    strip: bool,
+    moved: Mapping[int, SectionHeader] | None = None,
+) -> NewTables:
+    """As ``append_tables``, for program headers that are made already.
+
+    Args:
+        builder, source, tables, strip: see ``append_tables``.
+        pages: the pages that stay.
+        segments: the new program headers.
+        moved: headers of loaded sections that have got another address, by index.
+    """
+    new = NewTables(segments)
+    phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), pages.page_size)
     shoff = names_index = 0
     if tables.sections:
-        names_index = _add_sections(builder, new, source, tables, layout.pages, strip=strip)
+        names_index = _add_sections(
+            builder, new, source, tables, pages, strip=strip, moved=moved or {}
+        )
         shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
     header = tables.header._replace(
         e_phoff=phoff,
@@ -119,7 +143,7 @@ def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
             yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
 
 
-def _aligned(
+def aligned(
     source: ByteSource, tables: ElfTables, segments: tuple[ProgramHeader, ...]
 ) -> tuple[ProgramHeader, ...]:
     """The segments, with the load address as aligned as before.
@@ -170,6 +194,7 @@ def _add_sections(
     pages: PageMap,
     *,
     strip: bool,
+    moved: Mapping[int, SectionHeader],
 ) -> int:
     """Fill ``new_tables.sections``; returns the index of the section with their names."""
     kept = _kept_unloaded(tables, strip=strip)
@@ -182,6 +207,8 @@ def _add_sections(
             index == tables.header.e_shstrndx and not section.loaded
         ):
             new = section
+        elif index in moved:
+            new = moved[index]
         elif section.loaded and section.sh_size:
             new, *others = _pieces(section, pages)
             if others:

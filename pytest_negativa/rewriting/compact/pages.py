@@ -143,6 +143,11 @@ def lay_out(
         holes = sorted(left[excess:])
 
 
+def pages_without(tables: ElfTables, holes: Iterable[Range], page_size: int) -> PageMap:
+    """The pages that stay if holes, whole pages of segments, leave the file and memory."""
+    return _place(_kept_pages(tables, holes, page_size), page_size)
+
+
 def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Range]:
     """Whole pages in ``zeros``, inside one segment each and never its first page."""
     loads = sorted((s for s in tables.loads if s.p_filesz), key=lambda s: s.p_offset)

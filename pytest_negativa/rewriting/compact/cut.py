@@ -1,0 +1,533 @@
+"""Cuts host code out of a library: its pages lie in a spare, and come back when they are touched.
+
+The library keeps every address. The pages that go leave gaps in its segments, which ld.so maps
+without access. Three segments are new, behind the others: the note with the dynamic strings, a
+stub, and the dynamic section. The dynamic section names the runtime (``spare/runtime.c``) as the
+first dependency, and the stub as the start of the library (``DT_INIT``). Between them lies a page
+that is never in the file: the slot that the stub calls through.
+
+Only code and unwind tables may go. A system call that reads a missing page fails instead of
+faulting, so constants stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.elf_tables import (
+    DF_1_INITFIRST,
+    DF_TEXTREL,
+    DT_FLAGS,
+    DT_FLAGS_1,
+    DT_INIT,
+    DT_NEEDED,
+    DT_NULL,
+    DT_STRSZ,
+    DT_STRTAB,
+    DT_TEXTREL,
+    DYN,
+    EM_X86_64,
+    PF_R,
+    PF_W,
+    PF_X,
+    PT_DYNAMIC,
+    PT_LOAD,
+    PT_NULL,
+    PT_PHDR,
+    SHT_DYNAMIC,
+    DynamicEntry,
+    ProgramHeader,
+    SectionHeader,
+)
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.cut_check import check_cut
+from pytest_negativa.rewriting.compact.guards import (
+    has_resolvers,
+    read_dynamic,
+    read_guards,
+    refuse_programs,
+)
+from pytest_negativa.rewriting.compact.new_tables import MARKER, aligned, append_headers
+from pytest_negativa.rewriting.compact.original_tables import (
+    ElfTables,
+    Range,
+    read_at,
+    read_tables,
+    refuse_unnamed_data,
+)
+from pytest_negativa.rewriting.compact.pages import PageMap, merged, pages_without
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.edits import Edits, Patch
+from pytest_negativa.rewriting.layout import (
+    CopiedRange,
+    FileLayout,
+    LayoutBuilder,
+    write_layout,
+)
+from pytest_negativa.spare.note import (
+    DT_NEGATIVA_NOTE,
+    PAGE_SIZE,
+    RUNTIME_NAME,
+    Hole,
+    Kept,
+    Note,
+    Trailer,
+    runtime_library,
+    trailer_offset,
+)
+from pytest_negativa.storage.atomic import new_file
+
+# The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
+_NAMES = {b".eh_frame", b".gcc_except_table"}
+_CODE = b".text"
+# endbr64; push rdi, rsi, rdx; lea rdi, [note]; call [slot]; pop rdx, rsi, rdi; jmp init or ret.
+_STUB = bytes.fromhex("f30f1efa 57 56 52 488d3d 00000000 ff15 00000000 5a 5e 5f")
+_STUB_NOTE, _STUB_SLOT = 10, 16
+_JUMP, _RETURN = b"\xe9", b"\xc3"
+_REMEDY = "Put the spare beside the library, or put the original back."
+
+
+@dataclass(frozen=True, slots=True)
+class CutOptions:
+    """How to cut a library.
+
+    Attributes:
+        min_hole: bytes; smaller gaps stay in the file. Each gap costs a mapping.
+        max_loads: ``PT_LOAD`` headers at most. glibc keeps three records of 56 bytes for each on
+            the stack of the thread that calls dlopen; 800 fit 128 KiB.
+        folders: absolute paths of folders to look for the spare in, before the library's own.
+        missing_is_error: the library refuses to start without its spare.
+        remedy: a sentence for the message of a missing spare.
+    """
+
+    min_hole: int = 16 << 10
+    max_loads: int = 800
+    folders: tuple[str, ...] = ()
+    missing_is_error: bool = False
+    remedy: str = _REMEDY
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A library that was cut; sizes in bytes.
+
+    Attributes:
+        library, spare: the files.
+        size_before, size_after: of the library.
+        original_sha256: hex digest.
+        removed: bytes that are gaps in memory.
+        holes: number of gaps.
+    """
+
+    library: Path
+    spare: Path
+    size_before: int
+    size_after: int
+    original_sha256: str
+    removed: int
+    holes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """The new segments: their addresses, and the dynamic section.
+
+    Attributes:
+        note, stub, slot, dynamic: addresses.
+        strings: address of the dynamic strings, behind the note.
+        string_bytes: the strings.
+        init: address of the library's own start, or None.
+    """
+
+    note: int
+    strings: int
+    stub: int
+    slot: int
+    dynamic: int
+    string_bytes: bytes
+    init: int | None
+
+
+def cut_library(
+    path: str | os.PathLike[str],
+    target: Path,
+    spares: Path,
+    needed: Iterable[Range],
+    options: CutOptions | None = None,
+) -> Cut:
+    """Write a library without the pages of host code that nothing needs, and its spare.
+
+    The spare gets its name first, then the runtime beside the library, then the library.
+
+    Args:
+        path: the original; it is only read.
+        target: the new library, written by rename; it may be ``path``.
+        spares: the folder of the spare.
+        needed: ranges of file offsets that stay.
+        options: see ``CutOptions``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        ReconstructError: the original can't be read, or a file can't be written.
+    """
+    options = options or CutOptions()
+    try:
+        with ByteSource(path) as source:
+            return _cut(source, target, spares, needed, options)
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be cut: {e.strerror}") from e
+
+
+def _cut(
+    source: ByteSource, target: Path, spares: Path, needed: Iterable[Range], options: CutOptions
+) -> Cut:
+    runtime = runtime_library()
+    if runtime is None:
+        raise CannotCompactError(source.path, "the spare's runtime was not built")
+    tables = read_tables(source)
+    dynamic = read_dynamic(source, tables)
+    _refuse(source, tables, dynamic)
+    holes = find_holes(source, tables, dynamic, needed, options)
+    if not holes:
+        raise CannotCompactError(source.path, "there is nothing to remove")
+    pages = pages_without(tables, holes, PAGE_SIZE)
+    sha256 = source.sha256()
+    note = Note(
+        original=bytes.fromhex(sha256),
+        original_size=source.size,
+        holes=tuple(_hole_rows(tables, holes)),
+        slot=0,
+        name=target.name,
+        folders=options.folders,
+        remedy=options.remedy,
+        missing_is_error=options.missing_is_error,
+    )
+    addition = _place_addition(source, tables, dynamic, len(note.pack()))
+    note = dataclasses.replace(note, slot=addition.slot)
+    builder = LayoutBuilder()
+    for start, end in pages.kept:
+        builder.append_copy(start, end)
+    _append_tables(builder, source, tables, pages, note, addition)
+    trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, pages)))
+    spare = spares / note.spare_name
+    with new_file(spare) as new_spare, new_file(target) as new_library:
+        write_layout(_spare_layout(source, trailer), source, new_spare.fd)
+        write_layout(builder.build(), source, new_library.fd)
+        os.fchmod(new_spare.fd, 0o644)
+        os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+        with ByteSource(new_library.path()) as cut, ByteSource(new_spare.path()) as kept:
+            check_cut(source, cut, kept)
+        if not source.is_unchanged():
+            raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
+        new_spare.publish(durable=True)
+        install_runtime(runtime, target.parent)
+        size = os.fstat(new_library.fd).st_size
+        new_library.publish(durable=True)
+    return Cut(
+        library=target,
+        spare=spare,
+        size_before=source.size,
+        size_after=size,
+        original_sha256=sha256,
+        removed=sum(end - start for start, end in holes),
+        holes=len(holes),
+    )
+
+
+def install_runtime(runtime: Path, folder: Path) -> None:
+    """Put the runtime beside a cut library, where its dependency looks for it.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    data = runtime.read_bytes()
+    target = folder / RUNTIME_NAME
+    if target.is_file() and target.read_bytes() == data:
+        return
+    with new_file(target) as new:
+        with os.fdopen(os.dup(new.fd), "wb") as file:
+            file.write(data)
+        os.fchmod(new.fd, 0o755)
+        new.publish(durable=True)
+
+
+def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:
+    """Refuse libraries whose code the runtime can't bring back.
+
+    Raises:
+        CannotCompactError: see above.
+    """
+    if MARKER in tables.names:
+        raise CannotCompactError(source.path, "was compacted or cut before; cut the original")
+    if tables.header.e_machine != EM_X86_64:
+        raise CannotCompactError(source.path, "is for another machine than x86-64")
+    refuse_programs(source, tables)
+    refuse_unnamed_data(source, tables)
+    if dynamic.get(DT_FLAGS_1, 0) & DF_1_INITFIRST:
+        raise CannotCompactError(source.path, "starts before its dependencies (DF_1_INITFIRST)")
+    if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
+        raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
+    if has_resolvers(source, tables):
+        raise CannotCompactError(
+            source.path, "its code runs while it is relocated (IFUNC), before a page can come back"
+        )
+
+
+# ---- What goes ----
+
+
+def find_holes(
+    source: ByteSource,
+    tables: ElfTables,
+    dynamic: dict[int, int],
+    needed: Iterable[Range],
+    options: CutOptions,
+) -> list[Range]:
+    """Ranges of whole pages that leave the library, by file offset, ascending.
+
+    Args:
+        source, tables, dynamic: the library.
+        needed: ranges of file offsets that stay.
+        options: see ``CutOptions``.
+    """
+    used = merged((start - start % PAGE_SIZE, _up(end)) for start, end in needed if start < end)
+    free: list[Range] = []
+    for load in tables.loads:
+        if load.p_flags & PF_W or not load.p_filesz:
+            continue
+        for start, end in merged(_removable(tables, load, dynamic)):
+            free += _minus(_up(start), end - end % PAGE_SIZE, used)
+    targets = read_guards(source, tables).targets
+    if targets and any(
+        load.p_vaddr <= target < load.p_vaddr + load.p_filesz
+        for load in tables.loads
+        if not load.p_flags & PF_W
+        for target in (targets[0], targets[-1])
+    ):
+        raise CannotCompactError(source.path, "relocations write to pages that are read-only")
+    holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
+    while holes and (excess := _count_loads(tables, holes) - options.max_loads) > 0:
+        holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
+        holes = sorted(holes[excess:])
+    return holes
+
+
+def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) -> Iterator[Range]:
+    """Sections that may go; neighbours are joined over the padding between them."""
+    sections = sorted(
+        ((s, name) for s, name in zip(tables.sections, tables.names, strict=True) if s.loaded),
+        key=lambda pair: pair[0].sh_offset,
+    )
+    inside = [
+        (section, name)
+        for section, name in sections
+        if load.p_offset <= section.sh_offset and section.file_end <= load.file_end
+    ]
+    for (section, name), (following, next_name) in itertools.zip_longest(
+        inside, inside[1:], fillvalue=(None, b"")
+    ):
+        if section is None or not _may_go(section, name, dynamic):
+            continue
+        end = section.file_end
+        if following is not None and _may_go(following, next_name, dynamic):
+            end = max(end, following.sh_offset)
+        yield section.sh_offset, end
+
+
+def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> bool:
+    # The dynamic strings get a new place, so nothing needs the old one.
+    moved = section.sh_addr == dynamic.get(DT_STRTAB)
+    return name in _NAMES or name == _CODE or name.startswith(_CODE + b".") or moved
+
+
+def _minus(start: int, end: int, used: Sequence[Range]) -> Iterator[Range]:
+    for used_start, used_end in used:
+        if used_end <= start or used_start >= end:
+            continue
+        if start < used_start:
+            yield start, used_start
+        start = used_end
+    if start < end:
+        yield start, end
+
+
+def _count_loads(tables: ElfTables, holes: Sequence[Range]) -> int:
+    return sum(len(list(_runs(load, holes))) for load in tables.loads)
+
+
+def _runs(load: ProgramHeader, holes: Sequence[Range]) -> Iterator[Range]:
+    """The parts of a segment that stay, by file offset."""
+    if not load.p_filesz:
+        yield load.p_offset, load.p_offset
+        return
+    yield from _minus(load.p_offset, load.file_end, holes)
+
+
+def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
+    rows = []
+    for start, end in holes:
+        load = next(s for s in tables.loads if s.p_offset <= start and end <= s.file_end)
+        shift = load.p_vaddr - load.p_offset
+        # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
+        protection = (1 if load.p_flags & PF_R else 0) | (4 if load.p_flags & PF_X else 0)
+        rows.append(Hole(start + shift, end + shift, start, protection))
+    return iter(sorted(rows))
+
+
+# ---- The new tables ----
+
+
+def _place_addition(
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note_size: int
+) -> _Addition:
+    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
+    strings += f"$ORIGIN/{RUNTIME_NAME}".encode() + b"\0"
+    note = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
+    string_address = note + -(-note_size // 16) * 16
+    stub = _up(string_address + len(strings))
+    return _Addition(
+        note=note,
+        strings=string_address,
+        stub=stub,
+        slot=stub + PAGE_SIZE,
+        dynamic=stub + 2 * PAGE_SIZE,
+        string_bytes=strings,
+        init=dynamic.get(DT_INIT) or None,
+    )
+
+
+def _dynamic_section(
+    source: ByteSource, segment: ProgramHeader, dynamic: dict[int, int], addition: _Addition
+) -> bytes:
+    changed = {
+        DT_STRTAB: addition.strings,
+        DT_STRSZ: len(addition.string_bytes),
+        DT_INIT: addition.stub,
+    }
+    name = len(addition.string_bytes) - len(f"$ORIGIN/{RUNTIME_NAME}") - 1
+    rows = [DynamicEntry(DT_NEEDED, name)]
+    size = segment.p_filesz - segment.p_filesz % DYN.size
+    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
+        if row.d_tag == DT_NULL:
+            break
+        rows.append(DynamicEntry(row.d_tag, changed.get(row.d_tag, row.d_val)))
+    if DT_INIT not in dynamic:
+        rows.append(DynamicEntry(DT_INIT, addition.stub))
+    rows += [DynamicEntry(DT_NEGATIVA_NOTE, addition.note), DynamicEntry(DT_NULL, 0)]
+    return b"".join(DYN.pack(row) for row in rows)
+
+
+def _stub(addition: _Addition) -> bytes:
+    code = bytearray(_STUB)
+    for place, address in ((_STUB_NOTE, addition.note), (_STUB_SLOT, addition.slot)):
+        struct.pack_into("<i", code, place, address - (addition.stub + place + 4))
+    if addition.init is None:
+        return bytes(code) + _RETURN
+    behind = addition.stub + len(code) + len(_JUMP) + 4
+    return bytes(code) + _JUMP + struct.pack("<i", addition.init - behind)
+
+
+def _append_tables(
+    builder: LayoutBuilder,
+    source: ByteSource,
+    tables: ElfTables,
+    pages: PageMap,
+    note: Note,
+    addition: _Addition,
+) -> None:
+    dynamic_segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
+    packed = note.pack()
+    texts = packed.ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
+    dynamic = _dynamic_section(source, dynamic_segment, read_dynamic(source, tables), addition)
+    new: list[ProgramHeader] = []
+    for flags, address, data in (
+        (PF_R, addition.note, texts),
+        (PF_R | PF_X, addition.stub, _stub(addition)),
+        (PF_R | PF_W, addition.dynamic, dynamic),
+    ):
+        offset, size = builder.append(data, PAGE_SIZE), len(data)
+        new.append(ProgramHeader(PT_LOAD, flags, offset, address, address, size, size, PAGE_SIZE))
+    texts_load, _, dynamic_load = new
+    segments: list[ProgramHeader] = []
+    for segment in tables.segments:
+        if segment.p_type == PT_LOAD:
+            segments += _load_headers(segment, pages, note)
+        elif segment.p_type == PT_DYNAMIC:
+            segments.append(dynamic_load._replace(p_type=PT_DYNAMIC, p_align=8))
+        elif segment.p_type not in (PT_NULL, PT_PHDR):
+            segments.append(segment._replace(p_offset=pages.nearest_offset(segment.p_offset)))
+    moved = {}
+    for index, section in enumerate(tables.sections):
+        if section.sh_type == SHT_DYNAMIC:
+            moved[index] = section._replace(
+                sh_addr=addition.dynamic, sh_offset=dynamic_load.p_offset, sh_size=len(dynamic)
+            )
+            strings = tables.sections[section.sh_link]
+            moved[section.sh_link] = strings._replace(
+                sh_addr=addition.strings,
+                sh_offset=texts_load.p_offset + addition.strings - addition.note,
+                sh_size=len(addition.string_bytes),
+            )
+    append_headers(
+        builder,
+        source,
+        tables,
+        pages,
+        aligned(source, tables, (*segments, *new)),
+        strip=True,
+        moved=moved,
+    )
+
+
+def _load_headers(load: ProgramHeader, pages: PageMap, note: Note) -> Iterator[ProgramHeader]:
+    holes = [(hole.offset, hole.offset + hole.end - hole.start) for hole in note.holes]
+    for start, end in _runs(load, sorted(holes)):
+        offset = pages.offset_of(start) if load.p_filesz else load.p_offset % PAGE_SIZE
+        vaddr = load.p_vaddr + start - load.p_offset
+        last = end == load.file_end
+        congruent = (vaddr - offset) % load.p_align == 0
+        yield load._replace(
+            p_offset=offset,
+            p_vaddr=vaddr,
+            p_paddr=load.p_paddr + start - load.p_offset,
+            p_filesz=end - start,
+            p_memsz=load.p_memsz - (start - load.p_offset) if last else end - start,
+            p_align=load.p_align if congruent else PAGE_SIZE,
+        )
+
+
+# ---- The spare ----
+
+
+def _kept(source: ByteSource, pages: PageMap) -> Iterator[Kept]:
+    """The bytes of the original that the library has unchanged: all its pages but the first."""
+    for (start, end), place in zip(pages.kept, pages.places, strict=True):
+        end = min(end, source.size)
+        skipped = PAGE_SIZE if start == 0 else 0
+        if start + skipped < end:
+            yield Kept(start + skipped, end, place + skipped)
+
+
+def _spare_layout(source: ByteSource, trailer: Trailer) -> FileLayout:
+    copies, position = [], 0
+    for kept in (*trailer.kept, Kept(source.size, source.size, 0)):
+        if position < kept.start:
+            copies.append(CopiedRange(position, kept.start, position))
+        position = kept.end
+    data = trailer.pack()
+    start = trailer_offset(source.size)
+    return FileLayout(tuple(copies), Edits.of(start + len(data), [Patch(start, data)]))
+
+
+def _up(value: int) -> int:
+    return -(-value // PAGE_SIZE) * PAGE_SIZE

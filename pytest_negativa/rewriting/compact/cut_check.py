@@ -1,0 +1,152 @@
+"""Checks a cut library and its spare against the original, before they get their names.
+
+The check is independent of the writer: it reads bare rows, and only the note's format is shared. It
+goes through every page of every segment of the original. The page is in the library at the same
+address, with the same protection and the same bytes, or it is in a hole of the note, and the spare
+has it. And the pair gives the original back, byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import NamedTuple
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.check import CheckError
+from pytest_negativa.rewriting.compact.rebuild import original_bytes, read_note, read_trailer
+from pytest_negativa.spare.note import Hole, Note
+
+_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
+_PT_NULL, _PT_LOAD, _PT_DYNAMIC, _PT_PHDR = 0, 1, 2, 6
+_PF_X, _PF_W, _PF_R = 1, 2, 4
+_PAGE = 4096
+_STEP = 1 << 20
+
+
+class _Segment(NamedTuple):
+    kind: int
+    flags: int
+    offset: int
+    vaddr: int
+    paddr: int
+    file_size: int
+    memory_size: int
+    alignment: int
+
+
+def check_cut(original: ByteSource, library: ByteSource, spare: ByteSource) -> None:
+    """Check the pair; see above.
+
+    Raises:
+        CheckError: the pair is wrong: the writer has a bug, or the disk is faulty.
+        FormatError: a file can't be read.
+    """
+    try:
+        note = read_note(library)
+        if note is None:
+            raise CheckError(original.path, "the cut library fails its check: it has no note")
+        trailer = read_trailer(spare, note)
+    except FormatError as e:
+        raise CheckError(original.path, f"the cut library fails its check: {e}") from e
+    _Checker(original, library, spare, note).check()
+    digest = hashlib.sha256()
+    for data in original_bytes(library, spare, trailer):
+        digest.update(data)
+    if digest.digest() != note.original or digest.hexdigest() != original.sha256():
+        raise CheckError(original.path, "library and spare do not give the original back")
+
+
+class _Checker:
+    def __init__(
+        self, original: ByteSource, library: ByteSource, spare: ByteSource, note: Note
+    ) -> None:
+        self._original = original
+        self._library = library
+        self._spare = spare
+        self._note = note
+        self._before = _segments(original)
+        self._after = _segments(library)
+
+    def check(self) -> None:
+        # The first page has the ELF header, and its changed fields.
+        header = self._library.read(0, _ELF_HEADER.size)
+        fields = ((0x20, 0x30), (0x38, 0x40))
+        self._header = [(start, header[start:end]) for start, end in fields]
+        loads = [s for s in self._before if s.kind == _PT_LOAD]
+        new = [s for s in self._after if s.kind == _PT_LOAD]
+        if [s.vaddr for s in new] != sorted(s.vaddr for s in new):
+            self._fail("its PT_LOADs are not in order")
+        for load in loads:
+            self._check_load(load, new)
+        end = max(load.vaddr + load.memory_size for load in loads)
+        added = [s for s in new if s.vaddr >= end]
+        if len(added) != 3 or sum(s.memory_size for s in new) - sum(
+            s.memory_size for s in added
+        ) + sum(hole.end - hole.start for hole in self._note.holes) != sum(
+            s.memory_size for s in loads
+        ):
+            self._fail("it has other addresses than the original")
+        others = (_PT_LOAD, _PT_NULL, _PT_PHDR, _PT_DYNAMIC)
+        if [s._replace(offset=0) for s in self._before if s.kind not in others] != [
+            s._replace(offset=0) for s in self._after if s.kind not in others
+        ]:
+            self._fail("a segment is gone or another one")
+
+    def _check_load(self, load: _Segment, new: list[_Segment]) -> None:
+        position, end = load.vaddr, load.vaddr + load.memory_size
+        shift = load.offset - load.vaddr
+        while position < end:
+            part = next((s for s in new if s.vaddr == position and s.memory_size), None)
+            hole = next((h for h in self._note.holes if h.start == position), None)
+            if part is not None and hole is None:
+                if part.flags != load.flags:
+                    self._fail(f"address {position:#x} has another protection")
+                self._compare(part, position + shift, load)
+                position += part.memory_size
+            elif hole is not None and part is None:
+                self._check_hole(hole, load, shift)
+                position = hole.end
+            else:
+                self._fail(f"address {position:#x} is neither in the library nor in a hole")
+        if position != end:
+            self._fail(f"a segment ends at {position:#x} instead of {end:#x}")
+
+    def _check_hole(self, hole: Hole, load: _Segment, shift: int) -> None:
+        wanted = (1 if load.flags & _PF_R else 0) | (4 if load.flags & _PF_X else 0)
+        if hole.protection != wanted or load.flags & _PF_W or hole.offset != hole.start + shift:
+            self._fail(f"the hole at {hole.start:#x} is not described as the original has it")
+        if hole.start % _PAGE or hole.end % _PAGE or hole.end > load.vaddr + load.file_size:
+            self._fail(f"the hole at {hole.start:#x} is not made of whole pages of the file")
+        for position in range(hole.offset, hole.offset + hole.end - hole.start, _STEP):
+            size = min(_STEP, hole.offset + hole.end - hole.start - position)
+            if self._original.read(position, size) != self._spare.read(position, size):
+                self._fail(f"the spare has other bytes at {position:#x}")
+
+    def _compare(self, part: _Segment, offset: int, load: _Segment) -> None:
+        last = part.vaddr + part.memory_size == load.vaddr + load.memory_size
+        file_end = load.offset + load.file_size
+        expected = file_end - offset if last else part.memory_size
+        if part.file_size != expected or part.alignment < _PAGE:
+            self._fail(f"PT_LOAD at {part.vaddr:#x} has another size than the original's bytes")
+        if (part.vaddr - part.offset) % part.alignment:
+            self._fail(f"PT_LOAD at {part.vaddr:#x}: its offset is not congruent to its address")
+        for done in range(0, part.file_size, _STEP):
+            size = min(_STEP, part.file_size - done)
+            wanted = bytearray(self._original.read(offset + done, size))
+            if offset + done == 0:
+                for start, data in self._header:
+                    wanted[start : start + len(data)] = data
+            if wanted != self._library.read(part.offset + done, size):
+                self._fail(f"the bytes at {part.vaddr + done:#x} and behind differ")
+
+    def _fail(self, problem: str) -> None:
+        raise CheckError(self._original.path, f"the cut library fails its check: {problem}")
+
+
+def _segments(source: ByteSource) -> list[_Segment]:
+    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
+    rows = source.read(header[5], header[10] * _PROGRAM_HEADER.size)
+    return [_Segment(*row) for row in _PROGRAM_HEADER.iter_unpack(rows)]

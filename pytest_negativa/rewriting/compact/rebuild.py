@@ -1,0 +1,120 @@
+"""Puts an original together again, from the cut library and its spare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError, ReconstructError
+from pytest_negativa.gpucode.elf_tables import PT_DYNAMIC
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.guards import read_dynamic
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_tables
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.spare.note import (
+    DT_NEGATIVA_NOTE,
+    Note,
+    Trailer,
+    trailer_offset,
+    unpack_note,
+    unpack_trailer,
+)
+from pytest_negativa.storage.atomic import new_file
+
+_STEP = 1 << 20
+# Bytes; 65,536 holes and their strings.
+_MAX_NOTE = 4 << 20
+
+
+def read_note(library: ByteSource) -> Note | None:
+    """The note of a cut library; None: the file is no cut library.
+
+    Raises:
+        FormatError: the note is damaged.
+    """
+    try:
+        tables = read_tables(library)
+        if not any(s.p_type == PT_DYNAMIC for s in tables.segments):
+            return None
+        address = read_dynamic(library, tables).get(DT_NEGATIVA_NOTE)
+        if address is None:
+            return None
+        data = read_at(library, tables, address, _MAX_NOTE, partly=True)
+    except CannotCompactError:
+        return None
+    return unpack_note(data, library.path, address)
+
+
+def read_trailer(spare: ByteSource, note: Note) -> Trailer:
+    """The trailer of a library's spare.
+
+    Raises:
+        FormatError: the file is no spare, or that of another library.
+    """
+    start = trailer_offset(note.original_size)
+    if start > spare.size:
+        raise FormatError(spare.path, None, "is too short for a spare of this library")
+    trailer = unpack_trailer(spare.read(start, spare.size - start), spare.path, start)
+    if (trailer.pair, trailer.original, trailer.original_size) != (
+        note.pair, note.original, note.original_size,
+    ):  # fmt: skip
+        raise FormatError(spare.path, start, "is the spare of another library, or of another cut")
+    return trailer
+
+
+def original_bytes(library: ByteSource, spare: ByteSource, trailer: Trailer) -> Iterator[bytes]:
+    """The bytes of the original, in order.
+
+    Raises:
+        FormatError: a file can't be read, or the trailer names bytes that are not there.
+    """
+    position = 0
+    for kept in trailer.kept:
+        yield from _read(spare, position, kept.start)
+        yield from _read(library, kept.place, kept.place + kept.end - kept.start)
+        position = kept.end
+    yield from _read(spare, position, trailer.original_size)
+
+
+def _read(source: ByteSource, start: int, end: int) -> Iterator[bytes]:
+    if start > end:
+        raise FormatError(source.path, start, "its trailer is damaged: kept ranges overlap")
+    for position in range(start, end, _STEP):
+        yield source.read(position, min(_STEP, end - position))
+
+
+def rebuild_original(library: Path, spare: Path, target: Path) -> None:
+    """Write the original of a cut library; it gets its name when its digest is right.
+
+    Args:
+        library, spare: the pair.
+        target: the original, with the library's permissions; it may be ``library``.
+
+    Raises:
+        ReconstructError: the files are no pair, are damaged, or the target can't be written.
+    """
+    try:
+        with ByteSource(library) as cut, ByteSource(spare) as kept:
+            note = read_note(cut)
+            if note is None:
+                raise ReconstructError(f"{cut.path}: is no library with a spare")
+            trailer = read_trailer(kept, note)
+            digest = hashlib.sha256()
+            with new_file(target) as new:
+                with os.fdopen(os.dup(new.fd), "wb") as file:
+                    for data in original_bytes(cut, kept, trailer):
+                        digest.update(data)
+                        file.write(data)
+                if digest.digest() != note.original:
+                    raise ReconstructError(
+                        f"{cut.path}: with its spare {kept.path} it does not give the original "
+                        "back: one of the two is damaged; install the original again"
+                    )
+                os.fchmod(new.fd, os.fstat(cut.fileno()).st_mode & 0o777)
+                new.publish(durable=True)
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e

@@ -1,0 +1,1 @@
+"""Pages that left a library and come back when they are touched: formats, and the runtime."""

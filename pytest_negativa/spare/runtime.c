@@ -1,0 +1,552 @@
+/* Brings pages back that a library lost, when they are touched. Libraries cut by
+ * rewriting/compact/cut.py name this file, libnegativa_spare.so, as their first dependency.
+ *
+ * A cut library has gaps in its segments. glibc maps them with PROT_NONE, so touching one is a
+ * SIGSEGV. The handler finds the library by _dl_find_object, the gap in the library's note
+ * (format: note.py), and puts the page from the spare there. It needs no table of libraries: what
+ * is unloaded or comes back elsewhere is found as the loader knows it.
+ *
+ * The spare is mapped as a whole when its library starts. A page comes back by mremap with an old
+ * size of 0, which copies a part of a shared mapping (mremap(2)). So the handler needs no
+ * descriptor, which a program may close or use for another file, and no path, which may be gone.
+ *
+ * The start of a library: its DT_INIT is a stub that calls through an empty slot, in a page that
+ * is not there. The handler fills the slot with the address of start_library. So that function
+ * runs in the library's own start, before its constructors, and outside the handler.
+ *
+ * The signal stays ours: see faults.h. Calls that were bound before the runtime came are replaced in
+ * the GOTs of all objects.
+ *
+ * Rules for what the handler calls: raw system calls only, no errno, no lock, no allocation, no
+ * thread-local storage, less than 1 KiB of stack. Mapping a page twice does no harm: threads
+ * race freely. A page's bytes in the log say nothing about this process, since children share the
+ * log and not the mappings.
+ *
+ * Sources: mremap(2); _dl_find_object in glibc's elf/dl-find_object.c (2.35).
+ */
+#include "../processes/faults.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/auxv.h>
+#include <sys/resource.h>
+
+#if !defined(__x86_64__) || !defined(__GLIBC__)
+#error "for x86-64 and glibc"
+#endif
+
+/* Loops stay loops: no calls of memcpy from the handler. */
+#pragma GCC optimize("no-tree-loop-distribute-patterns")
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+    VERSION = 1,
+    PAGE = 4096,
+    DT_NEGATIVA_NOTE = 0x6e656761,
+    MISSING_IS_ERROR = 1,
+    MAX_LIBRARIES = 256,
+    /* Each page that comes back splits a mapping; a process has 65,530 (vm.max_map_count). */
+    MANY_MISSES = 2000,
+};
+
+static const char MAGIC[8] = "NEGSPARE";
+
+/* ---- Formats of note.py ---- */
+
+typedef struct {
+    uint64_t start, end, offset; /* addresses as in the file; offset in the original */
+    uint32_t protection, reserved;
+} Hole;
+
+typedef struct {
+    char magic[8];
+    uint32_t version, flags;
+    uint8_t pair[32], original[32];
+    uint64_t original_size, slot;
+    /* From the start of the note: the holes, their number, and strings. */
+    uint32_t holes, hole_count, name, spare, folders, remedy;
+} Note;
+
+typedef struct {
+    char magic[8];
+    uint32_t version, kept_count;
+    uint8_t pair[32], original[32];
+    uint64_t original_size;
+} Trailer;
+
+typedef struct {
+    char magic[8];
+    uint32_t version, reserved;
+    uint8_t pair[32], original[32];
+    uint64_t original_size;
+    char name[256];
+} LogHead;
+
+static const char LOG_MAGIC[8] = "NEGMISS";
+
+/* ---- System calls, without errno ---- */
+
+static long call6(long number, long a, long b, long c, long d, long e, long f) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+static long call3(long number, long a, long b, long c) { return call6(number, a, b, c, 0, 0, 0); }
+
+static bool failed(long result) { return result < 0 && result > -4096; }
+
+static long map(uintptr_t address, uint64_t size, int protection, int flags, int fd) {
+    return call6(SYS_mmap, (long)address, (long)size, protection, flags, fd, 0);
+}
+
+static bool same_bytes(const void *a, const void *b, size_t size) {
+    const char *x = a, *y = b;
+    while (size && *x == *y) x++, y++, size--;
+    return size == 0;
+}
+
+/* ---- Messages: put together in a small buffer, written in one go ---- */
+
+typedef struct {
+    char text[512];
+    size_t size;
+} Message;
+
+static void add(Message *message, const char *text) {
+    while (*text && message->size < sizeof message->text - 1) message->text[message->size++] = *text++;
+}
+
+static void add_hex(Message *message, uint64_t value) {
+    char digits[19];
+    char *p = digits + sizeof digits;
+    *--p = 0;
+    do *--p = "0123456789abcdef"[value & 15];
+    while (value >>= 4);
+    *--p = 'x';
+    *--p = '0';
+    add(message, p);
+}
+
+static void say(Message *message) {
+    message->text[message->size++] = '\n';
+    call3(SYS_write, 2, (long)message->text, (long)message->size);
+}
+
+/* ---- Libraries ---- */
+
+enum { CLAIMED, READY };
+
+/* One for each pair of library and spare, wherever and however often it is loaded. */
+typedef struct {
+    _Atomic int state;
+    uint8_t pair[32];
+    _Atomic(const char *) reserve; /* the whole spare; NULL: there is none */
+    bool executable;               /* the spare's mapping may be */
+    _Atomic(_Atomic uint8_t *) log; /* a byte a page; NULL: no log */
+    _Atomic uint32_t misses;
+    _Atomic bool told;
+    char path[PATH_MAX];
+} Library;
+
+static Library libraries[MAX_LIBRARIES];
+static _Atomic uint32_t library_count;
+
+static const char *spare_folder, *log_folder; /* of the environment, or NULL */
+
+static int (*find_object)(void *, struct dl_find_object *);
+
+static const Note *note_of(const struct link_map *map) {
+    for (const ElfW(Dyn) *row = map->l_ld; row && row->d_tag != DT_NULL; row++)
+        if (row->d_tag == DT_NEGATIVA_NOTE) {
+            const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
+            return same_bytes(note->magic, MAGIC, sizeof MAGIC) ? note : NULL;
+        }
+    return NULL;
+}
+
+static const char *text_of(const Note *note, uint32_t offset) { return (const char *)note + offset; }
+
+/* Puts folder, '/' and name into path; the folder's size is given, since it may end in a name. */
+static bool join(char *path, const char *folder, size_t size, const char *name) {
+    size_t at = 0;
+    for (; at < size; at++) {
+        if (at + 2 >= PATH_MAX) return false;
+        path[at] = folder[at];
+    }
+    path[at++] = '/';
+    for (; *name; name++) {
+        if (at + 1 >= PATH_MAX) return false;
+        path[at++] = *name;
+    }
+    path[at] = 0;
+    return true;
+}
+
+static size_t length(const char *text) {
+    size_t size = 0;
+    while (text[size]) size++;
+    return size;
+}
+
+/* Maps the spare of library->path; false: it is none, or not of this library. */
+static bool map_spare(Library *library, const Note *note) {
+    int fd = (int)call6(SYS_openat, AT_FDCWD, (long)library->path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    if (fd < 0) return false;
+    uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
+    Trailer found;
+    bool fits = call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
+                same_bytes(found.magic, MAGIC, sizeof MAGIC) && found.version == VERSION &&
+                same_bytes(found.pair, note->pair, sizeof note->pair) &&
+                found.original_size == note->original_size;
+    long reserve = -1;
+    if (fits) {
+        library->executable = true;
+        reserve = map(0, end, PROT_READ | PROT_EXEC, MAP_SHARED, fd);
+        if (failed(reserve)) {
+            /* On a file system mounted noexec, or under a seccomp filter: pages are copied. */
+            library->executable = false;
+            reserve = map(0, end, PROT_READ, MAP_SHARED, fd);
+        }
+    }
+    call3(SYS_close, fd, 0, 0);
+    if (!fits || failed(reserve)) return false;
+    atomic_store(&library->reserve, (const char *)reserve);
+    return true;
+}
+
+/* The folders to look in: the environment's, those of the note, the library's own. */
+static bool find_spare(Library *library, const Note *note, const char *file) {
+    const char *name = text_of(note, note->spare);
+    if (spare_folder && join(library->path, spare_folder, length(spare_folder), name) &&
+        map_spare(library, note))
+        return true;
+    for (const char *folder = text_of(note, note->folders); *folder; folder += length(folder) + 1)
+        if (join(library->path, folder, length(folder), name) && map_spare(library, note))
+            return true;
+    size_t slash = length(file);
+    while (slash && file[slash - 1] != '/') slash--;
+    return join(library->path, slash ? file : ".", slash ? slash - 1 : 1, name) &&
+           map_spare(library, note);
+}
+
+/* Maps the log of this library. A full disk must not be a SIGBUS later: fallocate, then map. */
+static void map_log(Library *library, const Note *note) {
+    static const char hexadecimal[] = "0123456789abcdef";
+    if (log_folder == NULL) return;
+    char name[40];
+    for (int i = 0; i < 16; i++) {
+        name[2 * i] = hexadecimal[note->pair[i] >> 4];
+        name[2 * i + 1] = hexadecimal[note->pair[i] & 15];
+    }
+    for (int i = 0; i < 8; i++) name[32 + i] = ".misses"[i];
+    char *path = library->path;
+    if (!join(path, log_folder, length(log_folder), name)) return;
+    uint64_t size = PAGE + (note->original_size + PAGE - 1) / PAGE;
+    struct rlimit limit;
+    /* A file above the limit is a SIGXFSZ. */
+    if (call6(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&limit, 0, 0) != 0 || limit.rlim_cur < size)
+        return;
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    int fd = (int)call6(SYS_openat, AT_FDCWD, (long)path, flags, 0666, 0, 0);
+    if (fd < 0) return;
+    long mapped = call6(SYS_fallocate, fd, 0, 0, (long)size, 0, 0);
+    if (mapped == 0) mapped = map(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+    call3(SYS_close, fd, 0, 0);
+    if (failed(mapped)) return;
+    LogHead *head = (LogHead *)mapped;
+    for (int i = 0; i < 32; i++) head->pair[i] = note->pair[i], head->original[i] = note->original[i];
+    head->version = VERSION;
+    head->original_size = note->original_size;
+    const char *own = text_of(note, note->name);
+    for (int i = 0; i < 255 && own[i]; i++) head->name[i] = own[i];
+    /* Last: a file without the magic is not ready. */
+    for (int i = 0; i < 8; i++) ((volatile char *)head->magic)[i] = LOG_MAGIC[i];
+    atomic_store(&library->log, (_Atomic uint8_t *)(mapped + PAGE));
+}
+
+/* The entry of a library; made at its first fault or its start. NULL: there are too many. */
+static Library *library_of(const Note *note, const char *file) {
+    uint32_t count = atomic_load(&library_count);
+    for (uint32_t i = 0; i < count && i < MAX_LIBRARIES; i++)
+        if (atomic_load(&libraries[i].state) == READY &&
+            same_bytes(libraries[i].pair, note->pair, sizeof note->pair))
+            return &libraries[i];
+    uint32_t index = atomic_fetch_add(&library_count, 1);
+    if (index >= MAX_LIBRARIES) {
+        atomic_store(&library_count, MAX_LIBRARIES);
+        return NULL;
+    }
+    Library *library = &libraries[index];
+    for (int i = 0; i < 32; i++) library->pair[i] = note->pair[i];
+    map_log(library, note);
+    find_spare(library, note, file);
+    atomic_store(&library->state, READY);
+    return library;
+}
+
+static void tell_missing(const Note *note, const char *file, uint64_t offset) {
+    Message message = {.size = 0};
+    add(&message, "negativa: ");
+    add(&message, file);
+    if (offset) {
+        add(&message, ": code at offset ");
+        add_hex(&message, offset);
+        add(&message, " of the original was taken out, and is needed now; its spare ");
+    } else {
+        add(&message, ": code was taken out, and its spare ");
+    }
+    add(&message, text_of(note, note->spare));
+    add(&message, " can't be used: it is missing, or of another version. ");
+    add(&message, text_of(note, note->remedy));
+    say(&message);
+}
+
+/* ---- A page comes back ---- */
+
+static const Hole *hole_at(const Note *note, uint64_t address) {
+    const Hole *holes = (const Hole *)((const char *)note + note->holes);
+    uint32_t low = 0, high = note->hole_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (holes[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < note->hole_count && holes[low].start <= address ? &holes[low] : NULL;
+}
+
+/* Puts pages of the spare at an address. Other threads see them whole or not at all. */
+static bool put_pages(const Library *library, const char *reserve, uint64_t offset,
+                      uintptr_t target, uint64_t size, int protection) {
+    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
+    if (library->executable || !(protection & PROT_EXEC)) {
+        long done = call6(SYS_mremap, (long)(reserve + offset), 0, (long)size, move, (long)target, 0);
+        if (!failed(done)) {
+            /* The spare's mapping is executable as a whole, unwind tables are not. */
+            if (library->executable && !(protection & PROT_EXEC))
+                call3(SYS_mprotect, (long)target, (long)size, protection);
+            return true;
+        }
+    }
+    long copy = map(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (failed(copy)) return false;
+    for (uint64_t i = 0; i < size / 8; i++)
+        ((uint64_t *)copy)[i] = ((const uint64_t *)(reserve + offset))[i];
+    if (!failed(call3(SYS_mprotect, copy, (long)size, protection)) &&
+        !failed(call6(SYS_mremap, copy, (long)size, (long)size, move, (long)target, 0)))
+        return true;
+    call3(SYS_munmap, copy, (long)size, 0);
+    return false;
+}
+
+static void start_library(const Note *note);
+
+/* Fills the slot through which a library's DT_INIT calls. */
+static bool fill_slot(uintptr_t slot) {
+    uintptr_t page = slot & -(uintptr_t)PAGE;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    long made = map(0, PAGE, PROT_READ | PROT_WRITE, flags, -1);
+    if (failed(made)) return false;
+    *(uintptr_t *)((uintptr_t)made + slot - page) = (uintptr_t)start_library;
+    call3(SYS_mprotect, made, PAGE, PROT_READ);
+    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
+    return !failed(call6(SYS_mremap, made, PAGE, PAGE, move, (long)page, 0));
+}
+
+/* Protection keys: linux/pkeys(7); the others are in faults.h. */
+enum { FAULT_KEY = 32 };
+
+/* Brings back what was touched; false: the fault is not ours, or can't be served. */
+static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
+    (void)si_code;
+    struct dl_find_object found;
+    if (find_object((void *)address, &found) != 0) return false;
+    const Note *note = note_of(found.dlfo_link_map);
+    if (note == NULL || note->version != VERSION || error & (FAULT_WRITE | FAULT_KEY)) return false;
+    uintptr_t base = found.dlfo_link_map->l_addr;
+    if (address == base + note->slot) return fill_slot(address);
+    const Hole *hole = hole_at(note, address - base);
+    if (hole == NULL || (error & FAULT_EXEC && !(hole->protection & PROT_EXEC))) return false;
+    const char *file = found.dlfo_link_map->l_name;
+    Library *library = library_of(note, file);
+    const char *reserve = library ? atomic_load(&library->reserve) : NULL;
+    uint64_t page = (address - base) & -(uint64_t)PAGE;
+    uint64_t offset = hole->offset + page - hole->start;
+    /* A spare may come later: a volume that is mounted. */
+    if (library && reserve == NULL) {
+        find_spare(library, note, file);
+        reserve = atomic_load(&library->reserve);
+    }
+    if (reserve == NULL) {
+        if (library == NULL || !atomic_exchange(&library->told, true))
+            tell_missing(note, file, offset);
+        return false;
+    }
+    _Atomic uint8_t *log = atomic_load(&library->log);
+    if (log && atomic_load(&log[offset / PAGE]) < 255) atomic_fetch_add(&log[offset / PAGE], 1);
+    if (atomic_fetch_add(&library->misses, 1) >= MANY_MISSES &&
+        put_pages(library, reserve, hole->offset, base + hole->start, hole->end - hole->start,
+                  (int)hole->protection))
+        return true;
+    if (put_pages(library, reserve, offset, base + page, PAGE, (int)hole->protection)) return true;
+    if (!atomic_exchange(&library->told, true)) {
+        Message message = {.size = 0};
+        add(&message, "negativa: ");
+        add(&message, file);
+        add(&message, ": the system refuses to map a page of its spare ");
+        add(&message, library->path);
+        add(&message, ". ");
+        add(&message, text_of(note, note->remedy));
+        say(&message);
+    }
+    return false;
+}
+
+/* ---- Calls that were bound before ---- */
+
+typedef struct {
+    uintptr_t base, sealed_start, sealed_end;
+    const ElfW(Sym) *symbols;
+    const char *strings;
+} Object;
+
+static void patch_slots(const Object *object, const ElfW(Rela) *rows, size_t count) {
+    for (const ElfW(Rela) *row = rows; row < rows + count; row++) {
+        unsigned long type = ELF64_R_TYPE(row->r_info);
+        if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
+        const char *name = object->strings + object->symbols[ELF64_R_SYM(row->r_info)].st_name;
+        if (!strchr("sbpe_", *name)) continue;
+        for (size_t i = 0; i < sizeof faults_wrappers / sizeof *faults_wrappers; i++) {
+            const FaultsWrapper *wrapper = &faults_wrappers[i];
+            if (strcmp(name, wrapper->name) != 0) continue;
+            _Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object->base + row->r_offset);
+            /* Another value: not bound yet, or a function of the same name. */
+            if (atomic_load(slot) != (uintptr_t)*wrapper->real) continue;
+            uintptr_t page = (uintptr_t)slot & -(uintptr_t)PAGE;
+            bool sealed = object->sealed_start <= page && page < object->sealed_end;
+            if (sealed && mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) != 0) continue;
+            atomic_store(slot, (uintptr_t)wrapper->ours);
+            if (sealed) mprotect((void *)page, PAGE, PROT_READ);
+        }
+    }
+}
+
+static int patch_object(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size, (void)data;
+    Object object = {.base = info->dlpi_addr};
+    const ElfW(Dyn) *dynamic = NULL;
+    uintptr_t self = (uintptr_t)patch_object;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *row = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + row->p_vaddr, end = start + row->p_memsz;
+        if (row->p_type == PT_DYNAMIC) dynamic = (const ElfW(Dyn) *)start;
+        if (row->p_type == PT_LOAD && start <= self && self < end) return 0;
+        if (row->p_type == PT_GNU_RELRO) {
+            object.sealed_start = start & -(uintptr_t)PAGE;
+            object.sealed_end = end & -(uintptr_t)PAGE;
+        }
+    }
+    const ElfW(Rela) *rela = NULL, *plt = NULL;
+    size_t rela_count = 0, plt_count = 0, relative = 0;
+    for (const ElfW(Dyn) *row = dynamic; row != NULL && row->d_tag != DT_NULL; row++) {
+        uintptr_t value = row->d_un.d_val;
+        /* ld.so has added the base, except to sections that it may not write (the vDSO's). */
+        uintptr_t place = value < info->dlpi_addr ? value + info->dlpi_addr : value;
+        if (row->d_tag == DT_SYMTAB) object.symbols = (const ElfW(Sym) *)place;
+        if (row->d_tag == DT_STRTAB) object.strings = (const char *)place;
+        if (row->d_tag == DT_RELA) rela = (const ElfW(Rela) *)place;
+        if (row->d_tag == DT_RELASZ) rela_count = value / sizeof *rela;
+        if (row->d_tag == DT_RELACOUNT) relative = value;
+        if (row->d_tag == DT_JMPREL) plt = (const ElfW(Rela) *)place;
+        if (row->d_tag == DT_PLTRELSZ) plt_count = value / sizeof *plt;
+    }
+    if (object.symbols == NULL || object.strings == NULL) return 0;
+    if (rela != NULL && relative < rela_count)
+        patch_slots(&object, rela + relative, rela_count - relative);
+    if (plt != NULL) patch_slots(&object, plt, plt_count);
+    return 0;
+}
+
+/* ---- Starts ---- */
+
+/* Called by the stub in a library's DT_INIT: on its stack, under the loader's lock. */
+static void start_library(const Note *note) {
+    struct dl_find_object found;
+    if (find_object((void *)note, &found) != 0) return;
+    const char *file = found.dlfo_link_map->l_name;
+    uintptr_t base = found.dlfo_link_map->l_addr;
+    Library *library = library_of(note, file);
+    if (note->flags & MISSING_IS_ERROR && (!library || !atomic_load(&library->reserve))) {
+        tell_missing(note, file, 0);
+        _exit(127);
+    }
+    /* The gaps are still parts of the library's first mapping, inaccessible. A debugger would see
+     * other bytes of the file there. Pages that other starts needed already stay. */
+    const Hole *holes = (const Hole *)((const char *)note + note->holes);
+    if (library && atomic_load(&library->misses) == 0)
+        for (uint32_t i = 0; i < note->hole_count; i++)
+            mmap((void *)(base + holes[i].start), holes[i].end - holes[i].start, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+}
+
+/* Another copy of this file, of another folder, may be at work in this process. */
+EXPORT int negativa_spare_version = 0;
+
+static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
+    (void)size;
+    const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    if (slash == NULL || strcmp(slash + 1, "libnegativa_spare.so") != 0) return 0;
+    void *handle = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+    const int *version = handle ? dlsym(handle, "negativa_spare_version") : NULL;
+    *(bool *)working = version != NULL && *version != 0;
+    return *(bool *)working;
+}
+
+static const char *variable(const char *name) {
+    const char *value = getauxval(AT_SECURE) ? NULL : getenv(name);
+    return value && *value ? strdup(value) : NULL;
+}
+
+static void refuse(const char *reason) {
+    Message message = {.size = 0};
+    add(&message, "negativa: libraries without their unused code can't run here: ");
+    add(&message, reason);
+    say(&message);
+    _exit(127);
+}
+
+__attribute__((constructor)) static void begin(void) {
+    bool working = false;
+    dl_iterate_phdr(collect_copy, &working);
+    if (working) return;
+    find_object = (int (*)(void *, struct dl_find_object *))dlsym(RTLD_DEFAULT, "_dl_find_object");
+    void *in_libc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+    struct dl_find_object libc;
+    if (find_object == NULL || in_libc == NULL || find_object(in_libc, &libc) != 0)
+        refuse("they need glibc 2.35 or newer");
+    spare_folder = variable("NEGATIVA_SPARE_DIR");
+    log_folder = variable("NEGATIVA_SPARE_LOG");
+    if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
+    if (!faults_wrap_libc(libc.dlfo_link_map)) refuse("libc's symbols can't be changed");
+    dl_iterate_phdr(patch_object, NULL);
+    /* Handlers of other signals must not block ours. */
+    for (int number = 1; number < NSIG; number++) {
+        struct sigaction action;
+        if (number == SIGSEGV || sigaction(number, NULL, &action) != 0) continue;
+        if (sigismember(&action.sa_mask, SIGSEGV) != 1) continue;
+        sigdelset(&action.sa_mask, SIGSEGV);
+        sigaction(number, &action, NULL);
+    }
+    negativa_spare_version = VERSION;
+}

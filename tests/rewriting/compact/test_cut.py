@@ -1,0 +1,198 @@
+"""Cutting a library: what goes, what is refused, and the way back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from pytest_negativa.errors import ReconstructError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.check import CheckError
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.cut_check import check_cut
+from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from tests.support.cutting import Kit, build_kit, compile_library, needs_runtime
+
+pytestmark = needs_runtime
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    return build_kit(tmp_path_factory.mktemp("kit"))
+
+
+@pytest.fixture
+def cut(kit: Kit, tmp_path: Path) -> Cut:
+    return kit.cut(tmp_path)
+
+
+def check(kit: Kit, cut: Cut) -> None:
+    with (
+        ByteSource(kit.library) as original,
+        ByteSource(cut.library) as library,
+        ByteSource(cut.spare) as spare,
+    ):
+        check_cut(original, library, spare)
+
+
+def damage(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 255]))
+
+
+def test_most_of_a_library_goes_and_comes_back_by_undo(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    assert cut.size_after < cut.size_before / 5
+    assert cut.spare.stat().st_blocks * 512 < cut.size_before * 1.1
+    assert (tmp_path / "libnegativa_spare.so").stat().st_mode & 0o777 == 0o755
+    rebuild_original(cut.library, cut.spare, cut.library)
+    assert cut.library.read_bytes() == kit.library.read_bytes()
+
+
+def test_the_same_input_makes_the_same_files(kit: Kit, tmp_path: Path) -> None:
+    one, other = kit.cut(tmp_path / "one"), kit.cut(tmp_path / "other")
+    assert one.library.read_bytes() == other.library.read_bytes()
+    assert one.spare.read_bytes() == other.spare.read_bytes()
+    assert one.spare.name == other.spare.name
+
+
+def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
+    with kit.library.open("rb") as file:
+        text = ELFFile(file).get_section_by_name(".text")
+        assert text is not None
+        start, size = text["sh_offset"], text["sh_size"]
+    middle = start + size // 2
+    cut = kit.cut(tmp_path, [(middle, middle + 1), (start, start)])
+    with ByteSource(cut.library) as library:
+        note = read_note(library)
+    assert note is not None
+    offsets = [(hole.offset, hole.offset + hole.end - hole.start) for hole in note.holes]
+    assert len(offsets) == 3
+    assert offsets[0][1] == middle - middle % 4096
+    assert offsets[1][0] == offsets[0][1] + 4096
+
+
+def test_small_holes_stay_in_the_file(kit: Kit, tmp_path: Path) -> None:
+    needed = [(page * 4096, page * 4096 + 1) for page in range(0, 400, 3)]
+    with pytest.raises(CannotCompactError, match="nothing to remove"):
+        kit.cut(tmp_path, needed, CutOptions(min_hole=16 << 10))
+    few = kit.cut(tmp_path / "few", needed[::2], CutOptions(min_hole=4096, max_loads=12))
+    many = kit.cut(tmp_path / "many", needed[::2], CutOptions(min_hole=4096))
+    assert many.holes > 30 and few.removed < many.removed
+
+
+def test_readers_of_elf_files_take_it(cut: Cut) -> None:
+    for command in (["readelf", "-aW"], ["nm", "-D"], ["objdump", "-T"]):
+        done = subprocess.run([*command, cut.library], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        assert "constructed" in done.stdout
+    done = subprocess.run(["ldd", cut.library], capture_output=True, text=True, check=True)
+    assert f"{cut.library.parent}/libnegativa_spare.so" in done.stdout
+
+
+@pytest.mark.parametrize("which", ["library", "spare"])
+def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
+    check(kit, cut)
+    with ByteSource(cut.library) as library:
+        note = read_note(library)
+    assert note is not None
+    damage(
+        cut.library if which == "library" else cut.spare,
+        note.holes[0].offset - (which == "library"),
+    )
+    with pytest.raises(CheckError, match=r"differ|other bytes"):
+        check(kit, cut)
+    before = cut.library.read_bytes()
+    with pytest.raises(ReconstructError, match="one of the two is damaged"):
+        rebuild_original(cut.library, cut.spare, cut.library)
+    assert cut.library.read_bytes() == before
+
+
+def test_a_spare_of_another_cut_gives_nothing_back(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    other = kit.cut(tmp_path / "other", [(0x8000, 0x9000)])
+    with pytest.raises(ReconstructError, match="of another cut"):
+        rebuild_original(cut.library, other.spare, tmp_path / "original")
+    with pytest.raises(ReconstructError, match="no library with a spare"):
+        rebuild_original(kit.library, other.spare, tmp_path / "original")
+    assert not (tmp_path / "original").exists()
+
+
+def test_a_full_disk_leaves_the_library(kit: Kit, tmp_path: Path) -> None:
+    target = tmp_path / "libpages.so"
+    target.write_bytes(kit.library.read_bytes())
+    with pytest.raises(ReconstructError, match="cannot be cut"):
+        cut_library(target, target, tmp_path / "missing", [], CutOptions(min_hole=4096))
+    assert target.read_bytes() == kit.library.read_bytes()
+    assert os.listdir(tmp_path) == ["libpages.so"]
+
+
+IFUNC = """
+static int one(void) { return 1; }
+static int (*choose(void))(void) { return one; }
+int chosen(void) __attribute__((ifunc("choose")));
+static int hidden(void) __attribute__((ifunc("choose")));
+int use(void) { return hidden(); }
+"""
+RELOCATED = '__asm__(".text\\n.quad use\\n"); int use(void) { return 1; }'
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "reason"),
+    [
+        (IFUNC, (), "IFUNC"),
+        ("int use(void) { return 1; }", ("-Wl,-z,initfirst",), "DF_1_INITFIRST"),
+        (RELOCATED, ("-Wl,-z,notext",), "DT_TEXTREL"),
+        ("int use(void) { return 1; }", (), "nothing to remove"),
+        ("int main(void) { return 1; }", ("-pie",), "is a program"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    tmp_path: Path, source: str, flags: tuple[str, ...], reason: str
+) -> None:
+    path = tmp_path / "library.so"
+    (tmp_path / "library.c").write_text(source)
+    shared = () if "-pie" in flags else ("-shared",)
+    command = ["gcc", *shared, "-fPIC", "-w", "-o", path, tmp_path / "library.c", *flags]
+    subprocess.run(command, check=True)
+    before = hashlib.sha256(path.read_bytes()).digest()
+    with pytest.raises(CannotCompactError, match=reason):
+        cut_library(path, path, tmp_path, [])
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+
+
+def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
+    with pytest.raises(CannotCompactError, match="cut the original"):
+        cut_library(cut.library, tmp_path / "again", tmp_path, [])
+
+
+def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
+    path = tmp_path / "libpages.so"
+    path.write_bytes(kit.library.read_bytes() + b"PK weights")
+    with pytest.raises(CannotCompactError, match="appended archive"):
+        cut_library(path, path, tmp_path, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-Wl,-z,noseparate-code",),
+        ("-Wl,-z,max-page-size=2097152",),
+        ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
+        ("-nostartfiles",),
+    ],
+    ids=" ".join,
+)
+def test_other_layouts(kit: Kit, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    other = Kit(compile_library(tmp_path, *flags), kit.program, kit.pages)
+    cut = other.cut(tmp_path / "cut")
+    check(other, cut)
+    assert kit.run("plain", cut.library).stdout == kit.output

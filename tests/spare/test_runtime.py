@@ -1,0 +1,200 @@
+"""Processes use libraries whose pages come back: every result is the original's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions
+from tests.support.cutting import Kit, build_kit, may_mount, needs_runtime
+
+pytestmark = needs_runtime
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    return build_kit(tmp_path_factory.mktemp("kit"))
+
+
+@pytest.fixture(scope="module")
+def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
+    return kit.cut(tmp_path_factory.mktemp("cut"))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "plain",
+        "threads",
+        "small-stack",
+        "blocked",
+        "handler-before",
+        "handler-after",
+        "handler-needs-pages",
+        "handler-of-another",
+        "by-handle",
+        "vfork",
+        "closed",
+        "deleted",
+        "seccomp",
+        "reload",
+        "write",
+        "killed",
+        "crashed",
+    ],
+)
+def test_a_program_does_what_it_does_with_the_original(kit: Kit, cut: Cut, what: str) -> None:
+    original = kit.run(what, kit.library)
+    assert original.returncode in (0, -signal.SIGSEGV), original
+    assert kit.output in original.stdout or what in ("handler-needs-pages", "write")
+    found = kit.run(what, cut.library)
+    assert (found.returncode, found.stdout, found.stderr) == (
+        original.returncode,
+        original.stdout,
+        original.stderr,
+    )
+
+
+def test_the_spare_is_deleted_while_it_is_used(kit: Kit, tmp_path: Path) -> None:
+    cut = kit.cut(tmp_path)
+    done = kit.run("deleted", cut.library, str(cut.spare))
+    assert (done.returncode, done.stdout) == (0, kit.output)
+    assert not cut.spare.exists()
+
+
+def test_a_missing_spare_is_told_once_and_the_process_dies_as_it_would(
+    kit: Kit, tmp_path: Path
+) -> None:
+    cut = kit.cut(tmp_path)
+    cut.spare.unlink()
+    done = kit.run("plain", cut.library)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.count("negativa:") == 1
+    assert f"negativa: {cut.library}: code at offset 0x" in done.stderr
+    assert f"its spare {cut.spare.name} can't be used" in done.stderr
+
+
+def test_a_library_may_refuse_to_start_without_its_spare(kit: Kit, tmp_path: Path) -> None:
+    cut = kit.cut(
+        tmp_path, options=CutOptions(min_hole=4096, missing_is_error=True, remedy="Help.")
+    )
+    assert kit.run("plain", cut.library).stdout == kit.output
+    cut.spare.unlink()
+    done = kit.run("plain", cut.library)
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.endswith("is missing, or of another version. Help.\n")
+
+
+def test_a_spare_of_another_cut_is_refused(kit: Kit, tmp_path: Path) -> None:
+    cut = kit.cut(tmp_path / "one")
+    other = kit.cut(tmp_path / "other", [(0x2000, 0x8000)])
+    assert other.spare.name != cut.spare.name
+    shutil.copy(other.spare, cut.spare)
+    done = kit.run("plain", cut.library)
+    assert done.returncode == -signal.SIGSEGV
+    assert "of another version" in done.stderr
+
+
+def test_the_spare_is_found_in_other_folders(kit: Kit, tmp_path: Path) -> None:
+    folder = tmp_path / "layer"
+    folder.mkdir()
+    for number, options, environ in (
+        (1, CutOptions(min_hole=4096, folders=("/nowhere", str(folder))), {}),
+        (2, CutOptions(min_hole=4096), {"NEGATIVA_SPARE_DIR": str(folder)}),
+    ):
+        cut = kit.cut(tmp_path / str(number), options=options)
+        cut.spare.rename(folder / cut.spare.name)
+        assert kit.run("plain", cut.library, environ=environ).stdout == kit.output
+
+
+def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> None:
+    one, other = kit.cut(tmp_path / "one"), kit.cut(tmp_path / "other")
+    script = (
+        "import ctypes, sys\n"
+        "for path in sys.argv[2:]:\n"
+        "    print(ctypes.CDLL(path).sum(0, int(sys.argv[1])))\n"
+        "print(sum('libnegativa_spare' in line and 'r-xp' in line for line in"
+        " open('/proc/self/maps')))\n"
+    )
+    command = ["python3", "-c", script, str(kit.pages), str(one.library), str(other.library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = kit.output.split()[1]
+    assert done.stdout.split() == [expected, expected, "2"]
+
+
+def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: Path) -> None:
+    cut = kit.cut(tmp_path / "cut")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for _ in range(2):
+        assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
+    (log,) = logs.iterdir()
+    counts = log.read_bytes()[4096:]
+    assert len(counts) == -(-cut.size_before // 4096)
+    # Each of the two processes brought each page of code back once.
+    assert counts.count(2) >= kit.pages and set(counts) == {0, 2}
+    nowhere = {"NEGATIVA_SPARE_LOG": "/dev/full"}
+    assert kit.run("plain", cut.library, environ=nowhere).stdout == kit.output
+
+
+def test_a_limit_on_file_sizes_kills_nobody(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    command = f'ulimit -f 0; exec "{kit.program}" plain "{cut.library}" {kit.pages}'
+    environ = {"NEGATIVA_SPARE_LOG": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", command], env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode()) == (0, kit.output)
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs to mount file systems")
+def test_a_spare_on_a_file_system_mounted_noexec(kit: Kit, tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    cut = kit.cut(tmp_path / "cut", options=CutOptions(min_hole=4096, folders=(str(mount),)))
+    script = (
+        f"mount -t tmpfs -o noexec tmpfs '{mount}' && mv '{cut.spare}' '{mount}' && "
+        f"exec '{kit.program}' plain '{cut.library}' {kit.pages}"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_another_user_without_rights(kit: Kit) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        program = shutil.copy(kit.program, folder)
+        cut = kit.cut(Path(folder) / "cut")
+        done = subprocess.run(
+            [program, "plain", cut.library, str(kit.pages)],
+            env={},
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, kit.output)
+
+
+@pytest.mark.slow
+def test_thousands_of_misses_bring_back_whole_holes(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    kit = build_kit(tmp_path_factory.mktemp("many"), pages=6000)
+    cut = kit.cut(tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    done = kit.run("threads", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
+    assert (done.returncode, done.stdout) == (0, kit.output)
+    assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
+    (log,) = logs.iterdir()
+    counts = log.read_bytes()[4096:]
+    assert sum(map(bool, counts)) < 6000

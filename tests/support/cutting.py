@@ -1,0 +1,79 @@
+"""Libraries that are cut, and a program that uses them, built by the system's compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.original_tables import Range
+from pytest_negativa.spare.note import runtime_library
+from tests.support.compiling import SOURCES, compile_c
+
+CXX = shutil.which("g++")
+PAGES = 200
+OPTIONS = CutOptions(min_hole=4096)
+
+needs_runtime = pytest.mark.skipif(
+    runtime_library() is None or CXX is None, reason="needs the spare's runtime and a C++ compiler"
+)
+
+
+def compile_library(folder: Path, *flags: str, pages: int = PAGES) -> Path:
+    """A library with so many functions of a page each."""
+    target = folder / "libpages.so"
+    command = [CXX or "c++", "-std=c++17", "-O1", "-shared", "-fPIC", f'-DPAGES="{pages}"', *flags]
+    subprocess.run([*command, "-o", target, SOURCES / "spare" / "library.cpp"], check=True)
+    return target
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A library and a program; see ``sources/spare``."""
+
+    library: Path
+    program: Path
+    pages: int
+
+    def cut(self, folder: Path, needed: Sequence[Range] = (), options: CutOptions = OPTIONS) -> Cut:
+        """Cut the library into a folder, all of it by default."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cut_library(self.library, folder / self.library.name, folder, needed, options)
+
+    def run(
+        self, what: str, path: Path, *arguments: str, environ: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the program on a library; the environment is empty but for ``environ``."""
+        return subprocess.run(
+            [self.program, what, path, str(self.pages), *arguments],
+            env=dict(environ or {}),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    @property
+    def output(self) -> str:
+        """What the program prints when it has used all pages."""
+        return f"42 {sum(i + 7 for i in range(self.pages))} 0 30 60 90 120\n"
+
+
+def build_kit(folder: Path, *, pages: int = PAGES) -> Kit:
+    """Compile the library and the program."""
+    program = compile_c("spare/program.c", folder / "program")
+    return Kit(compile_library(folder, pages=pages), program, pages)
+
+
+def may_mount() -> bool:
+    """Whether file systems can be mounted in a namespace of our own."""
+    if os.geteuid() != 0:
+        return False
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0

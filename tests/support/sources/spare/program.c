@@ -1,0 +1,243 @@
+/* Loads a library made of library.cpp (argv[2]) and does what argv[1] says; prints what came out.
+ * argv[3] is the number of its pages. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void *library;
+static int pages;
+static long (*sum)(int, int);
+static int (*thrown)(int);
+static int (*constructed)(void);
+static const char *(*page)(int);
+
+static void load(const char *path) {
+    library = dlopen(path, RTLD_NOW);
+    if (library == NULL) {
+        printf("%s\n", dlerror());
+        exit(3);
+    }
+    sum = dlsym(library, "sum");
+    thrown = dlsym(library, "thrown");
+    constructed = dlsym(library, "constructed");
+    page = dlsym(library, "page");
+}
+
+static void use(void) {
+    printf("%d %ld", constructed(), sum(0, pages));
+    for (int i = 0; i < 150; i += 30) printf(" %d", thrown(i));
+    puts("");
+    fflush(stdout);
+}
+
+static long expected(void) {
+    long total = 0;
+    for (int i = 0; i < pages; i++) total += i + 7;
+    return total;
+}
+
+static void *race(void *own) {
+    unsigned seed = (unsigned)(long)own;
+    long wrong = 0;
+    for (int i = 0; i < pages; i++) {
+        int one = rand_r(&seed) % pages;
+        wrong += sum(one, one + 1) != one + 7;
+        if (i % 64 == 0) wrong += thrown(rand_r(&seed) % 150) < 0;
+    }
+    return (void *)(wrong + (sum(0, pages) != expected()));
+}
+
+static int raced(void) {
+    pthread_t threads[8];
+    long wrong = 0;
+    for (long i = 0; i < 8; i++) pthread_create(&threads[i], NULL, race, (void *)(i + 1));
+    pid_t children[8];
+    for (int i = 0; i < 8; i++)
+        if ((children[i] = fork()) == 0) _exit(race((void *)(long)(i + 20)) != NULL);
+    for (int i = 0; i < 8; i++) {
+        void *result;
+        int status;
+        pthread_join(threads[i], &result);
+        waitpid(children[i], &status, 0);
+        wrong += (long)result + status;
+    }
+    return wrong != 0;
+}
+
+static void *call_use(void *unused) {
+    (void)unused;
+    use();
+    return NULL;
+}
+
+static void in_thread(size_t stack) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    if (stack) pthread_attr_setstacksize(&attributes, stack);
+    if (pthread_create(&thread, &attributes, call_use, NULL) != 0) exit(4);
+    pthread_join(thread, NULL);
+}
+
+static sigjmp_buf back;
+static void *fault_address;
+static int handled;
+
+static void on_segv(int number, siginfo_t *info, void *context) {
+    (void)number, (void)context;
+    handled++;
+    fault_address = info->si_addr;
+    /* The handler itself needs pages. */
+    if (sum != NULL && sum(0, pages) != expected()) _exit(9);
+    siglongjmp(back, 1);
+}
+
+static void on_usr1(int number) {
+    (void)number;
+    use();
+}
+
+static void set_handler(void) {
+    struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+    sigfillset(&action.sa_mask);
+    sigaction(SIGSEGV, &action, NULL);
+}
+
+static void crash(void) {
+    if (sigsetjmp(back, 1) == 0) *(volatile int *)24 = 1;
+    printf("handled %d at %p\n", handled, fault_address);
+}
+
+static void block_all(void) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+}
+
+/* As systemd's MemoryDenyWriteExecute and stricter: no executable mapping can be made any more. */
+static void deny_executable(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        exit(5);
+    if (mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
+        exit(6);
+}
+
+int main(int count, char **arguments) {
+    const char *what = arguments[1], *path = arguments[2];
+    if (count < 4) return 2;
+    pages = atoi(arguments[3]);
+    if (!strcmp(what, "handler-before") || !strcmp(what, "handler-lost")) set_handler();
+    load(path);
+    if (!strcmp(what, "plain")) {
+        use();
+    } else if (!strcmp(what, "threads")) {
+        if (raced()) return 1;
+        use();
+    } else if (!strcmp(what, "small-stack")) {
+        in_thread(64 << 10);
+    } else if (!strcmp(what, "blocked")) {
+        block_all();
+        in_thread(0);
+    } else if (!strcmp(what, "handler-before")) {
+        use();
+        crash();
+    } else if (!strcmp(what, "handler-after")) {
+        set_handler();
+        use();
+        crash();
+        crash();
+    } else if (!strcmp(what, "handler-needs-pages")) {
+        set_handler();
+        crash();
+    } else if (!strcmp(what, "handler-of-another")) {
+        struct sigaction action = {.sa_handler = on_usr1};
+        sigfillset(&action.sa_mask);
+        sigaction(SIGUSR1, &action, NULL);
+        raise(SIGUSR1);
+    } else if (!strcmp(what, "by-handle")) {
+        /* As ctypes finds functions. */
+        int (*set)(int, const struct sigaction *, struct sigaction *) =
+            dlsym(dlopen("libc.so.6", RTLD_NOW), "sigaction");
+        struct sigaction action = {.sa_handler = SIG_DFL};
+        set(SIGSEGV, &action, NULL);
+        use();
+    } else if (!strcmp(what, "vfork")) {
+        set_handler();
+        pid_t child = vfork();
+        if (child == 0) {
+            struct sigaction standard = {.sa_handler = SIG_DFL};
+            sigaction(SIGSEGV, &standard, NULL);
+            _exit(0);
+        }
+        waitpid(child, NULL, 0);
+        use();
+        crash();
+    } else if (!strcmp(what, "closed")) {
+        close_range(3, ~0u, 0);
+        use();
+    } else if (!strcmp(what, "deleted")) {
+        if (count > 4 && unlink(arguments[4])) return 7;
+        use();
+    } else if (!strcmp(what, "seccomp")) {
+        deny_executable();
+        use();
+    } else if (!strcmp(what, "reload")) {
+        for (int i = 0; i < 20; i++) {
+            if (sum(i, pages) < 0 || thrown(i) != i) return 1;
+            const char *place = page(0);
+            dlclose(library);
+            /* Guards of others now lie where pages were. */
+            void *guard = mmap((void *)((long)place & -4096L), 4096, PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+            if (guard != MAP_FAILED) {
+                struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+                sum = NULL;
+                sigaction(SIGSEGV, &action, NULL);
+                if (sigsetjmp(back, 1) == 0 && *(volatile char *)guard == 0) return 8;
+                if (fault_address != guard) return 9;
+                if (i % 2) munmap(guard, 4096);
+            }
+            load(path);
+        }
+        use();
+    } else if (!strcmp(what, "write")) {
+        set_handler();
+        if (sigsetjmp(back, 1) == 0) *(volatile char *)page(1) = 1;
+        printf("handled %d\n", fault_address == page(1));
+    } else if (!strcmp(what, "killed")) {
+        use();
+        raise(SIGSEGV);
+    } else if (!strcmp(what, "crashed")) {
+        use();
+        *(volatile int *)24 = 1;
+    } else {
+        return 2;
+    }
+    return 0;
+}
