@@ -209,7 +209,10 @@ class _Experiment:
             evict(self._files[variant])
             left = cached_bytes(self._files[variant])
         logs = self._request.folder / f"{name}.redirect"
-        logs.mkdir(parents=True)
+        try:
+            logs.mkdir(parents=True)
+        except OSError as e:
+            raise MeasureError(f"{logs}: cannot be created: {e.strerror}") from e
         output = self._request.folder / f"{name}.log"
         sampled = run_sampled(
             self._request.command,

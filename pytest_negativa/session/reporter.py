@@ -153,10 +153,12 @@ class Reporter:
                 return
             late = self._plan_late_uses(self._reported)
             self._run.mark_complete()
-        except Exception as e:
+        except BaseException as e:
             text = f"{self._run}: no plan of the complete trace: {describe_fault(e)}"
             sys.stderr.write(f"negativa: {text}; plan it again: {self._run.locate_command}\n")
-            return
+            if isinstance(e, Exception):
+                return
+            raise
         if late:
             sys.stderr.write(
                 f"negativa: used after the report: {', '.join(late)}. The plan in {self._run} was "

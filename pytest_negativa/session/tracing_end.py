@@ -9,6 +9,8 @@ first: that of ``plugin``.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,7 +46,13 @@ def end_former_sessions() -> None:
 
 def end_tracing() -> None:
     """End tracing for good, and complete the runs; called when the process ends."""
-    _end(list(_steps))
+    try:
+        _end(list(_steps))
+    except KeyboardInterrupt:
+        # An atexit handler can't pass it on, so the process ends as any that Ctrl-C ends.
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _end(steps: list[_Step]) -> None:

@@ -136,6 +136,18 @@ def write_atomically(
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file of our own, if it is there.
+
+    Raises:
+        StoreError: it can't be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+
+
 def sync_file(path: Path) -> None:
     """Force the bytes of a file to disk.
 

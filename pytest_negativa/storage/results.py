@@ -19,6 +19,7 @@ from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
+from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import (
@@ -188,10 +189,7 @@ def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[Librar
         write_record(path, tuple(unhealed))
     write_record(run.healed_file, tuple(dict.fromkeys(spans)), indent=1)
     if not unhealed:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as e:
-            raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+        remove_file(path)
 
 
 def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.locks import lock, open_to_lock
 
 TRACE_SUFFIX = ".jsonl"
@@ -290,11 +290,7 @@ class Run:
         Raises:
             StoreError: the note can't be removed.
         """
-        path = self._incomplete_file
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as e:
-            raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
+        remove_file(self._incomplete_file)
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.

@@ -35,6 +35,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -103,9 +104,13 @@ class Verification:
         self.settings = msgspec.structs.replace(self.settings, verify=verify)
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
-        """Write the copies, run all tests on them, and gather the facts for a verdict."""
+        """Write the copies, run all tests on them, and gather the facts for a verdict.
+
+        Raises:
+            NegativaError: the copies can't be written, or the last verdict can't be removed.
+        """
         # A verdict of before must not outlive a verification that is interrupted.
-        self._record.unlink(missing_ok=True)
+        remove_file(self._record)
         reconstruction, table = self.write_copies(planned)
         self.say(_written_line(reconstruction))
         rounds = self.run(RoundKind.VERIFY, None, table)

@@ -23,6 +23,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
+from tests.support.kills import MOST
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sessions import unmeasured_environ
@@ -30,7 +31,6 @@ from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
 
-KILLS = int(os.environ.get("TESTS_KILLS", "10"))
 FAST = SlimOptions(load_check=False)
 
 
@@ -81,7 +81,7 @@ def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, st
     duration = time.monotonic() - started
     rng = random.Random(4711)
     seen = set()
-    for _ in range(KILLS):
+    for _ in range(MOST):
         subprocess.run(["rm", "-rf", site.folder], check=True)
         subprocess.run(["cp", "-a", installed.folder, site.folder], check=True)
         os.link(site.two, site.folder / "gpu/linked.so")

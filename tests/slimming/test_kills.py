@@ -71,8 +71,14 @@ class Workplace:
         return run([NEGATIVA, "slim", "check", self.site], self.folder)
 
     def assert_whole(self, before: Digests, after: Digests) -> None:
-        """Each library is the old one or the new one, and RECORD is not cut."""
+        """Each library is the old one or the new one, RECORD is not cut, and check says so."""
         found = digests(self.site)
+        checked = self.check()
+        assert checked.changes == 0
+        said = checked.stdout + checked.stderr
+        if checked.status:
+            assert "a run was killed here" in said or "run negativa slim again" in said, said
+        assert "differs from what was written" not in said
         for name in LIBRARIES:
             assert found[name] in (before[name], after[name]), name
         record = (self.site / RECORD).read_text().splitlines()

@@ -3,6 +3,9 @@
 Python processes of the command count changes below a folder together: opening for writing, renames,
 links, removals, modes, times. With a full disk the Nth change and all later ones fail, and so do
 bytes that Python's ``os`` writes. The driver's and the loader's own changes don't count.
+
+``TESTS_KILLS=60`` tries 60 points in each test, and ``TESTS_KILLS_LOG=FILE`` collects what was hit.
+To count it: ``python -m tests.support.kills FILE``.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +28,8 @@ FULL_DISK = 0
 
 MOST = int(os.environ.get("TESTS_KILLS", "10"))
 """How many points each test tries; chosen by chance if there are more."""
+
+_LOG = os.environ.get("TESTS_KILLS_LOG")
 
 
 @dataclass(frozen=True)
@@ -75,11 +82,31 @@ def run(
         changes = log.stat().st_size if log.exists() else 0
     if not (last_words and done.stderr.rstrip().endswith(last_words)):
         assert "Traceback" not in done.stderr, done.stderr
+    if at and changes >= at and _LOG is not None:
+        test = os.environ["PYTEST_CURRENT_TEST"].partition(" (")[0].partition("[")[0]
+        how = signal.Signals(by).name if by != FULL_DISK else "full disk"
+        with open(_LOG, "a") as file:
+            file.write(f"{test}\t{how}\n")
     return Ended(done.returncode, done.stdout, done.stderr, changes)
 
 
 def points(changes: int, seed: int, most: int = MOST) -> Iterator[int]:
-    """Some of the changes ``1..changes``, or all of them if they are few; in ascending order."""
+    """Some of the changes ``1..changes``, or all of them if they are few; in ascending order.
+
+    The last one is always among them: it may come when all seems to be done.
+    """
     numbers = range(1, changes + 1)
     rng = random.Random(seed)
-    yield from numbers if changes <= most else sorted(rng.sample(numbers, most))
+    some = [*rng.sample(numbers[:-1], most - 1), changes] if changes > most else numbers
+    yield from sorted(some)
+
+
+def main() -> None:
+    """Print how many points of each test were hit, by what ended the command there."""
+    counted = Counter(Path(sys.argv[1]).read_text().splitlines())
+    for line, count in sorted(counted.items()):
+        print(f"{count:6} {line.expandtabs(90)}")
+
+
+if __name__ == "__main__":
+    main()
