@@ -129,7 +129,7 @@ def test_lock_on_a_full_disk(tmp_path: Path) -> None:
         place = OnSmallDisk(disk)
         place.session("--negativa", "--negativa-verify")
         lock_file = place.project.folder / "negativa.lock"
-        command = [NEGATIVA, "lock"]
+        command: list[str | Path] = [NEGATIVA, "lock"]
         assert place.run(*command).returncode == 0
         lock = lock_file.read_bytes()
         with leave(disk, 0):
@@ -147,7 +147,7 @@ def test_inspection_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
         place = OnSmallDisk(disk)
         library = make_large(MULTIARCH, place.project.folder / "large.so")
-        command = [NEGATIVA, "inspect", library]
+        command: list[str | Path] = [NEGATIVA, "inspect", library]
         whole = place.run(*command)
         [entry] = (disk / "cache").iterdir()
         size = entry.stat().st_size
