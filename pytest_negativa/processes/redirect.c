@@ -120,6 +120,7 @@ static struct {
     size_t root_length;
     Row *rows;
     char **links; /* for each row: see note_link */
+    bool *mapped; /* for each row: whether its copy was mapped in this process */
     size_t count;
 } table;
 
@@ -197,8 +198,9 @@ static const char *read_table(const char *path) {
         size_t room = (lines + 1) * sizeof *table.rows;
         table.rows = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
         table.links = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
+        table.mapped = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
         if (text != MAP_FAILED && length == size && table.rows != MAP_FAILED &&
-            table.links != MAP_FAILED) {
+            table.links != MAP_FAILED && table.mapped != MAP_FAILED) {
             problem = parse_table(text, size);
             /* From here on nothing changes it, not even a stray write of the program's. */
             mprotect(text, size + 1, PROT_READ);
@@ -445,6 +447,19 @@ static bool may_be_original(const char *name) {
     return true;
 }
 
+/* The row of a file, under any of its names. The loader maps a file once and knows it by its
+ * inode, so hard links share the copy that is mapped already; else the one of the path counts. */
+static const Row *row_of_file(FileId id, const char *path) {
+    const Row *found = NULL;
+    for (size_t i = 0; i < table.count; i++) {
+        const Row *row = &table.rows[i];
+        if (!same_file(id, row->original_id)) continue;
+        if (table.mapped[i]) return row;
+        if (found == NULL || strcmp(row->original, path) == 0) found = row;
+    }
+    return found;
+}
+
 /* The row of the original that a path leads to. `resolved`: its real path, empty if there is
  * no such file. */
 static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
@@ -455,9 +470,9 @@ static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
         resolved[0] = 0;
         return NULL;
     }
-    const Row *row = row_of_original(resolved);
     /* A file that was replaced since is not the one that the copy was made of. */
-    return row != NULL && same_file(id, row->original_id) && copy_is_there(row) ? row : NULL;
+    const Row *row = row_of_file(id, resolved);
+    return row != NULL && copy_is_there(row) ? row : NULL;
 }
 
 /* What to open for a path. */
@@ -574,16 +589,24 @@ static bool find_mapping(uintptr_t address, Mapping *mapping) {
     return found;
 }
 
+/* Hard links are one file: what was mapped of one of them was mapped of each. */
+static void log_file(FileId original, const char *kind, const char *name) {
+    for (size_t i = 0; i < table.count; i++)
+        if (same_file(original, table.rows[i].original_id))
+            log_event(kind, table.rows[i].original, name);
+}
+
 static bool log_if_known(FileId id, const char *name) {
     for (size_t i = 0; i < table.count; i++) {
         if (same_file(id, table.rows[i].copy_id)) {
-            log_event("copy", table.rows[i].original, NULL);
+            table.mapped[i] = true;
+            log_file(table.rows[i].original_id, "copy", NULL);
             return true;
         }
     }
     for (size_t i = 0; i < table.count; i++) {
         if (same_file(id, table.rows[i].original_id)) {
-            log_event("original", table.rows[i].original, name);
+            log_file(id, "original", name);
             return true;
         }
     }

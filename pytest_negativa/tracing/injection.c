@@ -558,6 +558,20 @@ static void unescape(char *path) {
     *out = 0;
 }
 
+static bool starts_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* Whether the kernel gives this name to memory without a file. */
+static bool names_memory(const char *path) {
+    static const char deleted[] = " (deleted)";
+    size_t length = strlen(path), tail = sizeof deleted - 1;
+    if (strcmp(path, "/dev/zero") == 0) return true; /* a private mapping */
+    if (length <= tail || strcmp(path + length - tail, deleted) != 0) return false;
+    return starts_with(path, "/memfd:") || starts_with(path, "/SYSV") ||
+           starts_with(path, "/dev/zero ") || starts_with(path, "/anon_hugepage ");
+}
+
 static void record_loaded_libraries(void);
 static void write_warning(const char *code, const char *text, bool incomplete);
 
@@ -848,6 +862,8 @@ static const uint32_t WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50;
 
 static void place_image(Image *image, const char *form, uint64_t address, uint64_t size) {
     const Mapping *mapping = find_mapping(address);
+    /* A library may lie in a memfd. Other memory holds images as the heap does. */
+    if (mapping != NULL && !mapping->of_loader && names_memory(mapping->path)) mapping = NULL;
     image->size = size;
     image->form = form;
     if (mapping != NULL && (image->path = strdup(mapping->path)) == NULL) lose("out of memory");

@@ -20,6 +20,11 @@ from pytest_negativa.storage.system import System
 _LINE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) (..)(.)\S ([0-9a-f]+) \S+ (\d+) +(/.*)$", re.MULTILINE
 )
+# Names that the kernel gives to memory without a file: shared mappings, System V segments and huge
+# pages (mm/shmem.c, mm/memfd.c, ipc/shm.c, mm/hugetlb.c), and private mappings of /dev/zero.
+_MEMORY = re.compile(
+    r"/dev/zero|(/dev/zero|/anon_hugepage|/SYSV.*|/memfd:.*) \(deleted\)", re.DOTALL
+)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _DELETED = " (deleted)"
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
@@ -161,10 +166,13 @@ class Mappings:
             OSError: they can't be read, as after a ``chroot`` to a folder without ``/proc``.
         """
         generation = self._generation.read()
-        data = System.read_all("/proc/self/maps")
-        self._mappings = parse_maps(data)
+        found = parse_maps(System.read_all("/proc/self/maps"))
+        self._loaded = frozenset(m.file for m in found if m.executable)
+        # A library may lie in a memfd. Other memory holds images as the heap does.
+        self._mappings = tuple(
+            m for m in found if m.file in self._loaded or not _MEMORY.fullmatch(m.path)
+        )
         self._starts = [m.start for m in self._mappings]
-        self._loaded = frozenset(m.file for m in self._mappings if m.executable)
         self._read_at = generation
 
     def new_libraries(self) -> frozenset[MappedFile]:

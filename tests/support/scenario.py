@@ -126,7 +126,7 @@ def play(call: Call, fatbin: Path) -> None:
 
 
 def play_files(call: Call, fatbin: Path, folder: Path) -> None:
-    """Fatbins in files that are removed and replaced while they are mapped."""
+    """Fatbins in files that are removed and replaced while they are mapped, and in none."""
     keep: list[object] = []
 
     def load(path: Path) -> int:
@@ -160,6 +160,14 @@ def play_files(call: Call, fatbin: Path, folder: Path) -> None:
     use(load(replaced), b"e")
     use(old, b"f", 19)
     use(load(odd), b"g")
+    # Memory without a file, which the kernel's mappings name like a deleted one.
+    for number, kernel in ((-1, b"h"), (os.memfd_create("image"), b"i")):
+        if number >= 0:
+            os.truncate(number, len(data))
+        shared = mmap.mmap(number, len(data), flags=mmap.MAP_SHARED)
+        shared.write(data)
+        keep.append(shared)
+        use(ctypes.addressof(ctypes.c_char.from_buffer(shared)), kernel)
 
 
 def main() -> None:

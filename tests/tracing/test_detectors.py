@@ -99,8 +99,9 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert usage.contexts == (context,)
 
     cubin = (BIN / "kernels.sm_90.cubin").read_bytes()
-    (heap,) = usage.memory_images
-    assert heap.sha256 == hashlib.sha256(cubin).hexdigest() and heap.size == len(cubin)
+    digest = hashlib.sha256(cubin).hexdigest()
+    (heap,) = (image for image in usage.memory_images if image.sha256 == digest)
+    assert heap.size == len(cubin)
     assert heap.use.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")
     assert [k.name for k in heap.use.kernels] == ['\\xff not utf-8 é "\\\n']
 
@@ -136,6 +137,14 @@ def test_files_that_come_and_go(which: str, request: pytest.FixtureRequest) -> N
     }
     (gone,) = [w for w in usage.incomplete if w.code == "library-gone"]
     assert gone.process is None and "/files/unseen: GPU code was loaded" in gone.text
+
+
+@pytest.mark.parametrize("which", ["python_usage", "native_usage"])
+def test_shared_memory_is_no_file(which: str, request: pytest.FixtureRequest) -> None:
+    usage: Usage = request.getfixturevalue(which)
+    digest = hashlib.sha256(FATBIN.read_bytes()).hexdigest()
+    (image,) = (image for image in usage.memory_images if image.sha256 == digest)
+    assert [kernel.name for kernel in image.use.kernels] == ["h", "i"]
 
 
 def test_both_detectors_say_the_same(python_usage: Usage, native_usage: Usage) -> None:
