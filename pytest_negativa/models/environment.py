@@ -6,9 +6,13 @@ The plugin imports this module in every pytest session, so the module imports no
 ROUND_VARIABLE = "NEGATIVA_ROUND"
 """Names, to a program under proof, the round file, which tells it what to do."""
 
+SESSION_VARIABLE = "NEGATIVA_SESSION"
+"""Tells a session's processes of it, see ``storage.handover``."""
+
 OWN_VARIABLES = frozenset(
     {
         ROUND_VARIABLE,
+        SESSION_VARIABLE,
         "NEGATIVA_CHAINED_INJECTION",
         "NEGATIVA_CUPTI",
         "NEGATIVA_FIRST_RESULT",
@@ -17,7 +21,6 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_REDIRECT_TABLE",
         "NEGATIVA_ROOT",
         "NEGATIVA_RUN_ID",
-        "NEGATIVA_SESSION",
         "NEGATIVA_SUPERVISE",
         "NEGATIVA_LACKS",
         "NEGATIVA_TRACE_DIR",

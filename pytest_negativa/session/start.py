@@ -8,7 +8,6 @@ not lost. ``reporter`` reads them at the end.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
-from pytest_negativa.models.environment import ROUND_VARIABLE
+from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Context, Header, Phase, Role
@@ -37,14 +36,14 @@ from pytest_negativa.session.round_reports import RoundReports, append_coverage,
 from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
+from pytest_negativa.storage.handover import Handover, find_handover
+from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.detector import Detector, TraceError
+from pytest_negativa.tracing.files import end_former_program
 from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import Tracing, make_header, start_tracing
-
-# The variable by which pytest-xdist's workers, which inherit it, learn of their controller.
-_HANDOVER = "NEGATIVA_SESSION"
 
 
 def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
@@ -177,47 +176,67 @@ class _Supervised:
 
 def is_in_round() -> bool:
     """Whether this process is the program of a round, or a pytest-xdist worker of it."""
-    return _handed() is not None or current_round(os.environ) is not None
+    return _controller() is not None or current_round(os.environ) is not None
 
 
-def _handed() -> dict[str, Any] | None:
-    """What the controller of pytest-xdist handed to this process, if it is a worker."""
-    handed: dict[str, Any] | None = json.loads(os.environ.get(_HANDOVER, "null"))
+def _controller() -> Handover | None:
+    """The session of which this process is a worker of pytest-xdist, if it is one."""
+    session = find_handover(os.environ)
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    if handed and "PYTEST_XDIST_WORKER" in os.environ and handed["pid"] == os.getppid():
-        return handed
-    return None
+    if session is None or not session.has_workers or session.pid != os.getppid():
+        return None
+    return session if "PYTEST_XDIST_WORKER" in os.environ else None
 
 
 def _role_and_run(
     config: pytest.Config, settings: Settings
 ) -> tuple[Role, Run, Path, Round | None]:
     """The role of this process, its run, the project's folder, and the round, if it is of one."""
-    if (handed := _handed()) is not None:
-        round_spec = handed["round"] and load_round(Path(handed["round"]))
-        return Role.WORKER, Run(Path(handed["folder"])), Path(handed["root"]), round_spec
+    if (session := _controller()) is not None:
+        round_spec = load_round(Path(session.round_file)) if session.round_file else None
+        return Role.WORKER, Run(Path(session.folder)), Path(session.root), round_spec
+    runs = RunsFolder(Path(settings.directory))
+    outer = find_handover(os.environ)
+    if outer is not None and outer.pid == os.getpid() and not tracing_end.has_begun():
+        # A conftest replaced the program of this process by execv.
+        former, outer = _take_over(Run(Path(outer.folder))), None
+    else:
+        former = None
     round_spec = current_round(os.environ)
     if round_spec is not None:
         end_with(round_spec.supervisor)
         run = Run(Path(round_spec.folder))
     else:
-        run = RunsFolder(Path(settings.directory)).new_run()
-    root = config.rootpath
+        run = former or runs.new_run()
     namespace = config.known_args_namespace
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
-    if not distributed:
-        return Role.SOLO, run, root, round_spec
-    os.environ[_HANDOVER] = json.dumps(
-        {
-            "pid": os.getpid(),
-            "folder": str(run),
-            "root": str(root),
-            "round": round_spec and os.environ[ROUND_VARIABLE],
-        }
+    session = Handover(
+        pid=os.getpid(),
+        folder=str(run),
+        root=str(config.rootpath),
+        round_file=os.environ[ROUND_VARIABLE] if round_spec is not None else None,
+        has_workers=bool(distributed),
+        outer_folder=outer.outer_folder if outer is not None else str(run),
+        outer_runs=outer.outer_runs if outer is not None else str(runs.folder),
     )
-    config.add_cleanup(_end_handover)
-    return Role.CONTROLLER, run, root, round_spec
+    before = os.environ.get(SESSION_VARIABLE)
+    os.environ[SESSION_VARIABLE] = session.to_text()
+    config.add_cleanup(lambda: _end_handover(before))
+    return Role.CONTROLLER if distributed else Role.SOLO, run, config.rootpath, round_spec
 
 
-def _end_handover() -> None:
-    os.environ.pop(_HANDOVER, None)
+def _take_over(run: Run) -> Run | None:
+    """Go on with the run of this process's former program; None if that had begun a test."""
+    with contextlib.suppress(StoreError):
+        if run.outcomes_file.exists() and read_outcomes(run.outcomes_file).tests:
+            return None
+    run.outcomes_file.unlink(missing_ok=True)
+    end_former_program(run.trace_files())
+    return run
+
+
+def _end_handover(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(SESSION_VARIABLE, None)
+    else:
+        os.environ[SESSION_VARIABLE] = before

@@ -39,6 +39,11 @@ def at_end(traced: TracedProcess, act: Callable[[], None]) -> None:
     _steps.append(_Step(os.getpid(), traced, act))
 
 
+def has_begun() -> bool:
+    """Whether a session has begun in this process, and its tracing has not ended."""
+    return bool(_steps)
+
+
 def end_former_sessions() -> None:
     """End tracing for sessions of this process that are over: another one begins."""
     _end([step for step in _steps if step.traced.session_ended])

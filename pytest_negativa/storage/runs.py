@@ -35,6 +35,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.locks import lock, open_to_lock
 
 TRACE_SUFFIX = ".jsonl"
@@ -295,9 +296,18 @@ class Run:
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.
 
+        A run that a test of another session made does not take the place of that session's run.
+
         Raises:
             StoreError: the link can't be written.
         """
+        outer = find_handover(os.environ)
+        if (
+            outer is not None
+            and outer.outer_folder != str(self)
+            and Path(outer.outer_runs).resolve() == self.folder.parent.resolve()
+        ):
+            return
         link = RunsFolder(self.folder.parent).latest
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
         try:

@@ -16,6 +16,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
     AnyTraceRecord,
+    EndRecord,
     Header,
     ProcessTrace,
 )
@@ -107,6 +108,29 @@ def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
         is_running=is_running,
         problems=tuple(problems),
     )
+
+
+def end_former_program(paths: Iterable[Path]) -> None:
+    """End the trace of the program that this process was before ``execv`` replaced it.
+
+    Every record is written before the driver's call returns, so nothing is lost. ``execv`` closes
+    the file and keeps the process id.
+
+    Raises:
+        StoreError: a trace can't be read.
+        OSError: a trace can't be written.
+    """
+    end = msgspec.json.encode(EndRecord(time_ns=System.time_ns())) + b"\n"
+    for path in paths:
+        trace = read_trace(path)
+        own = trace.header is not None and trace.header.pid == os.getpid()
+        if (
+            own
+            and not trace.is_running
+            and not any(isinstance(r, EndRecord) for r in trace.records)
+        ):
+            with path.open("ab") as file:
+                file.write(end)
 
 
 def require_ended(paths: Iterable[Path]) -> None:

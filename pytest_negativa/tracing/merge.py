@@ -76,7 +76,7 @@ def merge_traces(
     A file that can't be read makes the usage incomplete. It is no error: the others still count.
 
     Args:
-        running: ids of processes that still run; their traces need no end.
+        running: ids of pytest processes that still run; their traces need no end.
     """
     merger = _Merger(running)
     files = tuple(map(Path, paths))
@@ -187,7 +187,7 @@ class _Merger:
             UsageProcess(
                 header=trace.header,
                 trace=Path(trace.path).name,
-                ended=trace.header.pid in self._running
+                ended=self._still_runs(trace.header)
                 or any(isinstance(record, EndRecord) for record in trace.records),
                 torn=trace.torn,
                 counts_launches=any(isinstance(r, LaunchRecord) for r in trace.records),
@@ -219,6 +219,13 @@ class _Merger:
             elif not header.locked:
                 text = "its trace has no end, and nothing tells whether it has ended"
                 self.mark_incomplete("end-unknown", text, process)
+
+    def _still_runs(self, header: Header) -> bool:
+        """Whether it is the trace of a process that runs; a child may have the same id.
+
+        Ids repeat in other namespaces (pid_namespaces(7)), and after the last number.
+        """
+        return header.pid in self._running and header.role in (Role.SOLO, Role.CONTROLLER)
 
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRuns
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
+
+# Round, process id and executable.
+_Program = tuple[str, int, str]
 
 # Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
@@ -135,14 +139,14 @@ def gather_loads(
     copies: dict[str, set[object]] = defaultdict(set)
     originals: dict[str, str] = {}
     incomplete: str | None = None
-    logged: set[int] = set()
+    logged: set[_Program] = set()
     for result in rounds:
         logs = result.run.redirect_logs
         # It is missing if no library could be redirected.
         for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"
-            logged.add(process.pid)
-            logged.update(load.pid for load in process.loads)
+            for pid in (process.pid, *(load.pid for load in process.loads)):
+                logged.add((result.name, pid, process.executable))
             for load in process.loads:
                 for path in load.copies:
                     copies[path].add((process.log, load.pid))
@@ -160,10 +164,14 @@ def gather_loads(
     )
 
 
-def _why_not_logged(usage: Usage, logged: Collection[int]) -> str | None:
-    """Why a traced process could not be redirected, if one could not."""
+def _why_not_logged(usage: Usage, logged: Collection[_Program]) -> str | None:
+    """Why a traced process could not be redirected, if one could not.
+
+    Ids of processes repeat, and a process that had a log may execute another program.
+    """
     for process in usage.processes:
         header = process.header
-        if header.pid not in logged and (reason := why_not_redirected(header.executable)):
+        program = header.run_id, header.pid, os.path.realpath(header.executable)
+        if program not in logged and (reason := why_not_redirected(header.executable)):
             return f"process {header.pid} ({header.executable}) was not redirected: {reason}"
     return None

@@ -50,7 +50,12 @@ def _reasons_of_session(
     result: RoundResult, processes: Sequence[UsageProcess], traced: TracedRun
 ) -> Iterator[str]:
     """Why the process that reports did not end well; at most one reason."""
-    own = next((p for p in processes if p.header.role in (Role.SOLO, Role.CONTROLLER)), None)
+    # More than one if a conftest replaced the program by execv, or a test called pytest.main.
+    own = min(
+        (p for p in processes if p.header.role in (Role.SOLO, Role.CONTROLLER)),
+        key=lambda p: p.ended,
+        default=None,
+    )
     where = "" if own is None else _where(own)
     name = f"round {result.name}: the pytest process"
     session = result.session.exit_status

@@ -103,3 +103,76 @@ def test_an_honest_suite_is_traced_and_proved_at_once(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
     assert "\nPROVED" in project.verify("--negativa", "-n2")
     assert "\nPROVED" in project.verify("--negativa-copies=both")
+
+
+# Restarts itself, as suites do that need another environment from the start.
+RESTARTS = """
+import os, sys
+from standin_gpu import use
+
+if "RESTARTED" not in os.environ:
+    use("lib.so", 2)
+    os.environ["RESTARTED"] = "1"
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_a_conftest_that_restarts_pytest(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB, 0)\n")
+    project.write("conftest.py", RESTARTS)
+    # pytest captures what a conftest writes, and so what the second program writes.
+    project.trace("-s")
+    assert [len(list(run.glob("trace/*.jsonl"))) for run in project.runs()] == [2]
+    assert "\nPROVED" in project.verify("-s")
+    assert "\nPROVED" in project.verify("-s", "--negativa")
+    names = {kernel[0] for kernel in project.latest("plan/lib.so.json")["used_kernels"]}
+    assert names == {"vector_add", "statistics_weighted_sum"}, "what it used before counts"
+
+
+@pytest.mark.slow
+def test_two_hard_links_of_one_library(tmp_path: Path) -> None:
+    suite = """
+HARD = LIB.with_name("hard.so")
+
+def test_use():
+    use(LIB, 0)
+
+def test_the_other_name():
+    use(HARD, 1)
+
+def test_a_child_that_loads_the_other_name_alone():
+    code = f"from standin_gpu import *; d = trace_program(); use({str(HARD)!r}, 1); d.stop()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    (project.folder / "hard.so").hardlink_to(project.folder / "lib.so")
+    project.trace("-n2")
+    assert "\nPROVED" in project.verify()
+    assert {status for status, _ in project.statuses().values()} == {"proved"}
+
+
+@pytest.mark.slow
+def test_a_session_that_a_test_starts_leaves_latest_alone(tmp_path: Path) -> None:
+    suite = """
+def inner():
+    return [sys.executable, "-m", "pytest", "-q", "--negativa", "inner.py"]
+
+def test_use():
+    use(LIB, 0)
+
+def test_subprocess():
+    subprocess.run(inner(), check=True, stdout=subprocess.PIPE)
+
+def test_in_process():
+    assert pytest.main(inner()[3:]) == 0
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.write("inner.py", "def test_nothing():\n    pass\n")
+    project.trace()
+    assert len(project.runs()) == 3
+    [run] = (r for r in project.runs() if "test_use" in (r / "tests.jsonl").read_text())
+    assert project.run_folder == run
+    # A round of the verification starts one more, in a process of its own.
+    assert "\nPROVED" in project.verify()
+    assert project.run_folder == run

@@ -55,6 +55,21 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.planted_fault(
+    "A child in another namespace has the process id of the session, and its trace has no end.",
+    says="its trace has no end, and nothing tells whether it has ended",
+)
+def test_a_child_with_the_id_of_the_session(tmp_path: Path, fault: PlantedFault) -> None:
+    own = write(tmp_path, header(7), records("k1"))
+    child = write(tmp_path, header(7, Role.CHILD, start_ns=6), records("k2"), end=False)
+    # As on a file system without locks.
+    child.write_bytes(child.read_bytes().replace(b'"locked":true,', b""))
+    usage = merge_traces([own, child], running=[7])
+    assert [process.ended for process in usage.processes] == [True, False]
+    [lack] = usage.incomplete
+    fault.check(lack.text)
+
+
+@pytest.mark.planted_fault(
     "The driver tells one process nothing of its GPU, which may have another arch",
     says="nothing tells its devices",
 )

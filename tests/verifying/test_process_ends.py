@@ -119,6 +119,14 @@ def test_a_process_that_ends_well() -> None:
     assert reasons(a_round(), process(Role.CONTROLLER), worker("gw0"), worker("gw1")) == []
 
 
+@pytest.mark.parametrize("ended", [(True, False), (False, True)])
+def test_each_program_of_the_process_must_end(ended: tuple[bool, bool]) -> None:
+    """``execv`` in a conftest replaces the program, which begins a trace of its own."""
+    assert reasons(a_round(), process(), process()) == []
+    [reason] = reasons(a_round(), *(process(ended=one) for one in ended))
+    assert reason.endswith("but its trace has no end")
+
+
 @pytest.mark.parametrize(
     ("result", "own", "reason"),
     [

@@ -1,0 +1,77 @@
+"""Which processes were redirected, by the logs of rounds and the traces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.models.outcomes import SessionResult
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.trace import UsageProcess
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.verifying.evidence import gather_loads
+from pytest_negativa.verifying.rounds import RoundResult
+from tests.support.compiling import compile_c, needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.traces import header
+from tests.support.usages import usage_of
+
+NO_COPIES = Reconstruction(format_version=1, root="/", fill=1, libraries=(), refused=())
+PYTHON = os.path.realpath(sys.executable)
+
+
+def a_round(folder: Path, *logged: tuple[int, str]) -> RoundResult:
+    """A round with the redirect's logs of processes: id and executable."""
+    run = Run(folder)
+    run.redirect_logs.mkdir(parents=True)
+    for pid, executable in logged:
+        text = f"negativa-redirect-log 1\t{pid}\t5\t{executable}\n"
+        (run.redirect_logs / f"{pid}.5.1.log").write_text(text)
+    session = SessionResult(
+        tests=(), collection_errors=(), command=(), duration=0, longest_silence=0, exit_status=0
+    )
+    return RoundResult(run.run_id, RoundKind.VERIFY, run, session, 0, silent=False, seconds=1)
+
+
+@needs_compiler
+@pytest.mark.planted_fault(
+    "A static program, which no redirect reaches, has the process id of one that had a log.",
+    says="was not redirected: it is a static executable",
+)
+@pytest.mark.parametrize("other", ["another round", "another program"])
+def test_a_static_program_has_the_id_of_a_redirected_process(
+    tmp_path: Path, fault: PlantedFault, other: str
+) -> None:
+    static = compile_c("redirect/nothing.c", tmp_path / "static", "-static")
+    logged = (7, str(static) if other == "another round" else PYTHON)
+    rounds = [a_round(tmp_path / "001-verify", logged), a_round(tmp_path / "002-verify")]
+    name = "002-verify" if other == "another round" else "001-verify"
+    child = replace(header(7, run_id=name), executable=str(static))
+    usage = replace(
+        usage_of(),
+        processes=(UsageProcess(header=child, trace="t.jsonl", ended=True, torn=False),),
+    )
+    fault.check(str(gather_loads(rounds, usage, NO_COPIES, {}).incomplete))
+
+
+def test_a_process_is_known_by_any_name_of_its_executable(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(PYTHON)
+    usage = replace(
+        usage_of(),
+        processes=(
+            UsageProcess(
+                header=replace(header(7, run_id="001-verify"), executable=str(link)),
+                trace="t.jsonl",
+                ended=True,
+                torn=False,
+            ),
+        ),
+    )
+    rounds = [a_round(tmp_path / "001-verify", (7, PYTHON))]
+    assert gather_loads(rounds, usage, NO_COPIES, {}).incomplete is None
