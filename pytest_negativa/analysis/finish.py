@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
-from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.analysis import Analysis, ReportContents
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
@@ -52,7 +53,24 @@ def conclude(
     analysis = analyze(usage, settings, hooks, healed=load_healed(run), jobs=jobs, on_done=on_done)
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
-    files = write_run(run, analysis, with_plans=planned)
+    report = write_results(run, analysis, settings, with_plans=planned)
+    contents = ReportContents(report, analysis.libraries, analysis.usage)
+    write_reports(contents, settings.reports, run, anew=anew)
+    return contents
+
+
+def write_results(
+    run: Run, analysis: Analysis, settings: Settings, *, with_plans: bool = True
+) -> RunReport:
+    """Write what was found into a run's folder, with its report.
+
+    Args:
+        with_plans: see ``write_run``.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    files = write_run(run, analysis, with_plans=with_plans)
     report = build_report(
         analysis,
         settings,
@@ -61,9 +79,7 @@ def conclude(
         files=(*files, run.report_file.name),
     )
     write_record(run.report_file, report, indent=1)
-    contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew)
-    return contents
+    return report
 
 
 def write_reports(

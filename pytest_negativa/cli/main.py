@@ -19,6 +19,7 @@ from pytest_negativa.reporting.text import print_error
 _MODULES = {
     command: module
     for module, commands in {
+        "by_test": ("needs", "tests"),
         "image_report": ("image-report",),
         "inspect": ("inspect",),
         "measure": ("measure",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,6 +14,7 @@ from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
+    from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
 
@@ -135,11 +136,13 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     default="*",
     help="List only kernels of these libraries: path, file name or soname.",
 )
+@click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
 @click_options("run", "config", "directory", "reports.demangle")
-def kernels(used: bool, glob: str, **flags: Any) -> None:
+def kernels(used: bool, glob: str, test: str | None, **flags: Any) -> None:
     """List the unused kernels of a traced run, or the used ones.
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
+    --test lists what a test launched if the trace is of level launch, else what it used first.
     """
     from pytest_negativa.gpucode.demangle import demangle
     from pytest_negativa.reporting.text import printable
@@ -159,6 +162,9 @@ def kernels(used: bool, glob: str, **flags: Any) -> None:
         raise click.BadParameter(
             f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
         )
+    if test is not None:
+        _list_of_test(test, wanted, run_of(settings), spell)
+        return
     for plan in wanted:
         listed = plan.used_kernels if used else plan.unused_kernels
         total = len(plan.used_kernels) + len(plan.unused_kernels)
@@ -169,6 +175,31 @@ def kernels(used: bool, glob: str, **flags: Any) -> None:
         for kernel in plan.used_kernels if used else ():
             click.echo(f"  {printable(spell(kernel.name))}")
             click.echo(f"      first used in {printable(str(kernel.first))}")
+
+
+def _list_of_test(
+    test: str, plans: Sequence[LibraryPlan], run: Run, spell: Callable[[str], str]
+) -> None:
+    from pytest_negativa.planning.by_test import kernels_of_test
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.storage.results import load_usage
+
+    usage = load_usage(run)
+    if usage is None:
+        raise StoreError(run.why_unplanned())
+    launches = kernels_of_test(usage, test)
+    if launches is None:
+        raise click.BadParameter(f"{test!r} is no test that used the GPU", param_hint="--test")
+    word = "run" if usage.launches else "used first"
+    for plan in plans:
+        names = [kernel.name for kernel in plan.used_kernels if kernel.name in launches]
+        if names:
+            click.echo(f"{printable(plan.library.path)}: {len(names):,} kernels {word} by {test}")
+        for name in names:
+            count = launches[name]
+            times = "" if count is None else f"  ({format_items(count, 'launch', 'launches')})"
+            click.echo(f"  {printable(spell(name))}{times}")
 
 
 def _ended_with(status: int) -> str:

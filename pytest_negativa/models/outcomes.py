@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import Record
 
-OUTCOMES_VERSION = 3
-"""Of the file. History: 3 tells attempts, subtests, reasons and types of errors; 2 adds the ends
-of workers; 1 is the first."""
+OUTCOMES_VERSION = 4
+"""Of the file. History: 4 tells markers and keywords; 3 tells attempts, subtests, reasons and types
+of errors; 2 adds the ends of workers; 1 is the first."""
 
 
 class Outcome(str, enum.Enum):
@@ -84,6 +84,8 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
         subtest: the name of the subtest that this report is of.
         reason: why the test is skipped or expected to fail, in full.
         error_type: the class of the exception that ended the phase.
+        markers: names of the test's markers; of the setup alone.
+        keywords: the words that ``-k`` compares; of the setup alone.
     """
 
     nodeid: str
@@ -99,6 +101,8 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
     subtest: str | None = None
     reason: str | None = None
     error_type: str | None = None
+    markers: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
 
 class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection-error"):
@@ -148,6 +152,7 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
             or the session was stopped during the test.
         aspects: what else is known of its end: a sorted list of texts for each aspect. If the test
             ran several times (a node id that is there twice), those of all of them.
+        markers, keywords: by which ``-m`` and ``-k`` select it.
     """
 
     __test__ = False
@@ -160,6 +165,8 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     gpu_error: str | None = None
     doubtful: bool = False
     aspects: Mapping[Aspect, tuple[str, ...]] = {}
+    markers: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
 
 class SessionResult(Record, frozen=True, kw_only=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
+from pytest_negativa.planning.by_test import kernel_runs
 
 _ANONYMOUS = "(anonymous namespace)"
 
@@ -23,8 +23,7 @@ def cover_library(
 ) -> LibraryCoverage:
     """Tell for each kernel of a library which tests ran it.
 
-    If launches were counted, a kernel ran in the tests that launched it. The injected tracer of
-    child processes counts no launches, so the first look-up in a child counts, too.
+    See ``kernel_runs`` for what counts.
 
     Args:
         plan: of the library.
@@ -34,18 +33,11 @@ def cover_library(
         limit: the least percentage of kernels that must run.
         places: source file and line by mangled name, if the library tells.
     """
-    launches: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for launch in usage.launches:
-        launches[launch.name][usage.contexts[launch.context].place] += launch.count
-    uncounted = uncounted_kernels(used, usage)
-    first = {kernel.name: kernel.first for kernel in plan.used_kernels}
+    images = [i.use for i in used.images] + [i.use for i in usage.memory_images]
+    known = kernel_runs(usage, images)
+    used_names = {kernel.name for kernel in plan.used_kernels}
     kernels = []
-    for name in sorted((*first, *plan.unused_kernels)):
-        runs = []
-        if name in first:
-            runs = [KernelRun(test, count) for test, count in sorted(launches[name].items())]
-            if not runs and (name in uncounted or not usage.launches):
-                runs = [KernelRun(first[name].place, None)]
+    for name in sorted((*used_names, *plan.unused_kernels)):
         scope, template = split_signature(demangle(name))
         file, line = (places or {}).get(name, (None, None))
         kernels.append(
@@ -55,7 +47,7 @@ def cover_library(
                 template=template,
                 file=file,
                 line=line,
-                runs=tuple(runs),
+                runs=known.get(name, ()) if name in used_names else (),
             )
         )
     return LibraryCoverage(
@@ -63,18 +55,6 @@ def cover_library(
         kernels=tuple(kernels),
         counted=bool(usage.launches),
         limit=limit,
-    )
-
-
-def uncounted_kernels(used: LibraryUsage, usage: Usage) -> frozenset[str]:
-    """Kernels that a process looked up which counts no launches."""
-    blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
-    images = [i.use for i in used.images] + [i.use for i in usage.memory_images]
-    return frozenset(
-        kernel.name
-        for image in images
-        if blind.intersection(image.processes)
-        for kernel in image.kernels
     )
 
 

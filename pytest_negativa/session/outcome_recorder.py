@@ -36,6 +36,8 @@ GPU_ERROR_ATTRIBUTE = "negativa_gpu_error"
 ATTEMPT_ATTRIBUTE = "negativa_attempt"
 ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
 SUBTEST_ATTRIBUTE = "negativa_subtest"
+MARKERS_ATTRIBUTE = "negativa_markers"
+KEYWORDS_ATTRIBUTE = "negativa_keywords"
 
 _MAX_TEXT = 500
 _ATTEMPTS = pytest.StashKey[Counter[str]]()
@@ -44,9 +46,9 @@ _ATTEMPTS = pytest.StashKey[Counter[str]]()
 class ReportDetails:
     """Adds to the reports of this process's tests what the process that reports can't tell.
 
-    That is how often the phase ran, the type of the error, and the name of a subtest. The
-    plugin flaky reports the last attempt only. pytest 9 changes the name of a subtest on the way
-    from a worker of pytest-xdist.
+    That is how often the phase ran, the type of the error, the name of a subtest, and the words
+    that select the test. The plugin flaky reports the last attempt only. pytest 9 changes the name
+    of a subtest on the way from a worker of pytest-xdist.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -74,6 +76,9 @@ class ReportDetails:
         setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
         if call.excinfo is not None and (report.failed or hasattr(report, "wasxfail")):
             setattr(report, ERROR_TYPE_ATTRIBUTE, call.excinfo.typename)
+        if call.when == "setup":
+            setattr(report, MARKERS_ATTRIBUTE, _markers(item))
+            setattr(report, KEYWORDS_ATTRIBUTE, _keywords(item))
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -136,6 +141,8 @@ class OutcomeRecorder:
                 subtest=getattr(report, SUBTEST_ATTRIBUTE, None),
                 reason=_reason(report),
                 error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
+                markers=tuple(getattr(report, MARKERS_ATTRIBUTE, ())),
+                keywords=tuple(getattr(report, KEYWORDS_ATTRIBUTE, ())),
             )
         )
 
@@ -188,6 +195,17 @@ def _worker(report: Any) -> str | None:
 def _attempts(item: pytest.Item) -> Counter[str]:
     # A plugin may run a test without pytest's protocol.
     return item.stash.setdefault(_ATTEMPTS, Counter())
+
+
+def _markers(item: pytest.Item) -> list[str]:
+    return sorted({printable_id(mark.name) for mark in item.iter_markers()})
+
+
+def _keywords(item: pytest.Item) -> list[str]:
+    """The words that ``-k`` compares. Which these are differs from version to version of pytest."""
+    from _pytest.mark import KeywordMatcher
+
+    return sorted(map(printable_id, KeywordMatcher.from_item(item)._names))
 
 
 def _is_context_lost(session: pytest.Session) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +60,10 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
     Raises:
         StoreError: the file can't be read, or is of another version.
     """
+    return fold(_read(path), cut_short)
+
+
+def _read(path: Path) -> list[AnyOutcomeRecord]:
     try:
         lines = read_regular(path).split(b"\n")
     except OSError as e:
@@ -80,7 +84,20 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
             f"{path}: format_version {first.format_version}, this release reads "
             f"{OUTCOMES_VERSION}; trace again"
         )
-    return fold(records, cut_short)
+    return records
+
+
+def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
+    """Copy an outcomes file without the tests that are not among ``nodeids``.
+
+    Raises:
+        StoreError: a file can't be read or written.
+    """
+    writer = LineWriter(target)
+    for record in _read(source):
+        if not isinstance(record, TestStarted | PhaseReported) or record.nodeid in nodeids:
+            writer.write(record)
+    writer.close()
 
 
 def fold(records: Iterable[OutcomeRecord], cut_short: Outcome) -> SessionResult:
@@ -100,6 +117,8 @@ class _Test:
     gpu_error: str | None = None
     doubtful: bool = False
     ended: bool = False
+    markers: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
     aspects: dict[Aspect, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -140,6 +159,8 @@ class _Session:
         test = self._tests.setdefault(record.nodeid, _Test())
         test.worker = record.worker
         test.duration += record.duration
+        test.markers = record.markers or test.markers
+        test.keywords = record.keywords or test.keywords
         test.ended = record.when in ("teardown", _CRASHED_PHASE)
         test.doubtful = self._lost.get(record.worker, record.nodeid) != record.nodeid
         outcome = _outcome(record)
@@ -169,6 +190,8 @@ class _Session:
                     gpu_error=test.gpu_error,
                     # A session that ended by itself before the test did was stopped: no crash.
                     doubtful=test.doubtful or (self._end is not None and not test.ended),
+                    markers=test.markers,
+                    keywords=test.keywords,
                     aspects={a: tuple(sorted(texts)) for a, texts in test.aspects.items()},
                 )
             )

@@ -28,7 +28,7 @@ SETUP = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_c")
 PATH = "/project/libours.so"
 USED = LibraryUsage(
     library=TracedLibrary(path=PATH),
-    images=(LibraryImage(offset=0, use=image_use(("a", "b"))),),
+    images=(LibraryImage(offset=0, use=image_use(("a", "b", "m1"))),),
     processes=(0,),
 )
 

@@ -1,0 +1,199 @@
+"""The commands that tell tests apart: tests, needs."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.settings.flags import click_options
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pytest_negativa.models.coverage import KernelRun
+    from pytest_negativa.models.outcomes import TestResult
+    from pytest_negativa.models.trace import Usage
+    from pytest_negativa.storage.runs import Run
+
+_LAUNCH = "trace with --negativa-level=launch"
+
+
+@click.command()
+@click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
+@click.option(
+    "--similar",
+    type=click.Choice(["test", "module", "marker"]),
+    help="Compare each two of them by the kernels that they ran.",
+)
+@click_options("run", "config", "directory", "reports.top")
+def tests(glob: str | None, similar: str | None, **flags: Any) -> None:
+    """List the tests of a traced run that ran kernels, with their launches.
+
+    Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
+    test that looked it up first. --similar prints the Jaccard similarity: 1.00 for the same
+    kernels, 0.00 for none in common.
+
+    Exit status: 0, or 1 if the run can't be read.
+    """
+    from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.planning.by_test import kernel_runs
+    from pytest_negativa.reporting.tables import format_table
+    from pytest_negativa.reporting.units import format_count
+    from pytest_negativa.settings.globs import matches
+
+    settings = settings_of(flags)
+    run = run_of(settings)
+    usage = _usage(run)
+    runs = kernel_runs(usage, usage.iter_images())
+    if glob is not None:
+        runs = {
+            name: found
+            for name, found in runs.items()
+            if matches(glob, name) or matches(glob, demangle(name))
+        }
+        if not runs:
+            raise click.BadParameter(f"{glob!r} is no used kernel", param_hint="--kernel")
+    top = settings.reports.top
+    if similar is not None:
+        _require_launches(run, usage)
+        rows = _similar(_grouped(similar, runs, run))
+        headers: Sequence[str] = (similar, "", "shared", "either", "similarity")
+        align = "llrrr"
+    else:
+        rows = [
+            (test, f"{len(counts):,}", format_count(sum(filter(None, counts)) or None))
+            for test, counts in _by_test(runs).items()
+        ]
+        headers, align = ("test", "kernels", "launches"), "lrr"
+    shown = rows[:top] if top else rows
+    click.echo(format_table(align, headers, shown))
+    if len(shown) < len(rows):
+        click.echo(f"{len(rows) - len(shown):,} more rows: --top=0 shows all")
+    if not usage.launches:
+        click.echo(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
+
+
+@click.command()
+@click.argument("nodeids", nargs=-1, metavar="[NODEID]...")
+@click.option("-m", "markers", metavar="EXPR", help="Select tests by markers, as pytest -m.")
+@click.option("-k", "keywords", metavar="EXPR", help="Select tests by keywords, as pytest -k.")
+@click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
+@click_options("run", "config", "directory")
+def needs(
+    nodeids: tuple[str, ...],
+    markers: str | None,
+    keywords: str | None,
+    write: bool,
+    **flags: Any,
+) -> None:
+    """Show the GPU code that a part of the tests needs alone.
+
+    The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
+    class, file or folder of tests. What belongs to no test counts for every test: imports, shared
+    fixtures, variables, child processes. --plan writes a plan; verify it with the same selection.
+
+    Exit status: 0, or 1 if the run can't be read or has counted no launches.
+    """
+    from pytest_negativa.analysis.analyze import analyze
+    from pytest_negativa.planning.by_test import usage_of_tests
+    from pytest_negativa.planning.select_tests import select_tests
+    from pytest_negativa.reporting.needs import render_needs
+    from pytest_negativa.storage.outcomes import read_outcomes
+    from pytest_negativa.storage.results import load_healed, load_plans
+
+    if not (nodeids or markers or keywords):
+        raise click.UsageError("name tests: NODEID, -m EXPR or -k EXPR")
+    settings = settings_of(flags)
+    run = run_of(settings)
+    usage = _usage(run)
+    plans = load_plans(run)
+    _require_launches(run, usage)
+    recorded = read_outcomes(run.outcomes_file).tests
+    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=nodeids)
+    names = {test.nodeid for test in chosen}
+    part = analyze(usage_of_tests(usage, names), settings, healed=load_healed(run))
+    click.echo(
+        "\n\n".join(
+            render_needs([one.plan for one in part.libraries], plans, len(chosen), len(recorded))
+        )
+    )
+    if write:
+        from pytest_negativa.analysis.finish import write_results
+        from pytest_negativa.storage.outcomes import copy_outcomes
+        from pytest_negativa.storage.runs import RunsFolder
+
+        new = RunsFolder(Path(settings.directory)).new_run()
+        write_results(new, part, settings)
+        copy_outcomes(run.outcomes_file, new.outcomes_file, names)
+        words = [*nodeids]
+        words += ["-m", markers] if markers else []
+        words += ["-k", keywords] if keywords else []
+        verify = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *words])
+        click.echo(f"\nPlan in {new}. Prove it: {verify}")
+
+
+def _usage(run: Run) -> Usage:
+    from pytest_negativa.storage.results import load_usage
+
+    usage = load_usage(run)
+    if usage is None:
+        raise StoreError(run.why_unplanned())
+    return usage
+
+
+def _require_launches(run: Run, usage: Usage) -> None:
+    if not usage.launches:
+        raise StoreError(
+            f"{run}: counted no launches, so which tests ran a kernel is unknown; {_LAUNCH}"
+        )
+
+
+def _by_test(runs: Mapping[str, Sequence[KernelRun]]) -> dict[str, list[int | None]]:
+    """The numbers of launches of each kernel that a test ran; the most kernels first."""
+    found: defaultdict[str, list[int | None]] = defaultdict(list)
+    for of_kernel in runs.values():
+        for one in of_kernel:
+            found[one.test].append(one.launches)
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def _grouped(
+    kind: str, runs: Mapping[str, Sequence[KernelRun]], run: Run
+) -> dict[str, Collection[str]]:
+    """The kernels that each test, module or marker ran."""
+    from pytest_negativa.storage.outcomes import read_outcomes
+
+    tests: dict[str, TestResult] = {
+        test.nodeid: test for test in read_outcomes(run.outcomes_file).tests
+    }
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name, of_kernel in runs.items():
+        for one in of_kernel:
+            if (test := tests.get(one.test)) is None:
+                continue  # a fixture or a phase of the session
+            if kind == "test":
+                groups: Sequence[str] = (test.nodeid,)
+            elif kind == "module":
+                groups = (test.nodeid.partition("::")[0],)
+            else:
+                groups = test.markers
+            for group in groups:
+                found[group].add(name)
+    return dict(found)
+
+
+def _similar(groups: Mapping[str, Collection[str]]) -> list[tuple[str, ...]]:
+    from pytest_negativa.planning.by_test import compare_groups
+
+    if len(groups) < 2:
+        raise OptionError("--similar: fewer than two of them ran kernels")
+    return [
+        (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")
+        for one in compare_groups(groups)
+    ]

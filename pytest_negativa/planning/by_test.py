@@ -1,0 +1,152 @@
+"""What tests used: the tests of each kernel, the use of a part of the tests, and their likeness.
+
+A trace at level ``launch`` tells all tests of a kernel, one at level ``lookup`` the first alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.coverage import KernelRun
+from pytest_negativa.models.trace import (
+    FirstUse,
+    ImageUse,
+    LibraryImage,
+    MemoryImage,
+    Usage,
+    UsedKernel,
+)
+
+_Image = TypeVar("_Image", LibraryImage, MemoryImage)
+
+
+def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
+    """What ran each looked-up kernel of some images, by mangled name.
+
+    A kernel that was looked up and never launched has no runs. The injected tracer of child
+    processes counts no launches, so what a child looked up counts as run.
+    """
+    blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
+    launches: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for launch in usage.launches:
+        launches[launch.name][usage.contexts[launch.context].place] += launch.count
+    first: dict[str, FirstUse] = {}
+    uncounted: set[str] = set()
+    for image in images:
+        for kernel in image.kernels:
+            if kernel.name not in first or kernel.first.time_ns < first[kernel.name].time_ns:
+                first[kernel.name] = kernel.first
+        if not usage.launches or blind.intersection(image.processes):
+            uncounted.update(kernel.name for kernel in image.kernels)
+    runs: dict[str, tuple[KernelRun, ...]] = {}
+    for name in sorted(first):
+        runs[name] = tuple(KernelRun(*found) for found in sorted(launches[name].items()))
+        if not runs[name] and name in uncounted:
+            runs[name] = (KernelRun(usage.context_of(first[name]).place, None),)
+    return runs
+
+
+def kernels_of_test(usage: Usage, test: str) -> dict[str, int | None] | None:
+    """The kernels that a test ran, with the number of launches if they were counted.
+
+    Returns:
+        None if the run knows of no such test.
+    """
+    if test not in {context.place for context in usage.contexts}:
+        return None
+    runs = kernel_runs(usage, usage.iter_images())
+    return {name: run.launches for name, found in runs.items() for run in found if run.test == test}
+
+
+def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
+    """The use of some tests alone, out of a trace that counts launches.
+
+    What belongs to no test counts for every test: the launches of fixtures and imports, images that
+    a program enumerates or reads variables of, and kernels that were looked up but never launched.
+    So does all that a process used which counts no launches.
+
+    Args:
+        usage: of all tests.
+        tests: node ids.
+    """
+    blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
+    chosen = {
+        index
+        for index, context in enumerate(usage.contexts)
+        if context.test is None or context.test in tests
+    }
+    launched = {launch.name for launch in usage.launches}
+    context_of: dict[str, int] = {}
+    for launch in usage.launches:
+        if launch.context in chosen:
+            context_of.setdefault(launch.name, launch.context)
+
+    def of_use(use: ImageUse) -> ImageUse | None:
+        if use.whole or use.data or blind.intersection(use.processes):
+            return use
+        kernels = []
+        for kernel in use.kernels:
+            if kernel.name not in launched or kernel.first.context in chosen:
+                kernels.append(kernel)
+            elif kernel.name in context_of:
+                first = replace(kernel.first, context=context_of[kernel.name])
+                kernels.append(UsedKernel(name=kernel.name, first=first))
+        if not kernels:
+            # Loaded outside of tests, it must stay loadable.
+            return replace(use, kernels=()) if use.first.context in chosen else None
+        first = use.first if use.first.context in chosen else kernels[0].first
+        return replace(use, kernels=tuple(kernels), first=first)
+
+    def of_images(images: Iterable[_Image]) -> Iterator[_Image]:
+        for image in images:
+            if (use := of_use(image.use)) is not None:
+                yield replace(image, use=use)
+
+    return replace(
+        usage,
+        libraries=tuple(
+            replace(library, images=tuple(of_images(library.images))) for library in usage.libraries
+        ),
+        memory_images=tuple(of_images(usage.memory_images)),
+        compiled=tuple(of_images(usage.compiled)),
+        launches=tuple(launch for launch in usage.launches if launch.context in chosen),
+    )
+
+
+class Likeness(NamedTuple):
+    """How alike the kernels of two groups of tests are.
+
+    Attributes:
+        left, right: the groups.
+        shared: how many kernels both ran.
+        either: how many kernels at least one of them ran.
+    """
+
+    left: str
+    right: str
+    shared: int
+    either: int
+
+    @property
+    def jaccard(self) -> float:
+        """The Jaccard similarity: 1 if both ran the same kernels, 0 if they share none."""
+        return self.shared / self.either
+
+
+def compare_groups(kernels: Mapping[str, Collection[str]]) -> list[Likeness]:
+    """Compare each two groups of tests, the most alike first.
+
+    Args:
+        kernels: the kernels that each group ran, by the group's name; without any, it is left out.
+    """
+    found = []
+    for (left, of_left), (right, of_right) in itertools.combinations(sorted(kernels.items()), 2):
+        if of_left and of_right:
+            shared = len(set(of_left) & set(of_right))
+            found.append(Likeness(left, right, shared, len(set(of_left) | set(of_right))))
+    return sorted(found, key=lambda one: (-one.jaccard, one.left, one.right))

@@ -1,0 +1,65 @@
+"""Selects recorded tests as pytest's ``-m``, ``-k`` and node ids would."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pytest_negativa.errors import OptionError
+from pytest_negativa.models.outcomes import TestResult
+
+
+def select_tests(
+    tests: Sequence[TestResult],
+    *,
+    markers: str | None = None,
+    keywords: str | None = None,
+    nodeids: Collection[str] = (),
+) -> tuple[TestResult, ...]:
+    """The tests that match all that is given, in their order.
+
+    Args:
+        tests: as recorded.
+        markers: a marker expression, without arguments of markers.
+        keywords: a keyword expression.
+        nodeids: of tests, or of classes, files or folders that hold them.
+
+    Raises:
+        OptionError: an expression can't be parsed, or nothing matches.
+    """
+    found = tuple(
+        test
+        for test in tests
+        if (not nodeids or any(_is_in(test.nodeid, nodeid) for nodeid in nodeids))
+        and (markers is None or _matches("-m", markers, test.markers, exact=True))
+        and (keywords is None or _matches("-k", keywords, test.keywords, exact=False))
+    )
+    lost = [n for n in nodeids if not any(_is_in(test.nodeid, n) for test in tests)]
+    if lost:
+        raise OptionError(f"{lost[0]}: no test of the run has this node id")
+    if not found:
+        raise OptionError(f"none of the run's {len(tests):,} tests matches")
+    return found
+
+
+def _is_in(nodeid: str, wanted: str) -> bool:
+    wanted = wanted.rstrip("/")
+    rest = nodeid.removeprefix(wanted)
+    return nodeid == wanted or (rest != nodeid and rest.startswith(("::", "/", "[")))
+
+
+def _matches(flag: str, expression: str, names: Collection[str], *, exact: bool) -> bool:
+    # pytest has no public function for it. A second grammar would differ one day.
+    from _pytest.mark.expression import Expression
+
+    # As KeywordMatcher and MarkMatcher of _pytest/mark/__init__.py.
+    lowered = [name.lower() for name in names]
+
+    def has(name: str, /, **arguments: object) -> bool:
+        if arguments:
+            raise OptionError(f"{flag} {expression!r}: the arguments of markers are not recorded")
+        return name in names if exact else any(name.lower() in known for known in lowered)
+
+    try:
+        return bool(Expression.compile(expression).evaluate(has))
+    except SyntaxError as e:
+        raise OptionError(f"{flag} {expression!r}: {e}") from e
