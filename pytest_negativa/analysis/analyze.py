@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.source_lines import read_source_lines
 from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
@@ -221,10 +223,10 @@ class _Analyzer:
         used, changed = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
         plan = plan_library(located, self._devices, policy, self._incomplete(used))
-        return AnalyzedLibrary(library_map, plan, self._cover(plan, used, names))
+        return AnalyzedLibrary(library_map, plan, self._cover(library_map, plan, used, names))
 
     def _cover(
-        self, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
+        self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
     ) -> LibraryCoverage | None:
         wanted = self._settings.coverage
         limits = wanted.fail_under_library.items()
@@ -235,7 +237,17 @@ class _Analyzer:
             is_covered = plan.library.path in self._own
         if limit is None and not is_covered:
             return None
-        return cover_library(plan, used, self._usage, demangle, limit=limit)
+        places = self._source_lines(library_map)
+        return cover_library(plan, used, self._usage, demangle, places, limit=limit)
+
+    def _source_lines(self, library_map: LibraryMap) -> dict[str, tuple[str, int]]:
+        """Source file and line of kernels; a file in a root folder is relative to it."""
+        try:
+            lines = read_source_lines(library_map)
+        except FormatError:
+            return {}  # it changed meanwhile
+        roots = dict.fromkeys(process.header.root for process in self._usage.processes)
+        return {name: (_below(roots, place.file), place.line) for name, place in lines.items()}
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """Why more of the library may have been used than is known, or None."""
@@ -291,6 +303,12 @@ class _Analyzer:
         if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
             for name in library_map.names:
                 self._kernel_globs.match(name, demangle(name))
+
+
+def _below(roots: Iterable[str], file: str) -> str:
+    path = Path(os.path.normpath(file))
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    return str(path if root is None else path.relative_to(root))
 
 
 def _library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:

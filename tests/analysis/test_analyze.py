@@ -7,15 +7,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import Hooks, analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
-from pytest_negativa.models.trace import UsageWarning
+from pytest_negativa.models.trace import UsageProcess, UsageWarning
 from tests.support.analyses import settings, use, used
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, QUICKSTART_LIBRARY
+from tests.support.traces import header
 
 
 def decisions(analysis: Analysis, name: str = "libmultiarch.so") -> tuple[Decision, ...]:
@@ -220,3 +222,22 @@ def test_progress(tmp_path: Path) -> None:
     analyze(usage, settings(tmp_path), on_done=lambda done, total: seen.append((done, total)))
     total = MULTIARCH.stat().st_size + PLAIN.stat().st_size
     assert len(seen) == 2 and seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize(
+    ("root", "file"),
+    [
+        ("/tmp/pytest-negativa-fixtures", "kernels.cu"),
+        ("/tmp/pytest-negativa", "/tmp/pytest-negativa-fixtures/kernels.cu"),
+    ],
+)
+def test_coverage_has_source_lines(tmp_path: Path, root: str, file: str) -> None:
+    process = UsageProcess(header=replace(header(), root=root), trace="a", ended=True, torn=False)
+    usage = replace(used(BIN / "liblineinfo.so", regions=(0,)), processes=(process,))
+    found = analyze(usage, settings(tmp_path, "coverage: {libraries: ['*']}"))
+    [coverage] = [a.coverage for a in found.libraries]
+    assert coverage is not None
+    assert [(k.name, k.file, k.line) for k in coverage.kernels] == [
+        ("scale", file, 2),
+        ("shift", file, 3),
+    ]
