@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -33,6 +34,9 @@ _UNTRACED = (
     "--no-negativa-heal",
     "--no-negativa-measure",
 )
+
+# What a supervisor handles.
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Appended to the command of rounds after the first, in which only some tests run.
 _AGAIN = ("--maxfail=0",)
@@ -116,6 +120,9 @@ def replace_process(request: Request) -> NoReturn:
         f"import sys; sys.path[:] = [*filter(None, sys.path), {str(Path(__file__).parents[2])!r}]; "
         "from pytest_negativa.session.request import main; sys.exit(main())"
     )
+    # execve passes the mask on. A signal waits until the supervisor can handle it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    plain["unblock"] = [number for number in _HANDLED if number not in before]
     environ = {**os.environ, _REQUEST: json.dumps(plain)}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -124,6 +131,7 @@ def replace_process(request: Request) -> NoReturn:
         os.chdir(program.cwd)
         os.execve(sys.executable, arguments, environ)  # noqa: S606 (as the shell did)
     except OSError as e:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
 
 
@@ -142,23 +150,30 @@ def main() -> int:
         is_pytest=True,
         interactive=plain["interactive"],
     )
-    return fulfil(Request(Settings.from_plain(plain["settings"]), program))
+    return fulfil(Request(Settings.from_plain(plain["settings"]), program), plain["unblock"])
 
 
-def fulfil(request: Request) -> int:
-    """Do what is requested; the exit status."""
+def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
+    """Do what is requested; the exit status.
+
+    Args:
+        unblock: signals that were blocked until they can be handled.
+    """
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     settings, program = request
     if settings.measuring:
         from pytest_negativa.measuring.session import measure_session
 
-        command = _with_options(program.command, _UNTRACED)
-        return run_supervisor(
-            lambda: measure_session(command, settings, program.environ, program.cwd)
-        )
+        def measure() -> int:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+            command = _with_options(program.command, _UNTRACED)
+            return measure_session(command, settings, program.environ, program.cwd)
+
+        return run_supervisor(measure)
 
     def verify() -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
         # A session that traces verifies its own run, whatever the environment names.
         traces = settings.enabled
         run = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)

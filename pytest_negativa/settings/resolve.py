@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
 from pytest_negativa.settings.options import OPTIONS, REPORT_FILES
 from pytest_negativa.settings.value_types import anchor
+from pytest_negativa.storage.runs import why_no_folder_for_runs
 from pytest_negativa.storage.user_folders import user_cache
 
 
@@ -35,14 +37,19 @@ def load_settings(
         of_command: the flags are those of the ``negativa`` command; messages name them so.
 
     Raises:
-        OptionError: a source has a value that can't be used.
+        OptionError: a source has a value that can't be used, or a folder has no UTF-8 name.
     """
     if (named := value_before_file("config", flags, environ)) is not None:
         config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
     else:
         found = find_config(root)
         config = load_config(found, was_searched=True) if found else None
-    return resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)
+    settings = resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)
+    # Commands need no folder for runs, but those that make one refuse it, too.
+    paths = () if of_command else (os.fspath(root), settings.directory)
+    if (problem := next(filter(None, map(why_no_folder_for_runs, paths)), None)) is not None:
+        raise OptionError(problem)
+    return settings
 
 
 def resolve(

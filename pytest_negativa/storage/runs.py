@@ -56,6 +56,18 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(3).hex()}"
 
 
+def why_no_folder_for_runs(path: str) -> str | None:
+    """Why runs can't lie in a folder, or in a project there; None if they can."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return (
+            f"{path}: this folder's name is not UTF-8, and the files of a run can't hold it; "
+            "rename the folder, or run from another one"
+        )
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A traced run, or a round of a verification, by its folder."""
@@ -386,6 +398,8 @@ class RunsFolder:
         Raises:
             StoreError: it can't be made.
         """
+        if (problem := why_no_folder_for_runs(str(self.folder))) is not None:
+            raise StoreError(problem)
         if not self.folder.is_dir():
             # The first of several processes writes it; all write the same.
             write_atomically(self.folder / _IGNORE_NAME, _IGNORE)

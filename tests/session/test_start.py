@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -198,3 +199,16 @@ def test_every_variable_of_the_package_is_known() -> None:
         "NEGATIVA_RUN",
         "NEGATIVA_VERIFY",
     }
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    project = Project(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), tmp_path / "cache")
+    project.folder.mkdir()
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    for flag in ("--negativa", "--negativa-verify"):
+        shown = project.pytest("-q", flag, status=4).stderr
+        assert "\\udcff: this folder's name is not UTF-8, and the files of a run" in shown
+    shown = project.negativa("trace", "--", "true", status=1).stderr
+    assert "\\udcff/.negativa: this folder's name is not UTF-8" in shown
+    # Commands that have nothing to do with runs work.
+    assert "no GPU code" in project.negativa("inspect", "/bin/true").stdout

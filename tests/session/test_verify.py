@@ -265,6 +265,19 @@ def test_an_interruption_ends_everything(
     assert traced.processes() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_the_supervisor_starts(
+    traced: VerifiedProject, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nif 'NEGATIVA_SUPERVISE' in os.environ:\n    os.kill(os.getpid(), {number:d})\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{traced.environ['PYTHONPATH']}"
+    done = traced.pytest("--negativa-verify", status=128 + number, PYTHONPATH=path)
+    assert done.stderr == f"negativa: error: interrupted ({number.name}): nothing is proved\n"
+    assert not done.stdout
+
+
 def test_a_killed_supervisor_leaves_no_session(traced: VerifiedProject) -> None:
     session = spawn(traced, sys.executable, "-m", "pytest", "--negativa-verify", FAULT="sleep")
     try:
