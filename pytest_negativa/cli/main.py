@@ -20,6 +20,7 @@ _MODULES = {
     command: module
     for module, commands in {
         "by_test": ("needs", "tests"),
+        "diff": ("diff",),
         "image_report": ("image-report",),
         "inspect": ("inspect",),
         "measure": ("measure",),

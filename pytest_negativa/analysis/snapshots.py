@@ -1,0 +1,109 @@
+"""Snapshots of what a user names: a run, a lock, a baseline, libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.installed.libraries import find_libraries
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
+from pytest_negativa.planning.snapshot import make_snapshot, snapshot_lock, snapshot_map
+from pytest_negativa.storage.lockfile import load_lock
+from pytest_negativa.storage.records import decode_versioned
+from pytest_negativa.storage.results import load_planned
+from pytest_negativa.storage.runs import Run, RunsFolder
+
+_ELF_MAGIC = b"\x7fELF"
+_WHEEL = ".whl"
+
+
+def load_snapshot(
+    argument: str,
+    runs: RunsFolder,
+    *,
+    headers_only: bool = False,
+    cache: MapCache | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> Snapshot:
+    """The snapshot of a run, a lock, a baseline, a library, a folder or a distribution.
+
+    Args:
+        argument: a path, the id of a run, or the name of an installed distribution.
+        runs: the folder for runs.
+        headers_only: unpack nothing, so that libraries list no kernels.
+        cache: of library maps.
+        on_done: called with the bytes of libraries done and of all.
+
+    Raises:
+        NegativaError: it is none of these, or can't be read.
+    """
+    path = Path(argument)
+    run = Run(runs.folder / argument if (runs.folder / argument).is_dir() else path)
+    if run.plan_files():
+        return snapshot_run(argument, load_planned(run))
+    if run.usage_file.exists():
+        raise StoreError(run.why_unplanned())
+    if path.suffix == _WHEEL:
+        raise OptionError(f"{argument}: a wheel; unpack it and name the folder")
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(len(_ELF_MAGIC))
+        if head.startswith(b"{"):
+            return load_baseline(path)
+        if head != _ELF_MAGIC:
+            return snapshot_lock(load_lock(path), argument)
+    found = find_libraries(argument)
+    sizes = {path: path.stat().st_size for path in found.paths}
+    request = MapRequest(scope=Scope(headers_only=headers_only), with_map=True, with_summary=False)
+    libraries, done, places = [], 0, Places()
+    for mapped in map_libraries(tuple(sizes), request, cache):
+        done += sizes[mapped.path]
+        if on_done is not None:
+            on_done(done, sum(sizes.values()))
+        if mapped.library_map is not None and mapped.library_map.sections:
+            version = places.of(os.path.realpath(mapped.path)).version
+            libraries.append(snapshot_map(mapped.library_map, version=version))
+        elif mapped.error is not None and found.explicit:
+            raise mapped.error
+    if not libraries:
+        raise OptionError(f"{argument}: no library with GPU code")
+    return make_snapshot(found.label, libraries)
+
+
+def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
+    """The snapshot of a run's maps and plans."""
+    places = Places()
+    return make_snapshot(
+        title,
+        (
+            snapshot_map(one.library_map, one.plan, places.of(one.plan.library.path).version)
+            for one in planned
+        ),
+    )
+
+
+def load_baseline(path: Path) -> Snapshot:
+    """Read a baseline.
+
+    Raises:
+        StoreError: it can't be read, or is none of this release.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_versioned(
+        data,
+        Snapshot,
+        SNAPSHOT_VERSION,
+        origin=str(path),
+        what="a baseline",
+        remedy="write it again (negativa baseline)",
+    )

@@ -1,0 +1,140 @@
+"""The GPU code of several libraries in figures, by which releases, runs and locks are compared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pytest_negativa.models.base import Offset, Record, Row
+
+SNAPSHOT_VERSION = 1
+"""Of the file of a baseline. History: 1 is the first."""
+
+
+class SnapshotRow(Row, frozen=True):
+    """Code of a library that shares arch and reason: ``[arch, reason, elements, bytes]``.
+
+    Attributes:
+        arch: e.g. ``sm_90``; None if the source doesn't tell.
+        reason: why it is needed or unused; None without a plan.
+        is_unused: whether it is unused; False without a plan.
+        elements: how many elements and frames.
+        bytes: in the file.
+    """
+
+    arch: str | None
+    reason: str | None
+    is_unused: bool
+    elements: Offset
+    bytes: Offset
+
+
+class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One library with GPU code.
+
+    Attributes:
+        name: by which it is paired with its like: the file name, with its folder if two share it.
+        version: of the distribution that installed it.
+        size: of the file in bytes; None if the source doesn't tell.
+        rows: its code by arch and reason.
+        kernels: mangled names, sorted; None if they are not listed.
+        used_kernels: those that the run used; None without a plan.
+    """
+
+    name: str
+    rows: tuple[SnapshotRow, ...]
+    version: str | None = None
+    size: Offset | None = None
+    kernels: tuple[str, ...] | None = None
+    used_kernels: tuple[str, ...] | None = None
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def unused_bytes(self) -> int:
+        return sum(row.bytes for row in self.rows if row.is_unused)
+
+
+class Snapshot(Record, frozen=True, kw_only=True):
+    """Libraries by name.
+
+    Attributes:
+        title: what it is of.
+    """
+
+    format_version: int
+    title: str
+    libraries: tuple[SnapshotLibrary, ...]
+
+
+class Change(NamedTuple):
+    """A figure before and after; None where it is not there at all."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def growth(self) -> int:
+        return (self.after or 0) - (self.before or 0)
+
+
+class CodeChange(NamedTuple):
+    """Code of a library, arch and reason that changed.
+
+    Attributes:
+        arch, reason: None if one of the snapshots doesn't tell them.
+        bytes: in the file.
+    """
+
+    library: str
+    arch: str | None
+    reason: str | None
+    bytes: Change
+
+
+class KernelChanges(NamedTuple):
+    """Kernels of a library that changed, by mangled name; empty where names are not listed.
+
+    Attributes:
+        appeared, went: in one of the snapshots alone.
+        newly_used, newly_unused: in both, and used in one alone.
+    """
+
+    library: str
+    appeared: tuple[str, ...]
+    went: tuple[str, ...]
+    newly_used: tuple[str, ...]
+    newly_unused: tuple[str, ...]
+
+
+class LibraryChange(NamedTuple):
+    """A library that is in at least one of the snapshots.
+
+    Attributes:
+        versions: before and after.
+        code, unused, size: in bytes.
+    """
+
+    name: str
+    versions: tuple[str | None, str | None]
+    code: Change
+    unused: Change
+    size: Change
+
+
+class SnapshotDifference(NamedTuple):
+    """How two snapshots differ; each list has the largest changes first.
+
+    Attributes:
+        before, after: titles.
+        libraries: all of them.
+        code: what changed by library, arch and reason.
+        kernels: by library.
+    """
+
+    before: str
+    after: str
+    libraries: tuple[LibraryChange, ...]
+    code: tuple[CodeChange, ...]
+    kernels: tuple[KernelChanges, ...]

@@ -1,0 +1,197 @@
+"""Maps, plans and locks to snapshots, and how two snapshots differ. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.snapshot import (
+    SNAPSHOT_VERSION,
+    Change,
+    CodeChange,
+    KernelChanges,
+    LibraryChange,
+    Snapshot,
+    SnapshotDifference,
+    SnapshotLibrary,
+    SnapshotRow,
+)
+
+_KEPT, _UNUSED = "kept", "unused"
+
+
+def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
+    """A snapshot whose libraries have names of their own.
+
+    Args:
+        libraries: named by their paths.
+    """
+    found = tuple(libraries)
+    names = Counter(PurePath(one.name).name for one in found)
+    named = [
+        replace(one, name=path.name if names[path.name] == 1 else str(path))
+        for one in found
+        for path in (PurePath(one.name),)
+    ]
+    return Snapshot(
+        format_version=SNAPSHOT_VERSION,
+        title=title,
+        libraries=tuple(sorted(named, key=lambda one: one.name)),
+    )
+
+
+def snapshot_map(
+    library_map: LibraryMap, plan: LibraryPlan | None = None, version: str | None = None
+) -> SnapshotLibrary:
+    """A library as its map tells, by reason if there is a plan.
+
+    With a plan the kernels are those that the traced devices could load.
+    """
+    decisions = {decision.start: decision for decision in (plan.decisions if plan else ())}
+    elements: Counter[tuple[str, str | None, bool]] = Counter()
+    sizes: Counter[tuple[str, str | None, bool]] = Counter()
+    kernels: set[str] = set()
+    for block in library_map.iter_code():
+        decision = decisions.get(block.start)
+        is_unused = decision is not None and not decision.kept
+        reason = None if decision is None else decision.reason
+        key = str(block.arch), reason, is_unused
+        elements[key] += 1
+        sizes[key] += block.size
+        if plan is None:
+            kernels.update(kernel.name for kernel in library_map.kernels_of(block.content))
+    used = [kernel.name for kernel in plan.used_kernels] if plan else []
+    if plan is not None:
+        kernels.update((*used, *plan.unused_kernels))
+    is_listed = plan is not None or not library_map.scope.headers_only
+    return SnapshotLibrary(
+        name=library_map.library.path,
+        version=version,
+        size=library_map.library.size,
+        rows=tuple(
+            SnapshotRow(*key, elements[key], sizes[key])
+            for key in sorted(sizes, key=lambda key: (key[0], key[1] or "", key[2]))
+        ),
+        kernels=tuple(sorted(kernels)) if is_listed else None,
+        used_kernels=None if plan is None else tuple(sorted(used)),
+    )
+
+
+def snapshot_lock(lock: Lock, title: str) -> Snapshot:
+    """The libraries of a lock, which tells neither archs nor kernels of what is unused."""
+    return make_snapshot(
+        title,
+        (
+            SnapshotLibrary(
+                name=one.path,
+                version=one.version,
+                size=one.size,
+                rows=(
+                    SnapshotRow(
+                        None, _KEPT, False, one.kept_elements, one.code_bytes - one.unused_bytes
+                    ),
+                    SnapshotRow(
+                        None, _UNUSED, True, one.elements - one.kept_elements, one.unused_bytes
+                    ),
+                ),
+            )
+            for one in lock.libraries
+        ),
+    )
+
+
+def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
+    """What became larger or smaller, appeared or went, by library, arch, reason and kernel."""
+    old = {one.name: one for one in before.libraries}
+    new = {one.name: one for one in after.libraries}
+    names = sorted({*old, *new})
+    libraries = [_compare_library(name, old.get(name), new.get(name)) for name in names]
+    return SnapshotDifference(
+        before=before.title,
+        after=after.title,
+        libraries=tuple(sorted(libraries, key=lambda one: (-abs(one.code.growth), one.name))),
+        code=tuple(_compare_code(before, after)),
+        kernels=tuple(
+            changes
+            for name in names
+            if any((changes := _compare_kernels(name, old.get(name), new.get(name)))[1:])
+        ),
+    )
+
+
+def _compare_library(
+    name: str, old: SnapshotLibrary | None, new: SnapshotLibrary | None
+) -> LibraryChange:
+    sides = (old, new)
+    return LibraryChange(
+        name=name,
+        versions=(
+            None if old is None else old.version,
+            None if new is None else new.version,
+        ),
+        code=Change(*(None if one is None else one.code_bytes for one in sides)),
+        unused=Change(*(None if one is None else one.unused_bytes for one in sides)),
+        size=Change(*(None if one is None else one.size for one in sides)),
+    )
+
+
+def _compare_code(before: Snapshot, after: Snapshot) -> list[CodeChange]:
+    rows = [row for one in (*before.libraries, *after.libraries) for row in one.rows]
+    # Figures are compared by what both sides tell.
+    by_arch = all(row.arch is not None for row in rows)
+    by_reason = all(row.reason is not None for row in rows)
+
+    def reason_of(row: SnapshotRow) -> str | None:
+        if not by_reason:
+            return None
+        # A lock gives no reasons for what is unused.
+        return row.reason if by_arch else _UNUSED if row.is_unused else _KEPT
+
+    def sums(snapshot: Snapshot) -> Mapping[tuple[str, str | None, str | None], int]:
+        found: defaultdict[tuple[str, str | None, str | None], int] = defaultdict(int)
+        for one in snapshot.libraries:
+            for row in one.rows:
+                found[one.name, row.arch if by_arch else None, reason_of(row)] += row.bytes
+        return found
+
+    old, new = sums(before), sums(after)
+    changes = (CodeChange(*key, Change(old.get(key), new.get(key))) for key in {**old, **new})
+    return sorted(
+        (change for change in changes if change.bytes.growth),
+        key=lambda one: (-abs(one.bytes.growth), one.library, one.arch or "", one.reason or ""),
+    )
+
+
+def _compare_kernels(
+    name: str, old: SnapshotLibrary | None, new: SnapshotLibrary | None
+) -> KernelChanges:
+    there = [set[str]() if one is None else _set(one.kernels) for one in (old, new)]
+    used = [set[str]() if one is None else _set(one.used_kernels) for one in (old, new)]
+    both = (there[0] or set()) & (there[1] or set())
+    return KernelChanges(
+        name,
+        appeared=_minus(there[1], there[0]),
+        went=_minus(there[0], there[1]),
+        newly_used=_minus(used[1], used[0], both),
+        newly_unused=_minus(used[0], used[1], both),
+    )
+
+
+def _set(names: tuple[str, ...] | None) -> set[str] | None:
+    return None if names is None else set(names)
+
+
+def _minus(
+    left: set[str] | None, right: set[str] | None, among: set[str] | None = None
+) -> tuple[str, ...]:
+    """The names of one side alone; none if either side lists no names."""
+    if left is None or right is None:
+        return ()
+    found = left - right
+    return tuple(sorted(found if among is None else found & among))

@@ -1,0 +1,54 @@
+"""``negativa diff`` reads runs, locks and libraries."""
+
+from __future__ import annotations
+
+import shutil
+
+from tests.support.libraries import FIXTURES
+from tests.support.sessions import Project
+
+
+def test_what_can_be_compared(project: Project) -> None:
+    project.write("test_a.py", "def test_passes(): pass\n")
+    project.pytest("-q", "--negativa")
+    [run] = project.runs()
+    project.negativa("lock", "--unproved")
+    library = "quickstart/libquickstart.so"
+
+    # The id of a run, its folder, and what was locked of it.
+    for other in (str(run), "negativa.lock", library):
+        shown = project.negativa("diff", run.name, other).stdout
+        assert f"GPU code of {other}" in shown and "67.2 kB -> 67.2 kB (0 B, +0.0%)" in shown
+    # A library has no plan.
+    assert "unused before" in project.negativa("diff", run.name, library).stdout
+    assert "No code differs in 1 library." in project.negativa("diff", library, library).stdout
+
+
+def test_two_folders(project: Project) -> None:
+    (project.folder / "old").mkdir()
+    shutil.copy(FIXTURES / "bin" / "libnames.so", project.folder / "old")
+    shutil.copytree(project.folder / "old", project.folder / "new")
+    shutil.copy(project.folder / "quickstart/libquickstart.so", project.folder / "new")
+
+    shown = project.negativa("diff", "old", "new").stdout
+
+    assert "appeared +67.2 kB" in shown
+    # Six archs; no code of the old library changed.
+    assert shown.count("libquickstart.so  sm_") == 6
+    assert "13 kernels appeared:" in shown and "libquickstart.so: vector_add" in shown
+    quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
+    assert "kernels appeared" not in quick and "5 more" in quick
+
+
+def test_what_cannot_be_read(project: Project) -> None:
+    library = "quickstart/libquickstart.so"
+    project.write("torch.whl", "PK")
+    project.write("text.lock", "no lock")
+    (project.folder / "empty").mkdir()
+    for other, status, message in (
+        ("torch.whl", 2, "torch.whl: a wheel; unpack it and name the folder"),
+        ("text.lock", 1, "text.lock"),
+        ("empty", 2, "empty: no library with GPU code"),
+        ("no-such-thing", 2, "no-such-thing: neither a file or folder nor a distribution"),
+    ):
+        assert message in project.negativa("diff", library, other, status=status).stderr

@@ -1,0 +1,140 @@
+"""Snapshots of maps, plans and locks, and how two of them differ."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.snapshot import (
+    Change,
+    CodeChange,
+    Snapshot,
+    SnapshotLibrary,
+    SnapshotRow,
+)
+from pytest_negativa.planning.snapshot import compare_snapshots, make_snapshot, snapshot_map
+from pytest_negativa.reporting.difference import render_difference
+from tests.support.libraries import QUICKSTART_LIBRARY
+
+
+def library(name: str, **archs: int) -> SnapshotLibrary:
+    """A library without a plan, with bytes by arch."""
+    rows = tuple(SnapshotRow(arch, None, False, 1, size) for arch, size in archs.items())
+    return SnapshotLibrary(name=name, rows=rows, size=sum(archs.values()))
+
+
+def planned(name: str, loaded: int, unused: int, used: str, there: str) -> SnapshotLibrary:
+    return SnapshotLibrary(
+        name=name,
+        rows=(
+            SnapshotRow("sm_90", "loaded", False, 1, loaded),
+            SnapshotRow("sm_80", "wrong-arch", True, 1, unused),
+        ),
+        size=loaded + unused,
+        kernels=tuple(there),
+        used_kernels=tuple(used),
+    )
+
+
+def snapshot(title: str, *libraries: SnapshotLibrary) -> Snapshot:
+    return make_snapshot(title, libraries)
+
+
+def text(before: Snapshot, after: Snapshot, top: int = 10) -> str:
+    return "\n\n".join(render_difference(compare_snapshots(before, after), str, top))
+
+
+def test_a_library_as_its_map_tells() -> None:
+    found = snapshot_map(read_library(QUICKSTART_LIBRARY, Scope()))
+    assert found.name == str(QUICKSTART_LIBRARY)
+    assert (found.code_bytes, found.unused_bytes, sum(row.elements for row in found.rows)) == (
+        67200,
+        0,
+        28,
+    )
+    assert found.kernels is not None and "vector_add" in found.kernels
+    headers = snapshot_map(read_library(QUICKSTART_LIBRARY, Scope(headers_only=True)))
+    assert (headers.kernels, headers.rows) == (None, found.rows)
+
+
+def test_libraries_are_named_by_file_and_if_need_be_by_path() -> None:
+    found = snapshot("x", library("/a/one.so"), library("/a/two.so"), library("/b/two.so"))
+    assert [one.name for one in found.libraries] == ["/a/two.so", "/b/two.so", "one.so"]
+
+
+def test_what_grew_appeared_and_went() -> None:
+    before = snapshot("1.0", library("a.so", sm_80=100, sm_90=50), library("old.so", sm_80=10))
+    after = snapshot("2.0", library("a.so", sm_80=90, sm_100=200), library("new.so", sm_90=5))
+
+    found = compare_snapshots(before, after)
+
+    assert [(one.name, one.code) for one in found.libraries] == [
+        ("a.so", Change(150, 290)),
+        ("old.so", Change(10, None)),
+        ("new.so", Change(None, 5)),
+    ]
+    assert found.code == (
+        CodeChange("a.so", "sm_100", None, Change(None, 200)),
+        CodeChange("a.so", "sm_90", None, Change(50, None)),
+        CodeChange("a.so", "sm_80", None, Change(100, 90)),
+        CodeChange("old.so", "sm_80", None, Change(10, None)),
+        CodeChange("new.so", "sm_90", None, Change(None, 5)),
+    )
+    assert found.kernels == ()
+
+
+def test_between_runs_reasons_and_used_kernels_are_compared() -> None:
+    before = snapshot("run 1", planned("a.so", 100, 50, used="ab", there="abcx"))
+    after = snapshot("run 2", planned("a.so", 100, 80, used="bcd", there="abcd"))
+
+    found = compare_snapshots(before, after)
+
+    assert found.code == (CodeChange("a.so", "sm_80", "wrong-arch", Change(50, 80)),)
+    [kernels] = found.kernels
+    assert kernels == ("a.so", ("d",), ("x",), ("c",), ("a",))
+
+
+@pytest.mark.parametrize("reason", [None, "loaded"])
+def test_what_one_side_does_not_tell_is_not_compared(reason: str | None) -> None:
+    one = planned("a.so", 100, 50, used="a", there="ab")
+    other = replace(one, rows=(SnapshotRow(None, reason, False, 1, 160),), used_kernels=None)
+    [*changes] = compare_snapshots(snapshot("a", one), snapshot("b", other)).code
+    if reason is None:
+        assert changes == [CodeChange("a.so", None, None, Change(150, 160))]
+    else:
+        assert changes == [
+            CodeChange("a.so", None, "kept", Change(100, 160)),
+            CodeChange("a.so", None, "unused", Change(50, None)),
+        ]
+
+
+GOLDEN = """\
+GPU code of 2.0, compared with 1.0: 160 B -> 295 B (+135 B, +84.4%)
+
+library      before    after         change
+---------  --------  -------  -------------
+a.so          150 B    290 B         +140 B
+2 more         10 B      5 B           -5 B
+
+what changed    arch      before    after           change
+--------------  ------  --------  -------  ---------------
+a.so            sm_100             200 B  appeared +200 B
+4 more                     160 B     95 B            -65 B"""
+
+
+def test_the_top_rows_and_the_rest_folded() -> None:
+    before = snapshot("1.0", library("a.so", sm_80=100, sm_90=50), library("old.so", sm_80=10))
+    after = snapshot("2.0", library("a.so", sm_80=90, sm_100=200), library("new.so", sm_90=5))
+    shown = [" ".join(line.split()) for line in text(before, after, top=1).splitlines()]
+    assert [line for line in shown if "--" not in line] == [
+        " ".join(line.split()) for line in GOLDEN.splitlines() if "--" not in line
+    ]
+    assert "more" not in text(before, after, top=0)
+    assert text(before, before).endswith("No code differs in 2 libraries.")
+
+
+def test_hostile_names_are_escaped() -> None:
+    bad = planned("a\x1b[2J.so", 1, 1, used="", there="\x1b")
+    assert "\x1b" not in text(snapshot("\x1b"), snapshot("b", bad))
