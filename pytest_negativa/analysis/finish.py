@@ -31,6 +31,7 @@ def conclude(
     hooks: Hooks | None = None,
     jobs: int | None = None,
     anew: bool = False,
+    appends: bool = True,
     on_done: Callable[[int, int], None] | None = None,
 ) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
@@ -42,7 +43,7 @@ def conclude(
         reason: what is wrong with it, if it isn't sound.
         hooks: what plugins contribute.
         jobs: how many processes read libraries; see ``map_libraries``.
-        anew: the run was reported before. A device or a pipe has had its report.
+        anew, appends: see ``write_reports``.
 
     Raises:
         NegativaError: something could not be written.
@@ -55,7 +56,7 @@ def conclude(
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     report = write_results(run, analysis, settings, with_plans=planned)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew)
+    write_reports(contents, settings.reports, run, anew=anew, appends=appends)
     return contents
 
 
@@ -83,7 +84,12 @@ def write_results(
 
 
 def write_reports(
-    contents: ReportContents, options: Reports, run: Run, *, anew: bool = False
+    contents: ReportContents,
+    options: Reports,
+    run: Run,
+    *,
+    anew: bool = False,
+    appends: bool = True,
 ) -> None:
     """Write the reports that are files.
 
@@ -93,6 +99,7 @@ def write_reports(
         run: the run, whose tests and forerunners a page shows.
         anew: they were written before. Devices, pipes and files that reports are appended to have
             had theirs.
+        appends: whether to write reports that go to the end of a file.
 
     Raises:
         StoreError: one can't be written.
@@ -100,13 +107,10 @@ def write_reports(
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
         contents = replace(contents, tests=load_tests(run), history=load_history(run))
     for file in render_to_files(contents, options):
-        if anew and (
-            file.is_appended or not file.path.is_file() or file.path.is_relative_to("/dev")
-        ):
-            continue
         if file.is_appended:
-            append_output(file.path, file.make)
-        else:
+            if appends and not anew:
+                append_output(file.path, file.make)
+        elif not anew or (file.path.is_file() and not file.path.is_relative_to("/dev")):
             write_output(file.path, file.make(0))
 
 

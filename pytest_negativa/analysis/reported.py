@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.finish import path_for_people
+from pytest_negativa.analysis.finish import path_for_people, write_reports
 from pytest_negativa.analysis.report import rows_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.storage.results import load_planned, load_report, load_usage
+from pytest_negativa.models.settings import Settings, SourceKind
+from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.rows import proof_row
+from pytest_negativa.storage.results import load_planned, load_report, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run
 
 
@@ -19,7 +24,12 @@ def load_contents(run: Run) -> ReportContents:
         StoreError: the run isn't located yet, or one of its files can't be read.
     """
     report = load_report(run)
-    report = replace(report, directory=path_for_people(run.folder))
+    verdict = load_verdict(run)
+    report = replace(
+        report,
+        directory=path_for_people(run.folder),
+        proof=None if verdict is None else proof_row(verdict),
+    )
     if (usage := load_usage(run)) is None:
         raise StoreError(f"{run.usage_file}: not found; make it with {run.locate_command}")
     if (reason := run.incomplete_reason) is not None:
@@ -29,3 +39,25 @@ def load_contents(run: Run) -> ReportContents:
         return ReportContents(report, (), usage)
     planned = load_planned(run)
     return ReportContents(replace(report, libraries=rows_of(planned)), planned, usage)
+
+
+def report_verified(run: Run, settings: Settings) -> None:
+    """Make the reports of a run that was verified, with the verdict.
+
+    A report goes to the screen only if a flag asks for it. A session that traced the run has
+    printed it before.
+
+    Raises:
+        StoreError: the run can't be read, or a report can't be written.
+    """
+    options = settings.reports
+    is_asked = settings.sources["reports.formats"].kind is SourceKind.FLAG
+    prints = is_asked and not settings.enabled
+    if not run.report_file.exists() or not (prints or any(w.path for w in options.formats)):
+        return
+    contents = load_contents(run)
+    if prints:
+        for paragraph in render_to_screen(contents, options):
+            sys.stdout.write(f"{paragraph}\n\n")
+        sys.stdout.flush()
+    write_reports(contents, options, run)

@@ -113,13 +113,23 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
     from pytest_negativa.reporting.text import print_warning
+    from pytest_negativa.settings.options import REPORTS_IN_PYTEST
     from pytest_negativa.settings.overlooked import find_tables, find_variables
     from pytest_negativa.settings.resolve import load_settings
 
     here = Path.cwd()
     for warning in (*find_variables(os.environ), *find_tables(here)):
         print_warning(warning)
-    return load_settings(pick_flags(flags), os.environ, root=here, cwd=here, of_command=True)
+    given = pick_flags(flags)
+    settings = load_settings(given, os.environ, root=here, cwd=here, of_command=True)
+    if "reports.formats" in given and any(
+        wanted.format.value in REPORTS_IN_PYTEST for wanted in settings.reports.formats
+    ):
+        raise OptionError(
+            "junit goes into the XML file of a pytest session; expected another type of report, or "
+            "pytest --negativa --negativa-report=junit --junitxml=PATH"
+        )
+    return settings
 
 
 def run_of(settings: Settings) -> Run:

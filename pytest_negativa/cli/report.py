@@ -9,13 +9,19 @@ import click
 
 from pytest_negativa.cli.common import named_run, run_of, settings_of
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.options import BY_NAME, REPORT_FILES, REPORT_SCREENS
+from pytest_negativa.settings.options import (
+    BY_NAME,
+    REPORT_FILES,
+    REPORT_SCREENS,
+    REPORTS_IN_PYTEST,
+)
 
 if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.settings import Reports
 
 _FORMATS = BY_NAME["reports.formats"]
+_TYPES = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
 
 
 @click.command()
@@ -57,4 +63,4 @@ def print_reports(contents: ReportContents, options: Reports) -> None:
 def _is_type(word: str) -> bool:
     name = word.partition(":")[0]
     # A wrong type is no run, unless there is such a folder.
-    return name in (*REPORT_SCREENS, *REPORT_FILES) or (":" in word and not Path(word).exists())
+    return name in _TYPES or (":" in word and not Path(word).exists())

@@ -26,6 +26,7 @@ _VERIFY_OPTIONS = (
     "verify.rerun",
     "verify.timeout",
     "verify.opened_originals",
+    "reports.formats",
 )
 
 
@@ -98,6 +99,7 @@ def heal(command: tuple[str, ...], **flags: Any) -> None:
 def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
     from msgspec.structs import replace
 
+    from pytest_negativa.analysis.reported import report_verified
     from pytest_negativa.verifying.rounds import Program, program_environment
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
     from pytest_negativa.verifying.traced_run import command_to_verify
@@ -114,4 +116,7 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
         is_pytest=False,
     )
     settings = replace(settings, healing=healing)
-    click.get_current_context().exit(run_supervisor(lambda: verify_program(program, settings, run)))
+    status = run_supervisor(
+        lambda: verify_program(program, settings, run, lambda run: report_verified(run, settings))
+    )
+    click.get_current_context().exit(status)

@@ -87,6 +87,22 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         return sum(r.bytes for r in self.unused if r.reason == reason)
 
 
+class ProofRow(Record, frozen=True, kw_only=True):
+    """The last verdict on a run.
+
+    Attributes:
+        proved: whether the tests end as before without the unused code.
+        reasons: why it is not proved; empty if it is.
+        proved_bytes: bytes in the files of libraries that are proved unused.
+        copies: what the tests ran on: ``overwritten``, ``compacted`` or ``both``.
+    """
+
+    proved: bool
+    reasons: tuple[str, ...]
+    proved_bytes: int
+    copies: str
+
+
 class RunReport(Record, frozen=True, kw_only=True):
     """What a run found.
 
@@ -105,7 +121,8 @@ class RunReport(Record, frozen=True, kw_only=True):
         warnings: what else a reader should know.
         crossed: thresholds that were crossed.
         files: where to find more, relative to ``directory``.
-        coverage: the kernels of the project's own libraries.
+        proof: the last verdict; None if the run was never verified.
+        proof: the last verdict; None if the run was never verified.
     """
 
     format_version: int
@@ -122,6 +139,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     crossed: tuple[str, ...]
     files: tuple[str, ...]
     coverage: tuple[LibraryCoverage, ...] = ()
+    proof: ProofRow | None = None
 
     @property
     def code_bytes(self) -> int:

@@ -54,6 +54,7 @@ class ReportFormat(str, enum.Enum):
     CSV = "csv"
     LCOV = "lcov"
     COBERTURA = "cobertura"
+    JUNIT = "junit"
     HTML = "html"
 
 

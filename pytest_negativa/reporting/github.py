@@ -14,6 +14,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.escapes import escape_github, escape_github_property
+from pytest_negativa.reporting.rows import describe_proof
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _MOST = 10
@@ -23,6 +24,8 @@ def render_annotations(report: RunReport) -> Iterator[str]:
     """The lines: crossed thresholds, gaps in the trace, unused kernels, one line of totals."""
     for limit in report.crossed:
         yield _command("error", limit, title="GPU code: threshold crossed")
+    if report.proof is not None and not report.proof.proved:
+        yield _command("error", describe_proof(report.proof), title="GPU code")
     warnings = [_command("warning", gap, title="GPU code not traced") for gap in report.not_covered]
     warnings += [line for library in report.coverage for line in _unused(library)]
     shown = warnings if len(warnings) <= _MOST else warnings[: _MOST - 1]
@@ -35,6 +38,8 @@ def render_annotations(report: RunReport) -> Iterator[str]:
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
         f"({share}) is unused"
     )
+    if report.proof is not None and report.proof.proved:
+        text += f". {describe_proof(report.proof)}"
     yield _command("notice", text, title="GPU code")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
-from pytest_negativa.reporting.rows import describe_trimmed
+from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 _CUT = "\n\n*This report is cut at {limit:,} KiB. The files of the run hold all of it.*\n"
@@ -25,6 +25,8 @@ def render_markdown(report: RunReport) -> str:
     ]
     if report.replay is not None:
         lines += [escape_markdown(report.replay), ""]
+    if report.proof is not None:
+        lines += [escape_markdown(describe_proof(report.proof)), ""]
     lines += [
         "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

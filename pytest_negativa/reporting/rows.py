@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pytest_negativa.models.plan import Decision, LibraryPlan
-from pytest_negativa.models.report import LibraryRow, ReasonRow, TrimmedRow
+from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, TrimmedRow
+from pytest_negativa.models.verdict import LibraryStatus, Verdict
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 # A library of one's own has some dozens; NVIDIA's have thousands, which "negativa kernels" lists.
@@ -41,6 +42,26 @@ def describe_trimmed(row: TrimmedRow) -> str:
         f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code ({share}, "
         "unpacked) belongs to kernels that no test used."
     )
+
+
+def proof_row(verdict: Verdict) -> ProofRow:
+    """What a report shows of a verdict."""
+    proved = (row for row in verdict.libraries if row.status is LibraryStatus.PROVED)
+    return ProofRow(
+        proved=verdict.proved,
+        reasons=verdict.reasons,
+        proved_bytes=sum(row.unused_bytes for row in proved),
+        copies=verdict.copies,
+    )
+
+
+def describe_proof(row: ProofRow) -> str:
+    """A verdict as a sentence."""
+    if not row.proved:
+        return f"Not proved: {'; '.join(row.reasons)}."
+    kinds = "overwritten and compacted" if row.copies == "both" else row.copies
+    size = format_bytes(row.proved_bytes)
+    return f"Proved: the tests end as before without {size} of GPU code, on {kinds} copies."
 
 
 def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:

@@ -10,7 +10,7 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.coverage import render_coverage
-from pytest_negativa.reporting.rows import describe_trimmed
+from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import cut_middle, printable, wrap
 from pytest_negativa.reporting.units import format_bytes, format_share
@@ -86,6 +86,8 @@ def _headline(report: RunReport, width: int) -> str:
     ]
     if report.replay is not None:
         lines.append(printable(report.replay))
+    if report.proof is not None:
+        lines.append(printable(describe_proof(report.proof)))
     return "\n".join(wrap(line, width) for line in lines)
 
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, describe_fault
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import ReportFormat, Settings, SourceKind
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable_lines
 from pytest_negativa.session.exit_status import exit_status
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.report import RunReport
     from pytest_negativa.session.traced_process import TracedProcess
 
 
@@ -35,12 +36,20 @@ class Reporter:
     """Reports after all tests, below pytest's own summary."""
 
     def __init__(
-        self, config: pytest.Config, settings: Settings, run: Run, traced: TracedProcess
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        run: Run,
+        traced: TracedProcess,
+        *,
+        is_round: bool,
     ) -> None:
         self._config = config
         self._settings = settings
         self._run = run
         self._traced = traced
+        # Then the supervisor reports again, with its verdict.
+        self._is_round = is_round
         # Why traces of workers are incomplete: (code, text).
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
@@ -138,6 +147,7 @@ class Reporter:
             # At the interpreter's end, no other process can be started to help.
             jobs=1 if anew else None,
             anew=anew,
+            appends=not self._is_round,
         )
 
     def complete(self) -> None:
@@ -236,6 +246,7 @@ class Reporter:
             self._section()
         for paragraph in paragraphs:
             self._write(paragraph if nothing else f"{paragraph}\n")
+        self._add_properties(report)
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
@@ -244,6 +255,17 @@ class Reporter:
         # The last lines, as those that a failed job is looked up for.
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
+
+    def _add_properties(self, report: RunReport) -> None:
+        from pytest_negativa.session.junit import add_properties
+
+        options = self._settings
+        if not any(wanted.format is ReportFormat.JUNIT for wanted in options.reports.formats):
+            return
+        is_asked = options.sources["reports.formats"].kind is SourceKind.FLAG
+        if not add_properties(self._config, report) and is_asked:
+            text = "the report junit has no file to go to: pass --junitxml=PATH, too"
+            self._write(f"negativa: warning: {text}", yellow=True)
 
     def _section(self) -> None:
         if terminal := self._terminal():

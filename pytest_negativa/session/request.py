@@ -159,6 +159,7 @@ def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
     Args:
         unblock: signals that were blocked until they can be handled.
     """
+    from pytest_negativa.analysis.reported import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     settings, program = request
@@ -177,6 +178,6 @@ def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
         # A session that traces verifies its own run, whatever the environment names.
         traces = settings.enabled
         run = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
-        return verify_program(program, settings, run)
+        return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
     return run_supervisor(verify)

@@ -81,7 +81,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
     if not verified:
-        reporter = Reporter(config, settings, run, traced)
+        reporter = Reporter(config, settings, run, traced, is_round=round_spec is not None)
         plugins.register(reporter, "negativa-reporter")
         tracing_end.at_end(traced, reporter.complete)
 

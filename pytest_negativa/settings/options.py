@@ -22,6 +22,9 @@ CONFIG_NAME = "negativa.yaml"
 REPORT_SCREENS = ("terminal", "terminal-missing", "github")
 """The formats of reports that are printed."""
 
+REPORTS_IN_PYTEST = ("junit",)
+"""The formats of reports that go into a file of pytest's."""
+
 REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
@@ -410,7 +413,9 @@ OPTIONS: tuple[Option, ...] = (
         name="reports.formats",
         flag_name="report",
         type=value_types.Reports(
-            value_types.Report(to_screen=REPORT_SCREENS, to_file=tuple(REPORT_FILES)),
+            value_types.Report(
+                pathless=(*REPORT_SCREENS, *REPORTS_IN_PYTEST), to_file=tuple(REPORT_FILES)
+            ),
         ),
         default=({"format": "terminal", "path": None},),
         help="Write this report, to a file of its own if it has a PATH.",
@@ -418,9 +423,10 @@ OPTIONS: tuple[Option, ...] = (
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. markdown. "
         "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
         "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
+        "junit: properties in the file of pytest's `--junitxml`. "
         "html: one page with pictures and tables. Without a PATH, a file lies in the folder for "
         "reports. `-` is standard output.",
-        requires=_TRACED,
+        requires=_TESTED,
     ),
     Option(
         name="reports.top",
@@ -428,7 +434,7 @@ OPTIONS: tuple[Option, ...] = (
         type=value_types.Count(),
         default=20,
         help="Show this many rows of each table; 0 shows all.",
-        requires=_TRACED,
+        requires=_TESTED,
     ),
     Option(
         name="reports.demangle",

@@ -449,10 +449,10 @@ class Report(ValueType):
 
     metavar = "FORMAT[:PATH]"
 
-    def __init__(self, *, to_screen: Sequence[str], to_file: Sequence[str]) -> None:
-        self.to_screen = tuple(to_screen)
+    def __init__(self, *, pathless: Sequence[str], to_file: Sequence[str]) -> None:
+        self.pathless = tuple(pathless)
         self.to_file = tuple(to_file)
-        self.formats = (*to_screen, *to_file)
+        self.formats = (*pathless, *to_file)
         self.expected = one_of(self.formats)
 
     def parse(self, value: Any) -> dict[str, str | None]:
@@ -461,8 +461,8 @@ class Report(ValueType):
         name, colon, path = value.strip().partition(":")
         if name not in self.formats:
             raise self.invalid(value, did_you_mean(name, self.formats))
-        if colon and (name in self.to_screen or not path.strip()):
-            wanted = f"{name} alone" if name in self.to_screen else f"a path after {name}:"
+        if colon and (name in self.pathless or not path.strip()):
+            wanted = f"{name} alone" if name in self.pathless else f"a path after {name}:"
             raise InvalidValue(f"found {describe(value)}, expected {wanted}")
         return {"format": name, "path": path.strip() or None}
 
@@ -472,8 +472,8 @@ class Report(ValueType):
             raise self.invalid(name, did_you_mean(name, self.formats))
         if value is None or value is True:
             return {"format": name, "path": None}
-        if name in self.to_screen or not isinstance(value, str):
-            wanted = "true" if name in self.to_screen else "a path or true"
+        if name in self.pathless or not isinstance(value, str):
+            wanted = "true" if name in self.pathless else "a path or true"
             raise InvalidValue(f"found {describe(value)}, expected {wanted}")
         return {"format": name, "path": FilePath().parse(value)}
 

@@ -42,11 +42,16 @@ def run_supervisor(work: Callable[[], int]) -> int:
         return 128 + e.number  # As shells have it.
 
 
-def verify_program(program: Program, settings: Settings, run: Run | None) -> int:
+def verify_program(
+    program: Program, settings: Settings, run: Run | None, report: Callable[[Run], None]
+) -> int:
     """Verify a traced run of ``program``, and show the verdict.
 
     Args:
+        program: what to run.
+        settings: how to verify.
         run: the run to verify; None: trace the program first.
+        report: makes the reports of the run, in the end.
 
     Returns:
         The exit status.
@@ -62,6 +67,7 @@ def verify_program(program: Program, settings: Settings, run: Run | None) -> int
         run = result.run
         if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
             _say("negativa: nothing to verify: the traced run has no plan")
+            report(run)
             return status or 1
         # A crossed threshold changes the status of the traced session alone.
         own_status = None if settings.thresholds.are_set else result.status
@@ -71,6 +77,7 @@ def verify_program(program: Program, settings: Settings, run: Run | None) -> int
     path = verification.write(verdict)
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)
+    report(run)
     return exit_code(verdict) or status
 
 

@@ -32,7 +32,7 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
-from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
+from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS, REPORTS_IN_PYTEST
 from tests.support.usages import usage_of
 
 DECISIONS = (
@@ -264,8 +264,10 @@ def test_each_format_has_a_renderer() -> None:
     one = ReportContents(report(row(), coverage=(COVERED,)), (), usage_of())
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)
-    for wanted in set(ReportFormat) - on_screen:
+    in_pytest = {ReportFormat(word) for word in REPORTS_IN_PYTEST}
+    in_files = set(ReportFormat) - on_screen - in_pytest
+    for wanted in in_files:
         *_, file = render_to_files(one, options(wanted, "/out"))
         assert file.path == Path("/out")
         assert b"libours.so" in file.make(0)
-    assert {wanted.value for wanted in set(ReportFormat) - on_screen} == set(REPORT_FILES)
+    assert {wanted.value for wanted in in_files} == set(REPORT_FILES)

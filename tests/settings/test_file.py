@@ -26,14 +26,19 @@ from pytest_negativa.models.settings import (
     TraceLevel,
 )
 from pytest_negativa.settings.file import find_config, load_config
-from pytest_negativa.settings.options import OPTIONS, REPORT_FILES, REPORT_SCREENS
+from pytest_negativa.settings.options import (
+    OPTIONS,
+    REPORT_FILES,
+    REPORT_SCREENS,
+    REPORTS_IN_PYTEST,
+)
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.settings.schema import config_schema
 from pytest_negativa.settings.value_types import one_of
 from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.libraries import DOCS, ROOT
 
-FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
+FORMATS = one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
 CONFIGURATION = DOCS / "reference" / "configuration.md"
 
 

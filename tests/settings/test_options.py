@@ -35,13 +35,14 @@ from pytest_negativa.settings.options import (
     OPTIONS,
     REPORT_FILES,
     REPORT_SCREENS,
+    REPORTS_IN_PYTEST,
     SECTIONS,
     Option,
 )
 from pytest_negativa.settings.resolve import load_settings, resolve
 from tests.support.verbs import VERBS
 
-FORMATS = value_types.one_of([*REPORT_SCREENS, *REPORT_FILES])
+FORMATS = value_types.one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}

@@ -1,0 +1,109 @@
+"""Reports as a user gets them: of a session, of an earlier run, with a verdict."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.sessions import Project
+from tests.support.verified import VerifiedProject
+
+TEST = "def test_passes():\n    pass\n"
+SUITE = """
+def test_use():
+    use(LIB, 0, 1)
+    assert FAULT != "fail"
+"""
+ALL = (
+    "terminal,terminal-missing,github,json,markdown,markdown-append,markdown-append:own.md,csv,"
+    "html,lcov,cobertura,junit"
+)
+
+
+def properties(path: Path) -> dict[str, str]:
+    return {p.attrib["name"]: p.attrib["value"] for p in ET.parse(path).iter("property")}
+
+
+@pytest.mark.slow
+def test_all_types(project: Project) -> None:
+    project.write("test_a.py", TEST)
+    summary = project.write("summary", "# Another step\n")
+    done = project.pytest(
+        "--negativa", f"--negativa-report={ALL}", "--junitxml=tests.xml",
+        GITHUB_STEP_SUMMARY=str(summary), COLUMNS="80",
+    )  # fmt: skip
+    headline = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused"
+    assert headline in done.stdout
+    assert "libquickstart.so: 4 of 13 kernels looked up (30.8%)\n  without line info" in done.stdout
+    assert "\n::notice title=GPU code::60.2 kB of 67.2 kB GPU code (89.6%25) is" in done.stdout
+    shown = done.stdout.partition("= GPU code (pytest-negativa) =")[2].splitlines()
+    # An annotation is one line.
+    assert max(len(line) for line in shown if not line.startswith("::")) <= 80
+
+    report = json.loads((project.results / "report.json").read_text())
+    jsonschema.validate(report, json.loads(shipped_schema("report")))
+    markdown = (project.results / "report.md").read_text()
+    assert "| `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% |" in markdown
+    assert summary.read_text() == f"# Another step\n{markdown}"
+    assert (project.folder / "own.md").read_text() == markdown
+    [row] = csv.DictReader((project.results / "report.csv").read_text().splitlines())
+    assert (row["gpu_code"], row["unused"]) == ("67200", "60216")
+    found = properties(project.folder / "tests.xml")
+    assert found["negativa.unused"] == found["negativa.library.libquickstart.so.unused"] == "60216"
+    [suite] = ET.parse(project.folder / "tests.xml").iter("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
+    lcov = (project.results / "kernels.lcov").read_text()
+    index = ".negativa/kernels.lcov.libquickstart.so.txt"
+    assert f"SF:{index}\n" in lcov and lcov.count("FNDA:1,") == 4
+    assert len((project.folder / index).read_text().splitlines()) == 13
+    root = ET.parse(project.results / "kernels.xml").getroot()
+    assert (root.get("lines-covered"), root.get("lines-valid")) == ("4", "13")
+
+    again = project.negativa("report", "terminal", "csv:-", "markdown-append:own.md")
+    assert headline in again.stdout and "library,size,gpu_code" in again.stdout
+    assert (project.folder / "own.md").read_text() == markdown * 2
+    [run] = project.runs()
+    assert project.negativa("report", run.name, "json:-").stdout.startswith("{")
+    assert project.negativa("report", str(run), "github").stdout.startswith("::warning title=9 ")
+    project.pytest("-q", "--negativa", "--negativa-report=junit")
+
+
+@pytest.mark.slow
+def test_what_is_no_report(project: Project) -> None:
+    assert "no traced run" in project.negativa("report", "json", status=1).stderr
+    assert "no such run" in project.negativa("report", "elsewhere", status=2).stderr
+    wrong = project.negativa("report", "jsn:a", status=2).stderr
+    assert "found 'jsn:a'" in wrong and "did you mean json?" in wrong
+    assert "of a pytest session" in project.negativa("report", "junit", status=2).stderr
+    project.write("test_a.py", TEST)
+    done = project.pytest("--negativa", "--negativa-report=junit")
+    assert "the report junit has no file to go to: pass --junitxml=PATH" in done.stdout
+    (project.results / "latest" / "report.json").unlink()
+    gone = project.negativa("report", status=1).stderr
+    assert "no report here; make it with negativa locate --run" in gone
+
+
+@pytest.mark.slow
+def test_reports_of_a_proof(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE)
+    files = "--negativa-report=markdown,markdown-append"
+    project.pytest("-q", "--negativa", "--negativa-verify", files)
+    proved = "Proved: the tests end as before without 63.1 kB of GPU code, on overwritten copies."
+    markdown = (project.results / "report.md").read_text()
+    assert proved in markdown
+    # The traced session left this to the proof.
+    assert (project.results / "summary.md").read_text() == markdown
+
+    screen = "--negativa-report=terminal,github"
+    failed = project.verify(screen, status=1, FAULT="fail")
+    assert "\nNot proved: 1 test ended with another outcome" in failed
+    assert "\n::error title=GPU code::Not proved: " in failed
+    assert proved not in project.verify()
+    assert proved in project.negativa("report").stdout
+    assert '"proved": true' in project.negativa("report", "json:-").stdout
