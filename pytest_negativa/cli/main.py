@@ -25,6 +25,7 @@ _MODULES = {
         "inspect": ("inspect",),
         "measure": ("measure",),
         "report": ("report",),
+        "pages": ("pages",),
         "run": ("combine", "debloat", "kernels", "locate", "trace"),
         "runs": ("runs",),
         "slim": ("explain", "lock", "slim"),

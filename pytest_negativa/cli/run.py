@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -45,24 +46,27 @@ _PLAN_OPTIONS = (
 
 @click.command(context_settings=PASS_ON)
 @COMMAND
-@click_options(*_TRACE_OPTIONS)
+@click_options(*_TRACE_OPTIONS, "cpu")
 def trace(command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND and record the GPU code that it uses.
 
-    The trace covers child processes, too. Exit status: that of COMMAND; 127 if there is no such
-    command.
+    The trace covers child processes, too. With --cpu, "negativa pages" shows the CPU code. Exit
+    status: that of COMMAND; 127 if there is no such command.
     """
     from pytest_negativa.analysis.digests import hash_libraries
+    from pytest_negativa.hostcode.gather import gather
 
     settings = settings_of(flags)
     run, status = _run_traced(command, settings)
     # What "negativa locate" takes.
-    if not run.trace_files():
+    if not run.trace_files() and not settings.cpu:
         _exit_untraced(run, status, settings)
     # Libraries may be installed anew before "negativa locate" reads them.
     hash_libraries(run)
     if status != 0:
         run.mark_failed(_ended_with(status))
+    if settings.cpu:
+        gather(run)
     run.make_latest()
     click.echo(f"Trace in {run}", err=True)
     click.get_current_context().exit(status)
@@ -110,18 +114,27 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
 def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     """Find the GPU code that none of several RUNS used.
 
-    RUNS are folders of traced runs, or folders with trace files. The result is a new run. Exit
+    RUNS are folders of traced runs, or folders with trace files. The result is a new run. If CPU
+    code was traced in all of them, "negativa pages" shows the pages that any of them touched. Exit
     status: 0, or 1 if a threshold is crossed or nothing is planned because one of RUNS failed.
     """
+    from pytest_negativa.hostcode.gather import combine as combine_pages
     from pytest_negativa.storage.runs import Run, RunsFolder
     from pytest_negativa.tracing.files import require_ended
 
     settings = settings_of(flags)
     parts = [Run(folder) for folder in runs]
-    traces = tuple(dict.fromkeys(p.resolve() for part in parts for p in part.require_traces()))
+    # A run of CPU code alone has no other traces.
+    traced = [part for part in parts if part.trace_files() or not part.has_pages]
+    traces = tuple(dict.fromkeys(p.resolve() for part in traced for p in part.require_traces()))
     require_ended(traces)
     run = RunsFolder(Path(settings.directory)).new_run()
     run.add_traces(traces)
+    combine_pages(run, parts)
+    if not traced:
+        run.make_latest()
+        click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")
+        return
     failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
     # Digests lie beside the traces of the parts.
     _conclude(traces, run, settings, failure="; ".join(failed) or None)
@@ -211,11 +224,25 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
     run = RunsFolder(Path(settings.directory)).new_run()
+    environ = _watch_pages(run) if settings.cpu else os.environ
     try:
-        return run, run_traced(command, run, Path.cwd())
+        return run, run_traced(command, run, Path.cwd(), environ)
     except CommandNotFound as e:
         print_error(e)
         click.get_current_context().exit(EXIT_NOT_FOUND)
+
+
+def _watch_pages(run: Run) -> dict[str, str]:
+    """The environment in which processes record the pages of CPU code that they touch."""
+    from pytest_negativa.hostcode.gather import begin
+    from pytest_negativa.processes.page_watch import watch_environment
+    from pytest_negativa.processes.redirect import make_logs_folder
+
+    added = watch_environment(os.environ, run.page_logs)
+    run.make()
+    make_logs_folder(run.page_logs, run.folder.parent)
+    begin(run)
+    return {**os.environ, **added}
 
 
 def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:

@@ -332,6 +332,7 @@ class Settings(Record, frozen=True, kw_only=True):
         config: the file that was read, if there is one.
         directory: the folder for runs.
         require_gpu: whether a run without GPU code on a GPU fails.
+        cpu: whether CPU code is traced, too.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
     """
 
@@ -346,6 +347,7 @@ class Settings(Record, frozen=True, kw_only=True):
     keep: Keep
     granularity: Granularity
     require_gpu: bool
+    cpu: bool
     tests: Tests
     trace: Trace
     verify: Verify

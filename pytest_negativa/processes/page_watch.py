@@ -25,6 +25,11 @@ def watch_library() -> Path | None:
     return path if path.is_file() else None
 
 
+def why_unwatchable() -> str | None:
+    """Why CPU code can't be traced on this machine; None if nothing speaks against it."""
+    return why_no_auditor(watch_library())
+
+
 def watch_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.library import Element, Frame, LibraryMap
     from pytest_negativa.models.report import RunReport
+    from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
 
 
@@ -41,6 +42,7 @@ class Reporter:
         settings: Settings,
         run: Run,
         traced: TracedProcess,
+        pages: PageTrace | None,
         *,
         is_round: bool,
     ) -> None:
@@ -50,6 +52,7 @@ class Reporter:
         self._traced = traced
         # Then the supervisor reports again, with its verdict.
         self._is_round = is_round
+        self._pages = pages
         # Why traces of workers are incomplete: (code, text).
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
@@ -98,7 +101,19 @@ class Reporter:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
             text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
             self._write_no_report(text)
+        if self._pages is not None:
+            self._show_pages(self._pages, session)
         return result
+
+    def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
+        from pytest_negativa.session.page_trace import describe_pages
+
+        top = self._settings.reports.top
+        try:
+            for paragraph in describe_pages(pages, self._why_failed(session), top=top):
+                self._write(f"{paragraph}\n")
+        except NegativaError as e:
+            self._write(f"negativa: no report of CPU code: {printable_lines(str(e))}", red=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:

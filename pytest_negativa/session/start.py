@@ -23,6 +23,7 @@ from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
+from pytest_negativa.session.page_trace import PageTrace, start_page_trace
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -56,7 +57,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
     tracing_end.end_former_sessions()
-    role, run, root, round_spec = _role_and_run(config, settings)
+    pages = start_page_trace(config, settings) if settings.cpu and _controller() is None else None
+    role, run, root, round_spec = _role_and_run(config, settings, pages)
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
         started.set_context(Context(phase=Phase.IMPORT))
@@ -81,7 +83,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
     if not verified:
-        reporter = Reporter(config, settings, run, traced, is_round=round_spec is not None)
+        reporter = Reporter(config, settings, run, traced, pages, is_round=round_spec is not None)
         plugins.register(reporter, "negativa-reporter")
         tracing_end.at_end(traced, reporter.complete)
 
@@ -189,7 +191,7 @@ def _controller() -> Handover | None:
 
 
 def _role_and_run(
-    config: pytest.Config, settings: Settings
+    config: pytest.Config, settings: Settings, pages: PageTrace | None
 ) -> tuple[Role, Run, Path, Round | None]:
     """The role of this process, its run, the project's folder, and the round, if it is of one."""
     if (session := _controller()) is not None:
@@ -201,7 +203,8 @@ def _role_and_run(
         # A conftest replaced the program of this process by execv.
         former, outer = _take_over(Run(Path(outer.folder))), None
     else:
-        former = None
+        # The run whose trace of CPU code has begun.
+        former = pages.run if pages is not None else None
     round_spec = current_round(os.environ)
     if round_spec is not None:
         end_with(round_spec.supervisor)

@@ -263,6 +263,14 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
+        name="cpu",
+        flag_name="cpu",
+        type=_SWITCH,
+        default=False,
+        help="Trace the pages of CPU code that the tests touch, too.",
+        requires=_TRACED,
+    ),
+    Option(
         name="tests.markers",
         flag_name="test-markers",
         type=_EXPRESSION,

@@ -178,6 +178,13 @@ def verdict_schema() -> dict[str, Any]:
     return _schema(Verdict, "Verdict on a plan: verdict.json")
 
 
+def pages_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa pages --json`` prints."""
+    from pytest_negativa.models.hostcode import HostReport
+
+    return _schema(HostReport, "Output of negativa pages --json")
+
+
 def _schema(model: type, title: str) -> dict[str, Any]:
     # Takes 10 ms to import, and only who makes schemas needs it.
     import inspect
@@ -227,6 +234,7 @@ if __name__ == "__main__":
         "lock": lock_schema(),
         "report": report_schema(),
         "verdict": verdict_schema(),
+        "pages": pages_schema(),
     }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"
         target.write_text(schema_text(schema), encoding="utf-8")

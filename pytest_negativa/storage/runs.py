@@ -6,6 +6,8 @@ A run's folder, ``.negativa/RUN/``, holds:
   libraries held that these name.
 - ``tests.jsonl``: how its tests ended.
 - ``usage.json``: what its traces add up to; ``trace.json``: the same, as Negativa-ML has it.
+- ``cpu/``: which pages of CPU code its processes touched, a file for each process, and
+  ``files.json``, the contents of the libraries; ``cpu.json``: what these add up to.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``report.json``: what the run's report shows.
 - ``failed``: why the run did not end well; absent if it did.
@@ -96,6 +98,24 @@ class Run:
     @property
     def negativa_ml_file(self) -> Path:
         return self.folder / "trace.json"
+
+    @property
+    def page_logs(self) -> Path:
+        """The folder in which processes record the pages of CPU code that they touch."""
+        return self.folder / "cpu"
+
+    @property
+    def page_log_files(self) -> Path:
+        return self.page_logs / "files.json"
+
+    @property
+    def host_usage_file(self) -> Path:
+        return self.folder / "cpu.json"
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether CPU code was traced."""
+        return self.page_log_files.exists() or self.host_usage_file.exists()
 
     @property
     def map_dir(self) -> Path:

@@ -33,8 +33,13 @@ class CommandNotFound(NegativaError):
     """There is no such command."""
 
 
-def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
+def run_traced(
+    command: Sequence[str], run: Run, root: Path, environ: Mapping[str, str] = os.environ
+) -> int:
     """Run ``command`` and trace it. It uses the input and output of this process.
+
+    Args:
+        environ: the command's environment, without what traces it.
 
     Returns:
         Its exit status; for a command that a signal killed, 128 plus the signal's number.
@@ -46,7 +51,7 @@ def run_traced(command: Sequence[str], run: Run, root: Path) -> int:
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     with contextlib.closing(Children(traceable=True)) as children:
-        environ = traced_environment(os.environ, run, root, lacks=children.name)
+        environ = traced_environment(environ, run, root, lacks=children.name)
         outcome = CommandOutcome.start(run.outcomes_file, command)
         begin = time.monotonic()
         try:

@@ -19,7 +19,7 @@ TOP -= {"__init__", "__main__", "__pycache__"}
 DOTTED = [c for c in CODE if re.fullmatch(r"[a-z_]+(\.\w+)*", c) and c.partition(".")[0] in TOP]
 PATHS = [c for c in CODE if re.fullmatch(r"[\w-]+/[\w/.-]*", c)]
 # Files of a run, which no source tree holds.
-RUN_FILES = {"map/", "plan/", "spans/", "verify/"}
+RUN_FILES = {"cpu/", "map/", "plan/", "spans/", "verify/"}
 PICTURE = TEXT.split("```text")[1].split("```")[0]
 ENTRY = re.compile(r"(\w+(?:/|\.py))(?=\s|$)")
 

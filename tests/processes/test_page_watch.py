@@ -20,25 +20,21 @@ from pytest_negativa.hostcode.page_logs import (
     read_page_logs,
 )
 from pytest_negativa.processes.page_watch import watch_environment, without_watch
-from tests.support.compiling import compile_c, compile_shared, needs_compiler
+from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.paged import FUNCTIONS, compile_paged, compile_program, symbols_of
 from tests.support.sessions import unmeasured_environ
 
 pytestmark = needs_compiler
 
-FUNCTIONS = {
-    *("in_constructor", "in_main", "in_thread", "in_child", "in_grandchild"),
-    *("in_handler", "when_blocked", "at_exit"),
-}
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_shared("pages/library.c", tmp_path_factory.mktemp("pages") / "libpaged.so")
+    return compile_paged(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_c("pages/program.c", tmp_path_factory.mktemp("pages") / "program")
+    return compile_program(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture
@@ -47,14 +43,6 @@ def logs(tmp_path: Path) -> Path:
     folder.mkdir()
     prepare_logs(folder)
     return folder
-
-
-def symbols_of(library: Path) -> dict[int, str]:
-    """By address: the functions that a library exports."""
-    output = subprocess.run(
-        ["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True
-    ).stdout
-    return {int(words[0], 16): words[2] for words in map(str.split, output.splitlines())}
 
 
 def run(logs: Path, *command: str | Path, **more: str) -> str:

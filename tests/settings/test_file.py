@@ -217,13 +217,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
@@ -232,11 +232,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, "
+      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, tests, trace, verify, reports, coverage, thresholds, "
+      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "

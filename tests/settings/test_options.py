@@ -116,6 +116,7 @@ CASES = [
     Case("keep.relocatable", ("keep",), "keep", "drop", "drop", "keep", "keep", "auto"),
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("require_gpu", (), True, "on", True, "true", True, False),
+    Case("cpu", (), True, "on", True, "true", True, False),
     Case("tests.markers", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case("tests.keywords", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
     Case(

@@ -1,0 +1,120 @@
+"""Traces of CPU code in a run's folder: begun, gathered, and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
+from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.usage import FileKey, describe, identify, unite, unite_logs
+from pytest_negativa.models.hostcode import (
+    HOST_FILES_VERSION,
+    HOST_USAGE_VERSION,
+    HostFile,
+    HostFiles,
+    HostUsage,
+)
+from pytest_negativa.storage.records import decode_versioned, write_record
+from pytest_negativa.storage.runs import Run
+
+_T = TypeVar("_T", HostFiles, HostUsage)
+
+
+def begin(run: Run) -> None:
+    """Prepare the folder in which the processes of a run write their logs.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    prepare_logs(run.page_logs)
+    files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
+    write_record(run.page_log_files, files)
+
+
+def gather(run: Run) -> HostUsage | None:
+    """Write and return what the run's processes have touched so far; None without a trace.
+
+    Code runs until a process is gone, so call it again rather than reading ``cpu.json``.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a file can't be read or written.
+    """
+    if not run.page_log_files.exists():
+        if not run.host_usage_file.exists():
+            return None
+        return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
+    record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
+    known = {FileKey(f.path, f.device, f.inode, f.size, f.mtime_ns): f for f in record.files}
+    processes = read_page_logs(run.page_logs)
+    pages = unite_logs(processes)
+    incomplete = []
+    if lost := count_lost(run.page_logs):
+        incomplete.append(f"{lost:,} loads of libraries were not recorded (is the disk full?)")
+    if (failure := run.failure) is not None:
+        incomplete.append(f"{run.run_id} failed: {failure}")
+    new = [key for key in pages if key not in known]
+    with ThreadPoolExecutor() as pool:
+        for key, found in zip(new, pool.map(identify, new), strict=True):
+            if isinstance(found, HostFile):
+                known[key] = found
+            else:
+                incomplete.append(found)
+    usage = unite(
+        [
+            HostUsage(
+                format_version=HOST_USAGE_VERSION,
+                run_ids=(run.run_id,),
+                processors=(record.processor,),
+                processes=len(processes),
+                libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
+                incomplete=tuple(incomplete),
+            )
+        ]
+    )
+    if new:
+        files = tuple(known.values())
+        write_record(
+            run.page_log_files,
+            HostFiles(format_version=HOST_FILES_VERSION, processor=record.processor, files=files),
+        )
+    write_record(run.host_usage_file, usage)
+    return usage
+
+
+def require_usage(run: Run) -> HostUsage:
+    """What the run's processes have touched so far, see ``gather``.
+
+    Raises:
+        StoreError: the run has no trace of CPU code.
+    """
+    usage = gather(run)
+    if usage is None:
+        raise StoreError(
+            f"{run}: no trace of CPU code; make one with pytest --negativa --negativa-cpu, or with "
+            "negativa trace --cpu -- COMMAND"
+        )
+    return usage
+
+
+def combine(run: Run, parts: Sequence[Run]) -> HostUsage | None:
+    """Write what all of several runs touched to a new run; None if one was not traced."""
+    usages = [usage for part in parts if (usage := gather(part)) is not None]
+    if len(usages) < len(parts):
+        return None
+    usage = unite(usages)
+    write_record(run.host_usage_file, usage)
+    return usage
+
+
+def _load(path: Path, kind: type[_T], version: int) -> _T:
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    what, remedy = "a trace of CPU code", "trace again"
+    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)

@@ -1,0 +1,98 @@
+"""A ``HostUsage`` to the rows of a report: bytes, pages and functions by library."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.functions import count_functions, function_starts
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import (
+    HOST_REPORT_VERSION,
+    HostLibrary,
+    HostReport,
+    HostRow,
+    HostUsage,
+)
+
+
+def summarize(usage: HostUsage) -> HostReport:
+    """Rows and totals; functions are counted if the library is still where it was."""
+    rows = map(_row, usage.libraries)
+    return HostReport(
+        format_version=HOST_REPORT_VERSION,
+        run_ids=usage.run_ids,
+        processors=tuple(dict.fromkeys(processor.model for processor in usage.processors)),
+        processes=usage.processes,
+        libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
+        incomplete=usage.incomplete,
+    )
+
+
+def _row(library: HostLibrary) -> HostRow:
+    counts = None if library.unwatched else _count(library)
+    return HostRow(
+        path=library.paths[0],
+        size=library.size,
+        watched=library.watched_bytes,
+        touched=library.touched_bytes,
+        functions=counts and counts[0],
+        touched_functions=counts and counts[1],
+        unwatched=library.unwatched,
+    )
+
+
+def _count(library: HostLibrary) -> tuple[int, int] | None:
+    """How many functions there are, and how many are on touched pages; None if not known."""
+    for path in library.paths:
+        try:
+            with ByteSource(path) as source:
+                elf = read_host_elf(source, with_segments=True)
+                if source.size != library.size or elf.build_id != library.build_id:
+                    continue
+                starts = function_starts(source, elf)
+        except FormatError:
+            continue
+        if starts is not None:
+            used = _unwatched_or_touched(elf, library)
+            return len(starts), count_functions(starts, used)
+    return None
+
+
+def _unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
+    """Addresses of code that may have run: touched, or on pages that are not watched."""
+    code = [section for section in elf.sections if section.executable]
+    return sorted(
+        (section.vaddr + start - section.offset, section.vaddr + end - section.offset)
+        for section in code
+        for start, end in _parts(section.offset, section.offset + section.size, library)
+    )
+
+
+def _parts(start: int, end: int, library: HostLibrary) -> Iterator[tuple[int, int]]:
+    """The parts of a span of the file that are not watched or touched."""
+    at = start
+    for span in _untouched(library.watched, library.touched):
+        if span.start >= end:
+            break
+        if at < span.start:
+            yield at, span.start
+        at = max(at, span.end)
+    if at < end:
+        yield at, end
+
+
+def _untouched(watched: Sequence[Span], touched: Sequence[Span]) -> Iterator[Span]:
+    for span in watched:
+        at = span.start
+        for inner in touched[bisect.bisect_left(touched, span.start, key=lambda s: s.end) :]:
+            if inner.start >= span.end:
+                break
+            if at < inner.start:
+                yield Span(at, inner.start)
+            at = max(at, inner.end)
+        if at < span.end:
+            yield Span(at, span.end)

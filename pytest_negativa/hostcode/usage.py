@@ -1,0 +1,147 @@
+"""Logs of touched pages to a ``HostUsage``, and the union of several.
+
+A library is one by its content. The union is that of sets, so its order does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
+
+UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
+"""Why a library could not be traced."""
+
+
+class FileKey(NamedTuple):
+    """A file as it was when a process loaded it."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class FilePages(NamedTuple):
+    """What all processes did with one file, in addresses of the ELF file.
+
+    Attributes:
+        ranges: first and end address of what was watched.
+        touched: addresses of pages.
+        watched: whether all processes watched it.
+    """
+
+    ranges: frozenset[tuple[int, int]]
+    touched: frozenset[int]
+    watched: bool
+
+
+def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
+    """By file: what all processes touched."""
+    logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
+    for process in processes:
+        for one in process.libraries:
+            logged[FileKey(one.path, one.device, one.inode, one.size, one.mtime_ns)].append(one)
+    return {
+        key: FilePages(
+            frozenset().union(*(one.ranges for one in group)),
+            frozenset().union(*(one.pages for one in group)),
+            all(one.watched for one in group),
+        )
+        for key, group in logged.items()
+    }
+
+
+def identify(key: FileKey) -> HostFile | str:
+    """Read the content of a file, or tell why it is not known."""
+    if not key.path:
+        return "a library was gone from its path when it was loaded"
+    try:
+        with ByteSource(key.path) as source:
+            status = os.fstat(source.fileno())
+            if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
+                return f"{key.path}: was replaced after it was loaded"
+            elf = read_host_elf(source, with_segments=True)
+            sha256 = source.sha256()
+            if not source.is_unchanged():
+                return f"{key.path}: changed while it was read"
+    except FormatError as e:
+        return str(e)
+    segments = tuple(
+        (segment.vaddr, segment.offset, segment.file_size)
+        for segment in elf.segments
+        if segment.kind == "PT_LOAD"
+    )
+    return HostFile(**key._asdict(), sha256=sha256, build_id=elf.build_id, segments=segments)
+
+
+def describe(file: HostFile, pages: FilePages) -> HostLibrary:
+    """What processes did with a file, in file offsets."""
+    return HostLibrary(
+        sha256=file.sha256,
+        size=file.size,
+        build_id=file.build_id,
+        paths=(file.path,),
+        watched=unite_spans(_offsets(file, start, end - start) for start, end in pages.ranges),
+        touched=unite_spans(_offsets(file, page, PAGE) for page in pages.touched),
+        unwatched=None if pages.watched else UNWATCHED,
+    )
+
+
+def _offsets(file: HostFile, address: int, size: int) -> Span:
+    """Where the bytes at an address lie in the file."""
+    for start, offset, length in file.segments:
+        if start <= address and address + size <= start + length:
+            return Span(address - start + offset, address - start + offset + size)
+    raise PageLogError(f"{file.path}: {address:#x} was watched, and no segment holds it")
+
+
+def unite_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans sorted, those that meet or overlap as one."""
+    united: list[Span] = []
+    for span in sorted(spans):
+        if united and span.start <= united[-1].end:
+            united[-1] = Span(united[-1].start, max(united[-1].end, span.end))
+        else:
+            united.append(span)
+    return tuple(united)
+
+
+def unite(usages: Sequence[HostUsage]) -> HostUsage:
+    """What all of them touched; each library once."""
+    by_content: dict[str, list[HostLibrary]] = defaultdict(list)
+    for usage in usages:
+        for library in usage.libraries:
+            by_content[library.sha256].append(library)
+    processors = {processor for usage in usages for processor in usage.processors}
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=tuple(sorted({run_id for usage in usages for run_id in usage.run_ids})),
+        processors=tuple(sorted(processors, key=lambda p: (p.model, p.flags))),
+        processes=sum(usage.processes for usage in usages),
+        libraries=tuple(
+            sorted(map(_unite_libraries, by_content.values()), key=lambda x: (x.paths, x.sha256))
+        ),
+        incomplete=tuple(sorted({text for usage in usages for text in usage.incomplete})),
+    )
+
+
+def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
+    return HostLibrary(
+        sha256=group[0].sha256,
+        size=group[0].size,
+        build_id=group[0].build_id,
+        paths=tuple(sorted({path for one in group for path in one.paths})),
+        watched=unite_spans(span for one in group for span in one.watched),
+        touched=unite_spans(span for one in group for span in one.touched),
+        unwatched=next((one.unwatched for one in group if one.unwatched is not None), None),
+    )

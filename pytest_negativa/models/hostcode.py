@@ -1,0 +1,157 @@
+"""Which pages of CPU code the processes of a run touched: the record ``cpu.json``."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Offset, Record, Span
+
+HOST_USAGE_VERSION = 1
+"""Of ``cpu.json``. History: 1 is the first."""
+
+HOST_REPORT_VERSION = 1
+"""Of ``negativa pages --json``. History: 1 is the first."""
+
+HOST_FILES_VERSION = 1
+"""Of ``cpu/files.json``. History: 1 is the first."""
+
+
+class Processor(Record, frozen=True, kw_only=True):
+    """A CPU on which code was traced. Libraries choose code by its features.
+
+    Attributes:
+        model: as the kernel names it.
+        flags: its features, sorted, as ``/proc/cpuinfo`` has them.
+    """
+
+    model: str
+    flags: tuple[str, ...]
+
+
+class HostFile(Record, frozen=True, kw_only=True):
+    """The content of a file that was loaded, as long as it could be read.
+
+    Attributes:
+        path, device, inode, size, mtime_ns: the file when it was loaded.
+        sha256: of its bytes.
+        build_id: hex of the GNU build id, if it has one.
+        segments: address, file offset and size in the file of each loaded segment.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: Offset
+    mtime_ns: int
+    sha256: str
+    build_id: str | None
+    segments: tuple[tuple[int, int, int], ...]
+
+
+class HostFiles(Record, frozen=True, kw_only=True):
+    """The file ``cpu/files.json``: what logs of touched pages refer to."""
+
+    format_version: int
+    processor: Processor
+    files: tuple[HostFile, ...] = ()
+
+
+class HostLibrary(Record, frozen=True, kw_only=True):
+    """The code of one library, known by its content.
+
+    Spans are file offsets. Pages have 4 KiB.
+
+    Attributes:
+        sha256: of the file.
+        size: of the file in bytes.
+        build_id: hex of the GNU build id, if it has one.
+        paths: real paths where it was loaded from.
+        watched: what was traced: whole pages of code and of unwind tables.
+        touched: the touched pages of it.
+        unwatched: why it could not be traced, so that all of it counts as touched; else None.
+    """
+
+    sha256: str
+    size: Offset
+    build_id: str | None
+    paths: tuple[str, ...]
+    watched: tuple[Span, ...]
+    touched: tuple[Span, ...]
+    unwatched: str | None = None
+
+    @property
+    def watched_bytes(self) -> int:
+        return sum(span.size for span in self.watched)
+
+    @property
+    def touched_bytes(self) -> int:
+        return sum(span.size for span in self.touched)
+
+
+class HostUsage(Record, frozen=True, kw_only=True):
+    """What the processes of one or several runs touched.
+
+    A library that is not listed was not traced. The main programs, libc and the dynamic loader
+    never are.
+
+    Attributes:
+        run_ids: the runs, sorted.
+        processors: where they ran.
+        processes: how many processes were traced.
+        libraries: sorted by their first path.
+        incomplete: why processes may have touched more than is known; all code counts as used.
+    """
+
+    format_version: int
+    run_ids: tuple[str, ...]
+    processors: tuple[Processor, ...]
+    processes: int
+    libraries: tuple[HostLibrary, ...]
+    incomplete: tuple[str, ...]
+
+
+class HostRow(Record, frozen=True, kw_only=True):
+    """One library in a report. Sizes in bytes.
+
+    Attributes:
+        path: one of its paths.
+        size: of the file.
+        watched, touched: code and unwind tables in whole pages, and the touched pages of it.
+        functions: how many functions its unwind tables name; None if they are not known.
+        touched_functions: how many of them lie on touched pages: at most so many were called.
+        unwatched: why it was not traced; None if it was.
+    """
+
+    path: str
+    size: int
+    watched: int
+    touched: int
+    functions: int | None
+    touched_functions: int | None
+    unwatched: str | None
+
+
+class HostReport(Record, frozen=True, kw_only=True):
+    """What a run touched of CPU code: for people and for ``negativa pages --json``.
+
+    Attributes:
+        format_version: 1 in this release.
+        run_ids: the runs.
+        processors: models of the CPUs on which they ran.
+        processes: how many processes were traced.
+        libraries: the most untouched bytes first.
+        incomplete: why more may have been touched.
+    """
+
+    format_version: int
+    run_ids: tuple[str, ...]
+    processors: tuple[str, ...]
+    processes: int
+    libraries: tuple[HostRow, ...]
+    incomplete: tuple[str, ...]
+
+    @property
+    def watched(self) -> int:
+        return sum(row.watched for row in self.libraries)
+
+    @property
+    def touched(self) -> int:
+        return sum(row.touched for row in self.libraries)

@@ -1,0 +1,66 @@
+"""What a run touched of CPU code, as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pytest_negativa.models.hostcode import HostReport, HostRow
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+
+_HEADERS = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
+_ALIGN = "lrrrrrr"
+
+
+def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
+    """The report, a paragraph at a time.
+
+    Args:
+        top: rows of the table; 0 for all.
+    """
+    watched, touched = report.watched, report.touched
+    libraries = format_items(len(report.libraries), "library", "libraries")
+    processes = format_items(report.processes, "process", "processes")
+    yield (
+        f"{format_bytes(touched)} of {format_bytes(watched)} CPU code "
+        f"({format_share(touched, watched)}) in {libraries} was touched by {processes} on "
+        f"{printable(', '.join(report.processors))}. Programs themselves and libc are not traced."
+    )
+    if report.libraries:
+        yield _table(report.libraries, top)
+    if report.incomplete:
+        title = "All CPU code counts as used, because more may have been touched:"
+        yield _list(title, report.incomplete)
+    unwatched = [
+        f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
+    ]
+    if unwatched:
+        yield _list("CPU code that was not traced:", unwatched)
+
+
+def _table(rows: Sequence[HostRow], top: int) -> str:
+    top = top or len(rows)
+    shown = [_cells(printable(Path(row.path).name), [row]) for row in rows[:top]]
+    if len(rows) > top:
+        shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
+    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows))
+
+
+def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
+    watched = sum(row.watched for row in rows)
+    touched = sum(row.touched for row in rows)
+    return [
+        name,
+        format_bytes(sum(row.size for row in rows)),
+        format_bytes(watched),
+        format_bytes(touched),
+        format_share(touched, watched),
+        f"{sum(row.functions or 0 for row in rows):,}",
+        f"{sum(row.touched_functions or 0 for row in rows):,}",
+    ]
+
+
+def _list(title: str, items: Iterable[str]) -> str:
+    return "\n".join([title, *(f"  {printable(item)}" for item in items)])

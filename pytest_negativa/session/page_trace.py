@@ -1,0 +1,121 @@
+"""Traces the CPU code of a session: the loader must be told before the process starts.
+
+So ``execve`` replaces the pytest process by itself, before any conftest is imported, with
+``processes/pages.c`` in LD_AUDIT. Children inherit it, pytest-xdist's workers included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.session.request import is_replaceable
+from pytest_negativa.storage.rounds import current_round
+from pytest_negativa.storage.runs import Run, RunsFolder
+
+# The variable by which the process learns of its run after it has replaced itself.
+_HANDOVER = "NEGATIVA_PAGES_RUN"
+
+
+class PageTrace(NamedTuple):
+    """The trace of a session's CPU code.
+
+    Attributes:
+        run: the run that it belongs to; None if there is no trace.
+        not_traced: why there is none; None if there is one.
+    """
+
+    run: Run | None
+    not_traced: str | None = None
+
+
+def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | None:
+    """Trace this process and its children from their start. May replace the process.
+
+    Returns:
+        None in the rounds of a proof.
+
+    Raises:
+        NegativaError: the run's folder can't be made, or the interpreter can't be started.
+    """
+    from pytest_negativa.processes.page_watch import LOGS_VARIABLE, why_unwatchable
+
+    handed = json.loads(os.environ.get(_HANDOVER, "null"))
+    if handed and handed["pid"] == os.getpid():
+        return PageTrace(Run(Path(handed["folder"])))
+    round_spec = current_round(os.environ)
+    if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
+        return None
+    if LOGS_VARIABLE in os.environ:
+        return PageTrace(None, "the session that started this one traces it")
+    if (reason := why_unwatchable()) is not None:
+        return PageTrace(None, reason)
+    if not is_replaceable(config):
+        reason = (
+            "a program called pytest (pytest.main) and had loaded its libraries by then; trace "
+            "that program: negativa trace --cpu -- COMMAND"
+        )
+        return PageTrace(None, reason)
+    if round_spec is not None:
+        run = Run(Path(round_spec.folder))
+    else:
+        run = RunsFolder(Path(settings.directory)).new_run()
+    return _start_again(run, Path(config.invocation_params.dir))
+
+
+def _start_again(run: Run, cwd: Path) -> NoReturn:
+    from pytest_negativa.hostcode.gather import begin
+    from pytest_negativa.processes.page_watch import watch_environment
+    from pytest_negativa.processes.redirect import make_logs_folder
+
+    run.make()
+    make_logs_folder(run.page_logs, run.folder.parent)
+    begin(run)
+    handover = json.dumps({"pid": os.getpid(), "folder": str(run)})
+    environ = {
+        **os.environ,
+        **watch_environment(os.environ, run.page_logs),
+        _HANDOVER: handover,
+    }
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(cwd)
+        # With the interpreter's own options (-X, -W, -m).
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606
+    except OSError as e:
+        raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
+
+
+def describe_pages(trace: PageTrace, failure: str | None, *, top: int) -> Iterator[str]:
+    """What there is to tell of CPU code when the tests have run, a paragraph at a time.
+
+    Args:
+        failure: why the session failed; None if it didn't.
+        top: rows of the table; 0 for all.
+
+    Raises:
+        NegativaError: the trace can't be read.
+    """
+    from pytest_negativa.hostcode.gather import gather
+    from pytest_negativa.hostcode.summary import summarize
+    from pytest_negativa.reporting.host_pages import render_host_report
+
+    if trace.run is None:
+        yield f"negativa: CPU code was not traced: {trace.not_traced}"
+        return
+    if failure is not None:
+        trace.run.mark_failed(failure)
+    usage = gather(trace.run)
+    if usage is not None:
+        trace.run.make_latest()
+        yield from render_host_report(summarize(usage), top=top)

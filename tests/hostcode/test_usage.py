@@ -1,0 +1,162 @@
+"""Touched pages: from logs to libraries, to unions, to rows."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pytest_negativa.hostcode.functions import count_functions
+from pytest_negativa.hostcode.page_logs import PAGE
+from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.summary import summarize
+from pytest_negativa.hostcode.usage import FileKey, identify, unite, unite_spans
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import (
+    HOST_USAGE_VERSION,
+    HostFile,
+    HostLibrary,
+    HostUsage,
+    Processor,
+)
+from pytest_negativa.reporting.host_pages import render_host_report
+from tests.support.compiling import needs_compiler
+from tests.support.paged import compile_paged, symbols_of
+
+PAGES = st.frozensets(st.integers(0, 20), max_size=10)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> HostUsage:
+    libraries = tuple(
+        HostLibrary(
+            sha256=sha256,
+            size=100 * PAGE,
+            build_id=None,
+            paths=(f"/{draw(st.sampled_from('xy'))}/{sha256}.so",),
+            watched=(Span(0, 21 * PAGE),),
+            touched=unite_spans(Span(p * PAGE, (p + 1) * PAGE) for p in draw(PAGES)),
+            unwatched=draw(st.sampled_from((None, None, "its code is relocated"))),
+        )
+        for sha256 in draw(st.sets(st.sampled_from("abc")))
+    )
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=(draw(st.sampled_from(("r1", "r2"))),),
+        processors=(Processor(model=draw(st.sampled_from(("A", "B"))), flags=("fpu",)),),
+        processes=draw(st.integers(1, 3)),
+        libraries=libraries,
+        incomplete=draw(st.sampled_from(((), ("one",), ("one", "two")))),
+    )
+
+
+@given(usages(), usages(), usages())
+def test_a_union_does_not_depend_on_order_or_grouping(
+    first: HostUsage, second: HostUsage, third: HostUsage
+) -> None:
+    whole = unite([first, second, third])
+    assert unite([unite([first, second]), third]) == whole
+    assert unite([third, unite([second, first])]) == whole
+
+
+@given(usages(), usages())
+def test_a_union_loses_no_page(first: HostUsage, second: HostUsage) -> None:
+    united = {library.sha256: library for library in unite([first, second]).libraries}
+    for library in itertools.chain(first.libraries, second.libraries):
+        whole = united[library.sha256]
+        assert unite_spans((*whole.touched, *library.touched)) == whole.touched
+        assert library.unwatched is None or whole.unwatched is not None
+        assert set(library.paths) <= set(whole.paths)
+
+
+def test_processors_are_listed_each_once() -> None:
+    usage = HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("r",),
+        processors=(Processor(model="A", flags=("avx2",)),),
+        processes=1,
+        libraries=(),
+        incomplete=(),
+    )
+    other = replace(usage, processors=(Processor(model="B", flags=()),))
+    assert [p.model for p in unite([other, usage, usage]).processors] == ["A", "B"]
+    (text,) = render_host_report(summarize(unite([other, usage])), top=0)
+    assert " on A, B." in text
+
+
+@given(
+    st.lists(st.integers(0, 100), unique=True).map(sorted),
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), max_size=5),
+)
+def test_functions_are_counted_once(starts: list[int], sizes: list[tuple[int, int]]) -> None:
+    spans = unite_spans(Span(start, start + size) for start, size in sizes)
+    ends = [*starts[1:], sys.maxsize]
+    expected = sum(
+        any(start < span.end and end > span.start for span in spans)
+        for start, end in zip(starts, ends, strict=False)
+    )
+    assert count_functions(starts, [(span.start, span.end) for span in spans]) == expected
+
+
+def key_of(path: Path) -> FileKey:
+    status = path.stat()
+    return FileKey(str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@needs_compiler
+def test_a_file_that_was_replaced_has_no_content(tmp_path: Path) -> None:
+    library = compile_paged(tmp_path)
+    key = key_of(library)
+    assert isinstance(identify(key), HostFile)
+    shutil.copy(library, tmp_path / "other")
+    (tmp_path / "other").rename(library)
+    assert identify(key) == f"{library}: was replaced after it was loaded"
+    library.unlink()
+    assert "libpaged.so" in str(identify(key))
+
+
+@needs_compiler
+def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
+    library = compile_paged(tmp_path)
+    names = {name: at for at, name in symbols_of(library).items()}
+    found = identify(key_of(library))
+    assert isinstance(found, HostFile)
+    usage = HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("r",),
+        processors=(read_processor(),),
+        processes=1,
+        libraries=(
+            HostLibrary(
+                sha256=found.sha256,
+                size=found.size,
+                build_id=found.build_id,
+                paths=(str(library),),
+                watched=(Span(names["first_page"], names["last_page"]),),
+                touched=(Span(names["in_main"], names["in_main"] + PAGE),),
+            ),
+        ),
+        incomplete=(),
+    )
+    (row,) = summarize(usage).libraries
+    table = subprocess.run(["readelf", "-wF", library], capture_output=True, text=True).stdout
+    assert row.functions == table.count(" FDE ")
+    # Ten pages of one function are watched, and one of them is touched.
+    assert row.functions is not None
+    assert row.touched_functions == row.functions - len(names) + 2
+    # A library that is gone still has its bytes.
+    library.unlink()
+    (row,) = summarize(usage).libraries
+    assert (row.touched, row.functions) == (PAGE, None)
+
+
+def test_an_unknown_processor(tmp_path: Path) -> None:
+    assert read_processor(tmp_path / "none").model == "unknown"
+    (tmp_path / "cpuinfo").write_text("model name\t: X 1\nflags\t\t: sse2 avx\n\nmodel name: Y\n")
+    assert read_processor(tmp_path / "cpuinfo") == Processor(model="X 1", flags=("avx", "sse2"))

@@ -1,0 +1,99 @@
+"""Sessions that trace CPU code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from tests.support.compiling import needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.paged import compile_paged, functions_in
+from tests.support.sessions import Project
+
+pytestmark = needs_compiler
+
+SUITE = """
+import atexit, ctypes, os, subprocess, sys
+
+LIBRARY = os.environ["LIBRARY"]
+CHILD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_child()"
+
+
+def test_calls():
+    library = ctypes.CDLL(LIBRARY)
+    library.in_main()
+    atexit.register(library.at_exit)
+
+
+def test_starts_a_child():
+    subprocess.run([sys.executable, "-c", CHILD, LIBRARY], check=True)
+"""
+
+
+@pytest.fixture
+def library(project: Project, tmp_path: Path) -> Path:
+    library = compile_paged(tmp_path)
+    project.environ["LIBRARY"] = str(library)
+    project.write("negativa.yaml", "cpu: true\n")
+    project.write("test_cpu.py", SUITE)
+    return library
+
+
+def usage_of(project: Project) -> HostUsage:
+    return msgspec.json.decode((project.results / "latest/cpu.json").read_bytes(), type=HostUsage)
+
+
+def find(usage: HostUsage, library: Path) -> HostLibrary:
+    (found,) = (one for one in usage.libraries if one.paths == (str(library),))
+    return found
+
+
+def test_pages_that_tests_children_and_the_exit_touch(project: Project, library: Path) -> None:
+    done = project.pytest("-q", "--negativa")
+    assert "2 passed" in done.stdout
+    assert "Programs themselves and libc are not traced." in done.stdout
+    assert "libpaged.so" in done.stdout
+    assert len(project.runs()) == 1
+
+    before = functions_in(library, find(usage_of(project), library).touched)
+    assert before == {"in_constructor", "in_main", "in_child"}
+    # Code ran after the report, too.
+    shown = project.negativa("pages")
+    assert "libpaged.so" in shown.stdout
+    after = functions_in(library, find(usage_of(project), library).touched)
+    assert after == {"in_constructor", "in_main", "in_child", "at_exit"}
+
+
+@pytest.mark.slow
+def test_workers_of_xdist(project: Project, library: Path) -> None:
+    project.pytest("-q", "--negativa", "-n", "2")
+    project.negativa("pages")
+    usage = usage_of(project)
+    assert usage.processes >= 3
+    assert functions_in(library, find(usage, library).touched) >= {"in_main", "in_child", "at_exit"}
+
+
+@pytest.mark.planted_fault(
+    "a failed session had not touched all the pages that its tests need",
+    says="All CPU code counts as used, because more may have been touched",
+)
+def test_a_failed_session_is_incomplete(
+    project: Project, library: Path, fault: PlantedFault
+) -> None:
+    project.write("test_fails.py", "def test_fails():\n    assert False\n")
+    done = project.pytest("-q", "--negativa", status=1)
+    fault.check(done.stdout)
+    (reason,) = usage_of(project).incomplete
+    assert "1 test failed" in reason
+
+
+@pytest.mark.slow
+def test_a_program_that_calls_pytest_cannot_be_traced(project: Project, library: Path) -> None:
+    project.write("main.py", "import pytest, sys\nsys.exit(pytest.main(['-q', '--negativa']))\n")
+    done = project.run(sys.executable, "main.py")
+    assert "CPU code was not traced: a program called pytest" in done.stdout
+    assert "2 passed" in done.stdout

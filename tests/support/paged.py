@@ -1,0 +1,38 @@
+"""A library whose functions each lie on a page of their own: which of them ran is known."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from pytest_negativa.models.base import Span
+from tests.support.compiling import compile_c, compile_shared
+
+# What the library's program calls, by itself or in threads, children and handlers.
+FUNCTIONS = {
+    *("in_constructor", "in_main", "in_thread", "in_child", "in_grandchild"),
+    *("in_handler", "when_blocked", "at_exit"),
+}
+
+
+def compile_paged(folder: Path) -> Path:
+    return compile_shared("pages/library.c", folder / "libpaged.so")
+
+
+def compile_program(folder: Path) -> Path:
+    return compile_c("pages/program.c", folder / "program")
+
+
+def symbols_of(library: Path) -> dict[int, str]:
+    """By address: the functions that a library exports."""
+    output = subprocess.run(
+        ["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True
+    ).stdout
+    return {int(words[0], 16): words[2] for words in map(str.split, output.splitlines())}
+
+
+def functions_in(library: Path, spans: Iterable[Span]) -> set[str]:
+    """The functions that begin in spans of the file; its code lies at offsets like addresses."""
+    names = symbols_of(library).items()
+    return {name for span in spans for at, name in names if span.start <= at < span.end}
