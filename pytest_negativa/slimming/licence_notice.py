@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def show_notice(show: Callable[[str], None], folder: Path | None = None) -> None
             (``XDG_STATE_HOME``).
     """
     folder = folder or user_state()
-    if folder is not None and (folder / _SHOWN).exists():
+    # Path.exists raises an error if the folder is in another user's home.
+    if folder is not None and os.path.exists(folder / _SHOWN):  # noqa: PTH110
         return
     show(_NOTICE)
     if folder is not None:

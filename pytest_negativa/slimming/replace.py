@@ -122,6 +122,8 @@ def link(
 ) -> None:
     """Let ``place``, which leads to a file of this state, lead to the file ``path``.
 
+    No link leads from one mount to another, even of the same file system: ``place`` gets a copy.
+
     Args:
         path: the new file.
         place: the name.
@@ -131,10 +133,18 @@ def link(
 
     Raises:
         TakenError: it leads to another file.
+        NegativaError: the copy can't be made.
         OSError: it can't.
     """
+    if _inode_at(place) == _inode_at(path):
+        return  # A bind mount shows one name in two folders.
     swap = swap_name(place, token)
-    os.link(path, swap)
+    try:
+        os.link(path, swap)
+    except OSError as e:
+        if e.errno not in _OTHER_FILE_SYSTEM:
+            raise
+        copy_file(path, swap, staged_name(place, token))
     _take(swap, place, state, by_ctime=by_ctime)
 
 

@@ -206,9 +206,11 @@ class Slimmer:
         for name, result in self.work.links.items():
             try:
                 link(self.root / result, self.root / name, self._state(name), self._token)
-            except OSError as e:
-                raise ReconstructError(f"{name}: cannot be replaced: {e.strerror}") from e
-            self.work.current.add(name)
+                self.work.current.add(name)
+            except (OSError, NegativaError) as e:
+                detail = str(e) if isinstance(e, NegativaError) else _cannot_replace(e)
+                size = (self.root / name).lstat().st_size
+                self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 
     def _process(
         self,

@@ -146,7 +146,10 @@ def _undo_one(
         for name in entry.names:
             # An earlier run was killed between the names of one file.
             if name not in results and is_original(tree, name, entry):
-                link(tree.root / results[0], tree.root / name, _state(tree, name), token)
+                try:
+                    link(tree.root / results[0], tree.root / name, _state(tree, name), token)
+                except OSError as e:
+                    raise ReconstructError(f"{name}: cannot be put back: {e.strerror}") from e
     status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
     return _row(key, entry, status, entry.original_size, None)
 
