@@ -6,7 +6,13 @@ what to do. A bug of ours is not one of these: it stays a ``ValueError`` or the 
 
 from __future__ import annotations
 
+import errno
 import os
+
+SYSTEM_REFUSALS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EXDEV}
+)
+"""Numbers of an OSError that is no fault of ours: the disk is full, or the user may not."""
 
 
 class NegativaError(Exception):

@@ -6,14 +6,13 @@ is asked for, and imports what only it needs when it runs, for a quick start.
 
 from __future__ import annotations
 
-import errno
 from importlib import import_module
 from typing import Any
 
 import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE
-from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
 from pytest_negativa.reporting.text import print_error
 
 _MODULES = {
@@ -56,8 +55,8 @@ class _Group(click.Group):
             print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
         except OSError as e:
-            # click sees to a closed pipe itself; this is a full disk behind a redirection.
-            if e.errno != errno.ENOSPC:
+            # Such as a full disk behind a redirection; click sees to a closed pipe itself.
+            if e.errno not in SYSTEM_REFUSALS:
                 raise
             print_error(e)
             ctx.exit(EXIT_FAILED)

@@ -92,6 +92,12 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
 
 
+def other_manifest(root: Path, path: Path) -> Path | None:
+    """The folder around a file, other than ``root``, that has a manifest; None if there is none."""
+    folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
+    return next(folders, None)
+
+
 def is_part_of_manifest(path: Path) -> bool:
     """Whether a file has the beginning of a manifest, or nothing.
 

@@ -208,7 +208,8 @@ class Slimmer:
                 link(self.root / result, self.root / name, self._state(name), self._token)
                 self.work.current.add(name)
             except (OSError, NegativaError) as e:
-                detail = str(e) if isinstance(e, NegativaError) else _cannot_replace(e)
+                reason = e.strerror if isinstance(e, OSError) else e
+                detail = f"cannot be replaced: {reason}"
                 size = (self.root / name).lstat().st_size
                 self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
@@ -29,6 +30,7 @@ from pytest_negativa.slimming.manifest import (
     is_original,
     load_manifest,
     may_be_kept,
+    other_manifest,
     save_manifest,
     token_of,
 )
@@ -71,7 +73,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     token = token_of(manifest)
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     records = tree.recorded({name for entry in entries.values() for name in entry.names})
-    rows = tree.unlisted_rows()
+    rows = [*tree.unlisted_rows(), *_rows_without_entry(tree, manifest)]
     if not dry_run and (entries or manifest.run):
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.
@@ -99,6 +101,18 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 manifest.records.clear()
             save_manifest(tree.root, msgspec.structs.replace(manifest, run=None), token)
     return rows
+
+
+def _rows_without_entry(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
+    """A row for each slimmed library that the manifest doesn't name."""
+    known = {name for entry in manifest.slimmed.values() for name in entry.names}
+    for group in tree.groups:
+        path = tree.root / group.name
+        if known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path):
+            detail = "was slimmed, and no manifest here tells how to undo it; install it again"
+            if (folder := other_manifest(tree.root, path)) is not None:
+                detail += f", or run negativa slim undo {folder}"
+            yield SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail)
 
 
 def _restore_times(root: Path, manifest: SlimManifest) -> None:

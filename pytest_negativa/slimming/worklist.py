@@ -17,7 +17,13 @@ from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
-from pytest_negativa.slimming.manifest import digest_of, is_original, is_result, may_be_kept
+from pytest_negativa.slimming.manifest import (
+    digest_of,
+    is_original,
+    is_result,
+    may_be_kept,
+    other_manifest,
+)
 from pytest_negativa.slimming.recipes import (
     ALL_NEVER_LOADED,
     NO_GPU_CODE,
@@ -27,7 +33,7 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     Strip,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
+from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
@@ -136,7 +142,8 @@ def classify(
     # A digest of the lock says enough.
     if not isinstance(recipe, ByLock) and not tree.is_library(library):
         return None
-    outside = library.links - len(library.names)
+    # A bind mount shows one name in two folders.
+    outside = max(0, library.links - len(library.names))
     source = tree.root / library.name
     return Task(recipe, source, library.names, library.size, outside=outside)
 
@@ -383,8 +390,7 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
 def _why_unknown(root: Path, path: Path) -> str:
     """Why a slimmed library that is not in the manifest of ``root`` is a problem."""
     detail = "was slimmed before, and no manifest here tells how: install it again"
-    folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
-    folder = next(folders, None)
+    folder = other_manifest(root, path)
     return detail if folder is None else f"{detail}, or slim the folder of its manifest: {folder}"
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, OptionError
+from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
@@ -37,6 +37,11 @@ def run_supervisor(work: Callable[[], int]) -> int:
     except NegativaError as e:
         print_error(e)
         return _PYTEST_USAGE_ERROR if isinstance(e, OptionError) else 1
+    except OSError as e:
+        if e.errno not in SYSTEM_REFUSALS:
+            raise
+        print_error(e)
+        return 1
     except Interrupted as e:
         print_error(e)
         return 128 + e.number  # As shells have it.

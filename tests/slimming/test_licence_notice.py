@@ -31,6 +31,13 @@ def test_folder(tmp_path: Path, variables: dict[str, str], folder: str) -> None:
     assert list(Path(folder.replace("STATE", str(tmp_path))).iterdir())
 
 
+def test_a_folder_that_cannot_be_looked_into(tmp_path: Path) -> None:
+    """As that of another user, whose HOME the process has inherited."""
+    shown: list[str] = []
+    show_notice(shown.append, tmp_path / ("long" * 100))
+    assert len(shown) == 1
+
+
 def test_without_a_home(tmp_path: Path) -> None:
     """As in a container whose user has no entry in passwd: the note comes each time."""
     (tmp_path / "here").mkdir()

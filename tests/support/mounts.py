@@ -105,14 +105,22 @@ def leave(disk: Path, pages: int) -> Iterator[None]:
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """Let no process of the namespace change anything in a folder, not even root."""
-    _mount("--bind", folder, folder)
+def bind(path: Path, place: Path | None = None) -> Iterator[None]:
+    """Mount a file or folder at another place, or at its own."""
+    place = place or path
+    _mount("--bind", path, place)
     try:
-        _mount("-o", "remount,bind,ro", folder)
         yield
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Let no process of the namespace change anything in a folder, not even root."""
+    with bind(folder):
+        _mount("-o", "remount,bind,ro", folder)
+        yield
 
 
 def _mount(*arguments: str | Path) -> None:
