@@ -48,8 +48,10 @@ enum {
     DT_NEGATIVA_NOTE = 0x6e656761,
     MISSING_IS_ERROR = 1,
     MAX_LIBRARIES = 256,
-    /* Each page that comes back splits a mapping; a process has 65,530 (vm.max_map_count). */
+    /* Each page that comes back parts a mapping in up to three; a process has 65,530
+     * (vm.max_map_count). After so many misses, of a library or in all, whole holes come back. */
     MANY_MISSES = 2000,
+    MANY_IN_ALL = 10000,
 };
 
 static const char MAGIC[8] = "NEGSPARE";
@@ -159,6 +161,7 @@ typedef struct {
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
+static _Atomic uint32_t all_misses;
 static _Atomic uint32_t library_count;
 
 static const char *spare_folder, *log_folder; /* of the environment, or NULL */
@@ -326,6 +329,19 @@ static const Hole *hole_at(const Note *note, uint64_t address) {
     return low < note->hole_count && holes[low].start <= address ? &holes[low] : NULL;
 }
 
+/* Puts a copy of bytes at an address, as memory of the process's own. */
+static bool put_copy(const char *from, uintptr_t target, uint64_t size, int protection) {
+    long copy = map(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (failed(copy)) return false;
+    for (uint64_t i = 0; i < size / 8; i++) ((uint64_t *)copy)[i] = ((const uint64_t *)from)[i];
+    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
+    if (!failed(call3(SYS_mprotect, copy, (long)size, protection)) &&
+        !failed(call6(SYS_mremap, copy, (long)size, (long)size, move, (long)target, 0)))
+        return true;
+    call3(SYS_munmap, copy, (long)size, 0);
+    return false;
+}
+
 /* Puts pages of the spare at an address. Other threads see them whole or not at all. */
 static bool put_pages(const Library *library, const char *reserve, uint64_t offset,
                       uintptr_t target, uint64_t size, int protection) {
@@ -339,15 +355,7 @@ static bool put_pages(const Library *library, const char *reserve, uint64_t offs
             return true;
         }
     }
-    long copy = map(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (failed(copy)) return false;
-    for (uint64_t i = 0; i < size / 8; i++)
-        ((uint64_t *)copy)[i] = ((const uint64_t *)(reserve + offset))[i];
-    if (!failed(call3(SYS_mprotect, copy, (long)size, protection)) &&
-        !failed(call6(SYS_mremap, copy, (long)size, (long)size, move, (long)target, 0)))
-        return true;
-    call3(SYS_munmap, copy, (long)size, 0);
-    return false;
+    return put_copy(reserve + offset, target, size, protection);
 }
 
 static void start_library(const Note *note);
@@ -395,7 +403,10 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     _Atomic uint8_t *log = atomic_load(&library->log);
     if (log && atomic_load(&log[offset / PAGE]) < 255) atomic_fetch_add(&log[offset / PAGE], 1);
-    if (atomic_fetch_add(&library->misses, 1) >= MANY_MISSES &&
+    bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
+    many |= atomic_fetch_add(&all_misses, 1) >= MANY_IN_ALL;
+    /* Where pages have to be copied, a hole may be more than the memory holds. */
+    if (many && library->executable &&
         put_pages(library, reserve, hole->offset, base + hole->start, hole->end - hole->start,
                   (int)hole->protection))
         return true;
@@ -413,6 +424,49 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     return false;
 }
 
+/* ---- mprotect ---- */
+
+static int (*real_mprotect)(void *, size_t, int);
+static int (*real_pkey_mprotect)(void *, size_t, int, int);
+
+/* A program that makes code writable, to patch it, would find an empty page in a gap. Pages of the
+ * spare can't be written to: with `own`, each page in a gap becomes memory of the process. */
+static void bring_back_range(uintptr_t start, size_t size, bool own) {
+    struct dl_find_object found;
+    if (find_object((void *)start, &found) != 0) return;
+    const Note *note = note_of(found.dlfo_link_map);
+    if (note == NULL || note->version != VERSION) return;
+    uintptr_t base = found.dlfo_link_map->l_addr;
+    for (uintptr_t page = start & -(uintptr_t)PAGE; page < start + size; page += PAGE) {
+        const Hole *hole = hole_at(note, page - base);
+        if (hole == NULL) continue;
+        (void)*(volatile const char *)page;
+        if (own) put_copy((const char *)page, page, PAGE, (int)hole->protection);
+    }
+}
+
+static int our_mprotect(void *start, size_t size, int protection) {
+    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, false);
+    int result = real_mprotect(start, size, protection);
+    if (result == 0 || errno != EACCES || !(protection & PROT_WRITE)) return result;
+    bring_back_range((uintptr_t)start, size, true);
+    return real_mprotect(start, size, protection);
+}
+
+static int our_pkey_mprotect(void *start, size_t size, int protection, int key) {
+    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, false);
+    int result = real_pkey_mprotect(start, size, protection, key);
+    if (result == 0 || errno != EACCES || !(protection & PROT_WRITE)) return result;
+    bring_back_range((uintptr_t)start, size, true);
+    return real_pkey_mprotect(start, size, protection, key);
+}
+
+static const FaultsWrapper own_wrappers[] = {
+    {"mprotect", (void *)our_mprotect, (void **)&real_mprotect},
+    {"pkey_mprotect", (void *)our_pkey_mprotect, (void **)&real_pkey_mprotect},
+};
+enum { OWN_WRAPPERS = sizeof own_wrappers / sizeof *own_wrappers };
+
 /* ---- Calls that were bound before ---- */
 
 typedef struct {
@@ -421,24 +475,29 @@ typedef struct {
     const char *strings;
 } Object;
 
+static const FaultsWrapper *wrapper_of(const char *name) {
+    for (size_t i = 0; i < sizeof faults_wrappers / sizeof *faults_wrappers; i++)
+        if (strcmp(name, faults_wrappers[i].name) == 0) return &faults_wrappers[i];
+    for (size_t i = 0; i < OWN_WRAPPERS; i++)
+        if (strcmp(name, own_wrappers[i].name) == 0) return &own_wrappers[i];
+    return NULL;
+}
+
 static void patch_slots(const Object *object, const ElfW(Rela) *rows, size_t count) {
     for (const ElfW(Rela) *row = rows; row < rows + count; row++) {
         unsigned long type = ELF64_R_TYPE(row->r_info);
         if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
         const char *name = object->strings + object->symbols[ELF64_R_SYM(row->r_info)].st_name;
-        if (!strchr("sbpe_", *name)) continue;
-        for (size_t i = 0; i < sizeof faults_wrappers / sizeof *faults_wrappers; i++) {
-            const FaultsWrapper *wrapper = &faults_wrappers[i];
-            if (strcmp(name, wrapper->name) != 0) continue;
-            _Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object->base + row->r_offset);
-            /* Another value: not bound yet, or a function of the same name. */
-            if (atomic_load(slot) != (uintptr_t)*wrapper->real) continue;
-            uintptr_t page = (uintptr_t)slot & -(uintptr_t)PAGE;
-            bool sealed = object->sealed_start <= page && page < object->sealed_end;
-            if (sealed && mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) != 0) continue;
-            atomic_store(slot, (uintptr_t)wrapper->ours);
-            if (sealed) mprotect((void *)page, PAGE, PROT_READ);
-        }
+        const FaultsWrapper *wrapper = strchr("sbpem_", *name) ? wrapper_of(name) : NULL;
+        if (wrapper == NULL) continue;
+        _Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object->base + row->r_offset);
+        /* Another value: not bound yet, or a function of the same name. */
+        if (atomic_load(slot) != (uintptr_t)*wrapper->real) continue;
+        uintptr_t page = (uintptr_t)slot & -(uintptr_t)PAGE;
+        bool sealed = object->sealed_start <= page && page < object->sealed_end;
+        if (sealed && mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) != 0) continue;
+        atomic_store(slot, (uintptr_t)wrapper->ours);
+        if (sealed) mprotect((void *)page, PAGE, PROT_READ);
     }
 }
 
@@ -538,7 +597,9 @@ __attribute__((constructor)) static void begin(void) {
     spare_folder = variable("NEGATIVA_SPARE_DIR");
     log_folder = variable("NEGATIVA_SPARE_LOG");
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
-    if (!faults_wrap_libc(libc.dlfo_link_map)) refuse("libc's symbols can't be changed");
+    if (!faults_wrap_libc(libc.dlfo_link_map) ||
+        !faults_wrap(libc.dlfo_link_map, own_wrappers, OWN_WRAPPERS))
+        refuse("libc's symbols can't be changed");
     dl_iterate_phdr(patch_object, NULL);
     /* Handlers of other signals must not block ours. */
     for (int number = 1; number < NSIG; number++) {

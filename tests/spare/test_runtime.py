@@ -45,6 +45,7 @@ def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
         "seccomp",
         "reload",
         "write",
+        "patched",
         "killed",
         "crashed",
     ],

@@ -162,6 +162,7 @@ def cut_library(
     spares: Path,
     needed: Iterable[Range],
     options: CutOptions | None = None,
+    containers: Iterable[Range] = (),
 ) -> Cut:
     """Write a library without the pages of host code that nothing needs, and its spare.
 
@@ -173,6 +174,8 @@ def cut_library(
         spares: the folder of the spare.
         needed: ranges of file offsets that stay.
         options: see ``CutOptions``.
+        containers: ranges of file offsets with GPU code that may go, too. Only benchmarks give any:
+            whether the driver reads them so that a page can come back is not known.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -181,7 +184,7 @@ def cut_library(
     options = options or CutOptions()
     try:
         with ByteSource(path) as source:
-            return _cut(source, target, spares, needed, options)
+            return _cut(source, target, spares, needed, options, containers)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
     except OSError as e:
@@ -189,7 +192,12 @@ def cut_library(
 
 
 def _cut(
-    source: ByteSource, target: Path, spares: Path, needed: Iterable[Range], options: CutOptions
+    source: ByteSource,
+    target: Path,
+    spares: Path,
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range],
 ) -> Cut:
     runtime = runtime_library()
     if runtime is None:
@@ -197,7 +205,7 @@ def _cut(
     tables = read_tables(source)
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
-    holes = find_holes(source, tables, dynamic, needed, options)
+    holes = find_holes(source, tables, dynamic, needed, options, containers)
     if not holes:
         raise CannotCompactError(source.path, "there is nothing to remove")
     pages = pages_without(tables, holes, PAGE_SIZE)
@@ -292,20 +300,25 @@ def find_holes(
     dynamic: dict[int, int],
     needed: Iterable[Range],
     options: CutOptions,
+    containers: Iterable[Range] = (),
 ) -> list[Range]:
     """Ranges of whole pages that leave the library, by file offset, ascending.
 
     Args:
         source, tables, dynamic: the library.
         needed: ranges of file offsets that stay.
-        options: see ``CutOptions``.
+        options, containers: see ``cut_library``.
     """
+    others = [(start, end) for start, end in containers if start < end]
     used = merged((start - start % PAGE_SIZE, _up(end)) for start, end in needed if start < end)
     free: list[Range] = []
     for load in tables.loads:
         if load.p_flags & PF_W or not load.p_filesz:
             continue
-        for start, end in merged(_removable(tables, load, dynamic)):
+        own = (
+            range_ for range_ in others if load.p_offset <= range_[0] and range_[1] <= load.file_end
+        )
+        for start, end in merged((*_removable(tables, load, dynamic), *own)):
             free += _minus(_up(start), end - end % PAGE_SIZE, used)
     targets = read_guards(source, tables).targets
     if targets and any(
