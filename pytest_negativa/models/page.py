@@ -40,7 +40,7 @@ class ElementColumns(Record, frozen=True, kw_only=True):
 
 
 class KernelColumns(Record, frozen=True, kw_only=True):
-    """Kernels that the run's devices could load, by library and place in the file.
+    """Kernels that the run's devices could load, by library and name.
 
     Attributes:
         library: index into ``RunReport.libraries``.

@@ -26,7 +26,6 @@ function show(data, moved) {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   const main = document.getElementById("main");
-  if (parts[0] === "skip") { main.focus(); return; }
   tip.hide();
   tableInPrint = null;
   main.replaceChildren(...pageOf(data, parts, new URLSearchParams(query || "")).filter(Boolean));
@@ -56,6 +55,7 @@ function setUpTheme(redraw) {
 async function start() {
   const data = indexData(await readData());
   setUpTheme(() => show(data));
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); });
   addEventListener("hashchange", () => show(data, true));
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
@@ -63,7 +63,8 @@ async function start() {
     if (input) { input.focus(); event.preventDefault(); }
   });
   show(data);
-  performance.mark("interactive");
+  // The first frame is for the layout, which sizes the map; the second draws it.
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("interactive")));
 }
 
 start().catch((error) => {

@@ -166,7 +166,8 @@ class _Builder:
                     1,
                 )
             )
-        for name in (*found, *(n for n in wanted if n not in found)):
+        # Neighbours in this order share most of their text.
+        for name in sorted(wanted, key=demangle):
             places = found.get(name, [-1])
             copies += [(len(kernels), place) for place in places[1:]]
             kernels.append(

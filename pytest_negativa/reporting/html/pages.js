@@ -12,11 +12,13 @@ const unusedBy = (row, category, data) => sum(row.unused.filter((part) => data.c
 const keptBy = (row, category, data) => sum(row.kept.filter((part) => data.categoryOf(part.reason) === category).map((part) => part.bytes));
 const partsOf = (row, data) => CATEGORIES.map(({ id }, i) => [id, i < 2 ? keptBy(row, i, data) : unusedBy(row, i, data)]);
 
+const present = (data) => [0, 1, 2, 3].filter((category) => data.report.libraries.some((row) => partsOf(row, data)[category][1]));
+
 function notes(report) {
   const list = (items, kind, title) => {
     if (!items.length) return null;
-    const lines = make("ul", {}, items.slice(0, 3).map((item) => make("li", {}, item)));
-    const more = items.length > 3 ? make("details", {}, make("summary", {}, `${items.length - 3} more`), make("ul", {}, items.slice(3).map((item) => make("li", {}, item)))) : null;
+    const lines = make("ul", {}, items.slice(0, 2).map((item) => make("li", {}, item)));
+    const more = items.length > 2 ? make("details", {}, make("summary", {}, `${items.length - 2} more`), make("ul", {}, items.slice(2).map((item) => make("li", {}, item)))) : null;
     return make("div", { class: `note ${kind}` }, make("strong", {}, title), lines, more);
   };
   return [
@@ -32,11 +34,11 @@ function overview(data, path) {
   const code = sum(rows.map((row) => row.code_bytes)), unused = sum(rows.map(unusedOf));
   const files = sum(rows.map((row) => row.size));
   const kernels = sum(rows.map((row) => row.kernels)), used = sum(rows.map((row) => row.used_kernels));
-  const width = Math.min(1240, innerWidth - 40) > 820 ? 560 : Math.max(260, innerWidth - 60);
+  const width = Math.min(1240, innerWidth - 40) > 820 ? HALF_WIDTH : Math.max(260, innerWidth - 60);
   const tile = (href, figure, name, text) => make("a", { class: "tile", href }, make("span", { class: "name" }, name), make("b", {}, figure), make("span", {}, text));
   const tests = data.realTests ? `these ${plural(data.realTests, "test", "tests")}`.replace("these 1 test", "this test") : "this run";
   const pieces = [
-    make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code is not needed by ${tests}`),
+    make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code was not used by ${tests}`),
     make("p", { class: "lead" }, `The run loaded ${plural(rows.length, "library", "libraries")} with ${formatBytes(code)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
       `${formatBytes(unused)} of it did nothing for the tests; ${formatBytes(code - unused)} stays.`),
     ...notes(report),
@@ -52,15 +54,19 @@ function overview(data, path) {
   return pieces;
 }
 
+// Widths of pictures in a window with two columns.
+const HALF_WIDTH = 560, FULL_WIDTH = 1180;
+
 function pictures(data, width) {
   const { report, elements, texts } = data, rows = report.libraries, found = [];
+  const half = (draw) => found.push({ draw, full: false }), full = (draw) => found.push({ draw, full: true });
   const shown = rows.slice(0, 12), others = rows.slice(12);
   const bars = shown.map((row, i) => [data.libraryNames[i], libraryLink(i), partsOf(row, data), `${formatBytes(row.code_bytes)}`]);
   if (others.length) {
     const merged = CATEGORIES.map(({ id }, c) => [id, sum(others.map((row) => partsOf(row, data)[c][1]))]);
     bars.push([`${others.length} more`, "#/libraries", merged, formatBytes(sum(others.map((row) => row.code_bytes)))]);
   }
-  found.push(card("GPU code by library", null, legend([0, 1, 2, 3]), barRows(bars)));
+  half(() => card("GPU code by library", null, legend(present(data)), barRows(bars)));
 
   const archs = new Map();
   for (let i = 0; i < elements.length; i++) {
@@ -70,7 +76,7 @@ function pictures(data, width) {
   }
   if (archs.size) {
     const list = [...archs].sort((a, b) => sum(b[1]) - sum(a[1])).slice(0, 14);
-    found.push(card("GPU code by architecture", "What each GPU architecture adds to the libraries.",
+    half(() => card("GPU code by architecture", "What each GPU architecture adds to the libraries.",
       barRows(list.map(([name, parts]) => [name, `#/elements?arch=${encodeURIComponent(name)}`, parts.map((size, c) => [CATEGORIES[c].id, size]), formatBytes(sum(parts))]))));
   }
   const code = sum(rows.map((row) => row.code_bytes));
@@ -80,8 +86,8 @@ function pictures(data, width) {
     reasons.set(part.reason, { bytes: known.bytes + part.bytes, elements: known.elements + part.elements });
   }
   const byBytes = [...reasons].sort((a, b) => b[1].bytes - a[1].bytes);
-  found.push(card("Reasons of removal, and of keeping", null, barRows(byBytes.map(([reason, { bytes, elements: count }]) =>
-    [(REASONS[reason] || [0, reason])[1], `#/elements?reason=${encodeURIComponent(reason)}`, [[CATEGORIES[data.categoryOf(reason)].id, bytes]], `${formatBytes(bytes)}, ${formatShare(bytes, code)}`]))));
+  half(() => card("Reasons of removal, and of keeping", null, barRows(byBytes.map(([reason, { bytes, elements: count }]) =>
+    [(REASONS[reason] || [0, reason])[1], `#/elements?reason=${encodeURIComponent(reason)}`, [[CATEGORIES[data.categoryOf(reason)].id, bytes]], `${formatBytes(bytes)}, ${formatShare(bytes, code)}`]), "tall")));
 
   const removable = rows.map((row, i) => ({ name: data.libraryNames[i], bytes: unusedOf(row) })).filter((row) => row.bytes).sort((a, b) => b.bytes - a.bytes);
   if (removable.length > 1) {
@@ -89,21 +95,28 @@ function pictures(data, width) {
     let count = 0;
     for (let added = 0; added < 0.8 * total; count++) added += removable[count].bytes;
     const named = removable.slice(0, Math.min(count, 4)).map((row) => row.name).join(", ");
-    found.push(card("Where to begin", `${plural(count, "library holds", "libraries hold")} 80% of the removable bytes: ${named}${count > 4 ? " and others" : ""}.`, paretoChart(removable, width)));
-    found.push(card("How much each library can lose", "Libraries by the share of their GPU code that is unused.",
-      histogram(rows.filter((row) => row.code_bytes).map((row) => unusedOf(row) / row.code_bytes), width)));
+    half((room) => card("How much each library can lose", "Libraries by the share of their GPU code that is unused.",
+      histogram(rows.filter((row) => row.code_bytes).map((row) => unusedOf(row) / row.code_bytes), room)));
+    full((room) => card("Where to begin", `${plural(count, "library holds", "libraries hold")} 80% of the removable bytes: ${named}${count > 4 ? " and others" : ""}.`, paretoChart(removable, room)));
   }
   const groups = testGroups(data);
   if (groups.length > 1) {
-    found.push(make("div", { class: groups.length > 12 ? "full" : null }, card("Which tests use the same kernels",
-      `Darker: more kernels in common (Jaccard similarity). ${groups.byModule ? "Tests are grouped by module." : ""}`, heatMap(groups, groups.length > 12 && width === 560 ? 1180 : width))));
+    (groups.length > 12 ? full : half)((room) => card("Which tests use the same kernels",
+      `Darker: more kernels in common (Jaccard similarity).${groups.byModule ? " Tests are grouped by module." : ""}`, heatMap(groups, room)));
   }
   if (data.history.length > 1) {
-    found.push(card("Growth over saved runs", null,
+    half((room) => card("Growth over saved runs", null,
       make("ul", { class: "legend" }, make("li", {}, make("span", { class: "swatch accent" }), "GPU code"), make("li", {}, make("span", { class: "swatch idle" }), "unused")),
-      growthChart(data.history, texts, width)));
+      growthChart(data.history, texts, room)));
   }
-  return found;
+  // The last one takes the place of two if it would stand alone.
+  const halves = found.filter((picture) => !picture.full);
+  if (halves.length % 2) halves[halves.length - 1].full = true;
+  return found.map((picture) => {
+    const drawn = picture.draw(picture.full && width === HALF_WIDTH ? FULL_WIDTH : width);
+    if (picture.full) drawn.classList.add("full");
+    return drawn;
+  });
 }
 
 // Tests with the kernels that they launched; a trace of first look-ups alone can't tell them.
@@ -142,9 +155,10 @@ function libraryTable(data, params, onChange) {
   });
 }
 
-const libraryFilter = (data, column) => ({
-  id: "library", label: "All libraries", options: data.libraryNames.map((name, i) => [String(i), name]), test: (row, value) => column[row] === Number(value),
-});
+const libraryFilter = (data, column) => {
+  const options = data.libraryNames.map((name, i) => [String(i), name]);
+  return { id: "library", label: "All libraries", options, key: (row) => options[column[row]][0] };
+};
 const elementName = (data, i) => {
   const { elements, texts } = data;
   const place = elements.members[i] > 1 ? `${formatCount(elements.members[i])} small ones` : `at ${elements.start[i].toLocaleString("en-US")}`;
@@ -161,8 +175,8 @@ function elementTable(data, params, onChange, only) {
     href: (i) => `#/element/${i}`,
     filters: [
       libraryFilter(data, elements.library),
-      { id: "arch", label: "All architectures", options: distinct(elements.arch).map((name) => [name, name]), test: (i, value) => arch(i) === value },
-      { id: "reason", label: "All reasons", options: distinct(elements.reason).map((name) => [name, (REASONS[name] || [0, name])[1]]), test: (i, value) => reason(i) === value },
+      { id: "arch", label: "All architectures", options: distinct(elements.arch).map((name) => [name, name]), key: arch },
+      { id: "reason", label: "All reasons", options: distinct(elements.reason).map((name) => [name, (REASONS[name] || [0, name])[1]]), key: reason },
     ],
     columns: [
       { id: "element", title: "Element", cell: (i) => marked(data.category[i], elementName(data, i)), key: (i) => elements.library[i] * 1e12 + elements.start[i], kind: undefined },
@@ -184,7 +198,7 @@ function kernelTable(data, params, onChange, only, counts) {
     href: (i) => `#/kernel/${i}`,
     filters: [
       libraryFilter(data, kernels.library),
-      { id: "state", label: "Used or not", options: STATES, test: (i, value) => (kernels.first[i] >= 0) === (value === "used") },
+      { id: "state", label: "Used or not", options: STATES, key: (i) => (kernels.first[i] >= 0 ? "used" : "unused") },
     ],
     columns: [
       { id: "name", title: "Kernel", cell: (i) => marked(kernels.first[i] >= 0 ? 0 : 2, name(i)), key: name },
@@ -205,7 +219,7 @@ function testTable(data, params, onChange, only, counts) {
   return new Table({
     label: "tests", rows: only || range(tests.length), params, onChange, sort: counts ? "-launches" : "-kernels", placeholder: "Search tests",
     search: name, href: (i) => `#/test/${i}`,
-    filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), test: (i, value) => outcome(i) === value }] : [],
+    filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), key: outcome }] : [],
     columns: [
       { id: "name", title: "Test", cell: name, key: name },
       { id: "outcome", title: "Outcome", width: 100, hide: "middle", cell: outcome, key: outcome },
@@ -226,7 +240,7 @@ function libraryPage(data, i) {
   const own = range(elements.length).filter((at) => elements.library[at] === i);
   const ownKernels = range(kernels.length).filter((at) => kernels.library[at] === i);
   return [
-    make("p", {}, link("#/libraries", "Libraries"), " ›"),
+    make("p", { class: "path" }, link("#/libraries", "Libraries"), " ›"),
     make("h1", {}, data.libraryNames[i]),
     make("p", { class: "lead" }, `${formatBytes(unused)} of ${formatBytes(row.code_bytes)} GPU code (${formatShare(unused, row.code_bytes)}) is unused; the tests used ${formatCount(row.used_kernels)} of ${plural(row.kernels, "kernel", "kernels")}.`),
     ...row.notes.map((note) => make("p", { class: "note" }, note)),
@@ -237,7 +251,7 @@ function libraryPage(data, i) {
         row.trimmed ? ["Inside kept elements", `${formatBytes(row.trimmed.unused_bytes)} of ${formatBytes(row.trimmed.code_bytes)} code (unpacked) belongs to kernels that no test used`] : null,
         ["In the treemap", link(`#/map/${i}`, "open")],
       ])),
-      card("Reasons", null, barRows([...row.unused, ...row.kept].map((part) => [(REASONS[part.reason] || [0, part.reason])[1], `#/elements?library=${i}&reason=${part.reason}`, [[CATEGORIES[data.categoryOf(part.reason)].id, part.bytes]], formatBytes(part.bytes)])))),
+      card("Reasons", null, barRows([...row.unused, ...row.kept].map((part) => [(REASONS[part.reason] || [0, part.reason])[1], `#/elements?library=${i}&reason=${part.reason}`, [[CATEGORIES[data.categoryOf(part.reason)].id, part.bytes]], formatBytes(part.bytes)]), "tall"))),
     own.length ? make("section", {}, make("h2", {}, "Elements"), elementTable(data, new URLSearchParams(), undefined, own).root) : null,
     ownKernels.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, ownKernels).root) : null,
   ];
@@ -246,7 +260,7 @@ function libraryPage(data, i) {
 function elementPage(data, i) {
   const { elements, texts } = data, library = elements.library[i], inside = data.kernelsIn(i);
   return [
-    make("p", {}, link("#/elements", "Elements"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
+    make("p", { class: "path" }, link("#/elements", "Elements"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
     make("h1", {}, elementName(data, i)),
     make("p", { class: "lead" }, marked(data.category[i], `${reasonOf(data, i)}.`)),
     make("div", { class: "card" }, facts([
@@ -269,7 +283,7 @@ function kernelPage(data, i) {
   const counts = new Map(users), launched = users.some(([, count]) => count);
   const places = data.placesOf(i);
   return [
-    make("p", {}, link("#/kernels", "Kernels"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
+    make("p", { class: "path" }, link("#/kernels", "Kernels"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
     make("h1", { class: "mono" }, texts[kernels.name[i]]),
     make("p", { class: "lead" }, marked(kernels.first[i] < 0 ? 2 : 0, kernels.first[i] < 0 ? "No test used this kernel." : launched ? `${plural(users.length, "test", "tests")} launched this kernel.` : "The tests use this kernel.")),
     make("div", { class: "card" }, facts([
@@ -288,7 +302,7 @@ function testPage(data, i) {
   const { tests, texts } = data, used = data.kernelsOfTest.get(i) || [], launched = used.some(([, count]) => count);
   const outcome = tests.outcome[i] < 0 ? null : texts[tests.outcome[i]];
   return [
-    make("p", {}, link("#/tests", "Tests"), " ›"),
+    make("p", { class: "path" }, link("#/tests", "Tests"), " ›"),
     make("h1", {}, texts[tests.name[i]]),
     make("p", { class: "lead" }, !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
       : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),

@@ -2,11 +2,14 @@
 
 const ROW_HEIGHT = 34;
 const SPARE_ROWS = 8;
+const FEW_ROWS = 8; // They need no search.
+const SLICE_MS = 12; // A search gives way to keys and drawing after this time.
 const PRINTED_ROWS = 200;
 let tableInPrint = null;
 
 // columns: { id, title, hint, width, kind, cell(row), key(row), search } where cell gives text or a
-// node; filters: { id, label, options, test(row, value) }; search(row) gives the text to look in.
+// node; filters: { id, label, options, key(row) } where key gives the value of an option;
+// search(row) gives the text to look in.
 class Table {
   constructor({ label, rows, columns, filters = [], search, href, sort, params = new URLSearchParams(), onChange = () => {}, placeholder }) {
     Object.assign(this, { rows, columns, filters, search, href, onChange });
@@ -15,6 +18,12 @@ class Table {
     this.drawn = new Map();
     this.sort = params.get("sort") || sort;
     this.input = make("input", { type: "search", placeholder, "aria-label": `Search ${label}`, value: params.get("q") || "", spellcheck: "false", autocomplete: "off", oninput: () => this.update() });
+    // A choice that no row or every row has helps nobody.
+    for (const filter of filters) {
+      const seen = new Set(Array.from(rows, filter.key));
+      filter.options = filter.options.filter(([value]) => seen.has(value));
+    }
+    this.filters = filters = filters.filter((filter) => filter.options.length > 1);
     this.selects = filters.map((filter) => {
       const select = make("select", { "aria-label": filter.label, onchange: () => this.update() },
         make("option", { value: "" }, filter.label), filter.options.map(([value, text]) => make("option", { value }, text)));
@@ -30,13 +39,12 @@ class Table {
     this.body = make("tbody", {});
     this.table = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, this.heads)), this.body);
     this.scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${label}, scrollable`, onscroll: () => this.draw(), onkeydown: (event) => this.key(event) }, this.table);
-    this.root = make("div", {}, search ? make("div", { class: "tools" }, this.input, this.selects, this.count) : null, this.scroll);
-    this.view = rows;
+    this.root = make("div", {}, make("div", { class: "tools", hidden: rows.length <= FEW_ROWS }, this.input, this.selects, this.count), this.scroll);
     this.update(true);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.scroll);
     tableInPrint = this;
-    if (search) this.warm(0);
+    this.warm(0);
   }
 
   // Lower-case texts are made while nobody waits for them.
@@ -73,19 +81,13 @@ class Table {
     const query = this.input.value.trim().toLowerCase();
     const picked = this.selects.map((select) => select.value), key = JSON.stringify([this.sort, picked]);
     // One more letter narrows what the letters before found.
-    let found = this.key_ === key && this.query && query.startsWith(this.query) ? this.found : null;
-    if (!found) {
-      found = this.order();
-      this.filters.forEach((filter, i) => { if (picked[i]) found = found.filter((at) => filter.test(this.rows[at], picked[i])); });
-    }
-    for (const term of query.split(/\s+/)) if (term) found = found.filter((at) => this.text(at).includes(term));
-    [this.key_, this.query, this.found] = [key, query, found];
+    const narrows = this.job && this.job.done && this.job.key === key && this.job.query && query.startsWith(this.job.query);
+    const wanted = this.filters.map((filter, i) => [filter.key, picked[i]]).filter(([, value]) => value);
+    this.job = { key, query, wanted, terms: query.split(/\s+/).filter(Boolean), source: narrows ? this.found : this.order(), at: 0, found: [], done: false };
     this.heads.forEach((head, i) => {
       const mark = { [this.columns[i].id]: "ascending", [`-${this.columns[i].id}`]: "descending" }[this.sort];
       if (mark) head.setAttribute("aria-sort", mark); else head.removeAttribute("aria-sort");
     });
-    this.count.textContent = found.length === this.rows.length ? `${formatCount(found.length)}` : `${formatCount(found.length)} of ${formatCount(this.rows.length)}`;
-    this.table.setAttribute("aria-rowcount", found.length + 1);
     this.body.replaceChildren();
     this.drawn.clear();
     if (!first) {
@@ -96,7 +98,29 @@ class Table {
       this.filters.forEach((filter, i) => { if (picked[i]) state.set(filter.id, picked[i]); });
       this.onChange(state.toString());
     }
+    this.work(this.job);
+  }
+
+  // Looks through rows for a while, shows what it found, and goes on when nothing else waits.
+  work(job) {
+    if (job !== this.job) return;
+    const { source, terms, wanted } = job, end = performance.now() + SLICE_MS;
+    while (job.at < source.length && (job.at % 64 || performance.now() < end || job.at === 0)) {
+      const at = source[job.at++], row = this.rows[at];
+      if (wanted.every(([keyOf, value]) => keyOf(row) === value) && (!terms.length || this.matches(at, terms))) job.found.push(at);
+    }
+    job.done = job.at === source.length;
+    this.found = job.found;
+    const all = formatCount(this.rows.length);
+    this.count.textContent = !job.done ? `… of ${all}` : job.found.length === this.rows.length ? all : `${formatCount(job.found.length)} of ${all}`;
+    this.table.setAttribute("aria-rowcount", job.found.length + 1);
     this.draw();
+    if (!job.done) setTimeout(() => this.work(job), 0);
+  }
+
+  matches(at, terms) {
+    const text = this.text(at);
+    return terms.every((term) => text.includes(term));
   }
 
   draw(all) {
@@ -113,9 +137,9 @@ class Table {
       this.drawn.set(at, row);
       rows.push(row);
     }
-    if (!most) rows.push(make("tr", {}, make("td", { class: "none", colspan: this.columns.length }, "Nothing matches.")));
+    if (!most && this.job.done) rows.push(make("tr", {}, make("td", { class: "none", colspan: this.heads.filter((head) => head.offsetWidth).length || 1 }, "Nothing matches.")));
     const gap = (count) => {
-      const cell = make("td", { colspan: this.columns.length });
+      const cell = make("td");
       cell.style.height = `${count * ROW_HEIGHT}px`;
       return make("tr", { class: "gap", "aria-hidden": "true" }, cell);
     };
@@ -129,7 +153,7 @@ class Table {
   row(at) {
     const row = this.rows[this.found[at]];
     return make("tr", { "aria-rowindex": at + 2 }, this.columns.map((column, i) => {
-      const cell = column.cell(row), text = typeof cell === "string" ? cell : null;
+      const cell = column.cell(row), text = typeof cell === "string" ? cell : cell.textContent;
       const href = i === 0 && this.href ? this.href(row) : null;
       return make("td", { class: classOf(column), title: column.kind === "num" ? null : text },
         href ? make("a", { href }, cell) : cell);

@@ -14,9 +14,15 @@ function buildTree(data, grouping) {
   for (let i = 0; i < elements.length; i++) {
     const library = child(root, String(elements.library[i]), data.libraryNames[elements.library[i]]);
     const group = texts[elements[grouping][i]];
-    let node = child(library, group, group);
-    if (elements.region[i] >= 0) node = child(node, `region ${elements.region[i]}`, `region ${elements.region[i]}`);
-    node.items.push({ element: i, size: elements.size[i], category: data.category[i], count: elements.members[i] });
+    const node = child(library, group, group), region = elements.region[i];
+    const item = { element: i, size: elements.size[i], category: data.category[i], count: elements.members[i], region };
+    const last = node.items[node.items.length - 1];
+    // Elements of a region follow each other. One that is alone in its group needs no level of its own.
+    if (region < 0 || !last || last.region !== region) { node.items.push(item); continue; }
+    const name = `region ${region}`;
+    if (!node.nodes.has(name)) child(node, name, name).items.push({ ...last });
+    node.nodes.get(name).items.push(item);
+    last.inside = true;
   }
   finishNode(root);
   return root;
@@ -25,10 +31,9 @@ function buildTree(data, grouping) {
 function finishNode(node) {
   for (const child of node.nodes.values()) {
     finishNode(child);
-    // A region that has a single element in its group is that element.
-    if (child.nodes.size === 0 && child.items.length === 1) node.items.push(child.items[0]);
-    else node.items.push({ node: child, size: child.size, count: child.count });
+    node.items.push({ node: child, size: child.size, count: child.count });
   }
+  if (node.nodes.size) node.items = node.items.filter((item) => !item.inside);
   for (const item of node.items) {
     node.size += item.size;
     node.count += item.count;
@@ -84,7 +89,7 @@ class Treemap {
     });
     this.root = make("section", { class: "card" }, make("h2", {}, "Where the GPU code is"),
       make("p", {}, "Each rectangle is a piece of GPU code, as large as its share of the file. Click or press Enter to look inside."),
-      make("div", { class: "map-head" }, this.crumbs, this.grouping), legend([0, 1, 2, 3]), this.canvas);
+      make("div", { class: "map-head" }, this.crumbs, this.grouping), legend(present(data)), this.canvas);
     this.load(path);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.canvas);
@@ -190,21 +195,21 @@ class Treemap {
     const gap = width > 5 && height > 5 ? 0.5 : 0.15;
     this.pen.fillStyle = this.fills[item.category];
     this.pen.fillRect(x + gap, y + gap, width - 2 * gap, height - 2 * gap);
-    if (width > 58 && height > 20) this.label(item.small ? "smaller ones" : formatBytes(item.size), x + 6, y + 15, width - 9, 11, this.inks[item.category], false);
+    if (width > 58 && height > 20) this.label(item.small ? "many small ones" : formatBytes(item.size), x + 6, y + 15, width - 9, 11, this.inks[item.category], false);
   }
 
   label(text, x, y, room, size, ink, bold) {
     this.pen.font = `${bold ? "600 " : ""}${size}px system-ui, "Liberation Sans", sans-serif`;
     this.pen.fillStyle = ink;
-    let shown = text;
-    while (shown.length > 3 && this.pen.measureText(shown).width > room) shown = `${shown.slice(0, -2)}…`.replace("……", "…");
-    if (this.pen.measureText(shown).width <= room) this.pen.fillText(shown, x, y);
+    const width = this.pen.measureText(text).width, letters = Math.floor((room / width) * text.length) - 1;
+    if (width <= room) this.pen.fillText(text, x, y);
+    else if (letters > 3) this.pen.fillText(`${text.slice(0, letters)}…`, x, y);
   }
 
   describe(item) {
     const { elements, texts } = this.data;
     if (item.node) return [item.node.name, `${formatBytes(item.size)} in ${plural(item.count, "element", "elements")}`, ...CATEGORIES.map((category, i) => [i, category.title]).filter(([i]) => item.node.parts[i]).map(([i, title]) => `${title}: ${formatBytes(item.node.parts[i])} (${formatShare(item.node.parts[i], item.size)})`)];
-    if (item.small) return [`Smaller ones: ${formatBytes(item.size)}`, CATEGORIES[item.category].title];
+    if (item.small) return [`Many small ones: ${formatBytes(item.size)}`, CATEGORIES[item.category].title];
     const i = item.element, detail = elements.detail[i] < 0 ? [] : [texts[elements.detail[i]]];
     return [`${texts[elements.arch[i]]} ${texts[elements.kind[i]]}, ${formatBytes(item.size)}`, reasonOf(this.data, i), ...detail];
   }

@@ -39,10 +39,10 @@ function card(title, text, ...children) {
   return make("section", { class: "card" }, make("h2", {}, title), text ? make("p", {}, text) : null, ...children);
 }
 
-// Bars in rows: [label, href, [[class, value], ...], text].
-function barRows(rows) {
+// Bars in rows: [label, href, [[class, value], ...], text]; "tall" ones have the label above.
+function barRows(rows, kind = "") {
   const most = Math.max(1, ...rows.map((row) => sum(row[2].map((part) => part[1]))));
-  return make("dl", { class: "bars" }, rows.flatMap(([label, href, parts, text]) => {
+  return make("dl", { class: `bars ${kind}` }, rows.flatMap(([label, href, parts, text]) => {
     const whole = sum(parts.map((part) => part[1]));
     const track = make("div", { class: "track", "width%": (100 * whole) / most },
       parts.filter((part) => part[1]).map(([kind, value]) => make("i", { class: kind, "width%": (100 * value) / whole })));
@@ -97,14 +97,15 @@ function histogram(shares, width) {
   const ticks = [];
   for (let count = 0; count <= most; count += unit) ticks.push([count / most, String(count)]);
   const label = `Libraries by the share of their GPU code that is unused: ${bins.map((n, i) => (n ? `${n} between ${10 * i} and ${10 * i + 10}%` : "")).filter(Boolean).join(", ")}`;
-  return chart(label, width, 230, ticks, (svg, left, room, y, foot) => {
+  return chart(label, width, 230, ticks, (svg, left, whole, y, foot) => {
+    const room = whole - 16;
     bins.forEach((count, i) => {
       const x = left + (room * i) / 10;
       svg.append(make("rect", { class: "fill", x: x + 2, width: room / 10 - 4, y: y(count / most), height: y(0) - y(count / most) },
         make("title", {}, `${plural(count, "library", "libraries")}: ${10 * i} to ${10 * i + 10}% unused`)));
       if (room > 420 || i % 2 === 0) svg.append(make("text", { x, y: foot, "text-anchor": "middle" }, `${10 * i}%`));
     });
-    svg.append(make("text", { x: left + room, y: foot, "text-anchor": "end" }, "100%"));
+    svg.append(make("text", { x: left + room, y: foot, "text-anchor": "middle" }, "100%"));
   });
 }
 
@@ -128,7 +129,7 @@ function growthChart(history, texts, width) {
 
 // Groups of tests and the Jaccard similarity of the kernels that they use.
 function heatMap(groups, width) {
-  const names = Math.min(230, width * 0.36), cell = Math.min(26, (width - names) / groups.length);
+  const names = Math.min(340, width * 0.36), cell = Math.min(26, (width - names) / groups.length);
   const height = cell * groups.length + 4;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
     "aria-label": `Similarity of ${groups.length} tests or modules by the kernels that they use` });

@@ -1,0 +1,302 @@
+"""The HTML report in Chromium: pages, tables, the map, hostile names, keys, accessibility."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.analysis.report import build_report
+from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.plan import KernelUse
+from pytest_negativa.models.trace import Context, Launches, Phase
+from pytest_negativa.reporting.html.render import render_html
+from tests.support.analyses import settings, used
+from tests.support.libraries import QUICKSTART_LIBRARY
+
+webdriver = pytest.importorskip("selenium.webdriver")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+]
+
+HOSTILE = "</script><img src=x onerror=window.hacked=1>"
+MULTIPLY = "void matrices::multiply<16>(float const*, float const*, float*, int, int, int)"
+MANY = 20_000
+PAGES = (
+    "", "libraries", "elements", "kernels?q=mul", "tests", "library/0", "element/3", "kernel/0",
+    "test/0", "map/0/sm_90", "nowhere/7",
+)  # fmt: skip
+
+
+class Page:
+    """The report in a window of Chromium."""
+
+    def __init__(self, driver: Any, address: str) -> None:
+        self.driver = driver
+        self.address = address
+
+    def open(self, route: str = "", *, width: int = 1280, dark: bool = False) -> None:
+        """Load the page anew, and wait until it is drawn."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.address}#/{route}")
+        self.wait("performance.getEntriesByName('interactive').length")
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true; pytest's own limit ends a wait in vain."""
+        self.driver.execute_async_script(
+            "const done = arguments[0];"
+            f"(function again() {{ if ({condition}) done(); else setTimeout(again, 20); }})()"
+        )
+
+    def press(self, *keys: str) -> None:
+        webdriver.ActionChains(self.driver).send_keys(*keys).perform()
+
+    @property
+    def hash(self) -> str:
+        return str(self.run("return location.hash"))
+
+    def rows(self) -> list[str]:
+        """The first cells of the first table."""
+        found: list[str] = self.run(
+            "return [...document.querySelector('tbody').querySelectorAll('tr:not(.gap)')]"
+            ".map((row) => row.cells[0].textContent)"
+        )
+        return found
+
+    def search(self, text: str) -> None:
+        self.run(
+            "const input = document.querySelector('input[type=search]');"
+            "input.value = arguments[0]; input.dispatchEvent(new Event('input'))",
+            text,
+        )
+        self.wait("!document.querySelector('output').textContent.startsWith('…')")
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
+    """The quickstart's library with hostile names, launches, many kernels and three saved runs."""
+    folder = tmp_path_factory.mktemp("contents")
+    options = settings(folder)
+    usage = used(QUICKSTART_LIBRARY, regions=(0, 1))
+    analysis = analyze(usage, options)
+    (library,) = analysis.libraries
+    hostile_test = Context(phase=Phase.CALL, nodeid=f"tests/test_a.py::test[{HOSTILE}]")
+    uses = (*library.plan.used_kernels, KernelUse(HOSTILE, hostile_test))
+    many = tuple(f"kernel_{number:05}" for number in range(MANY))
+    plan = replace(
+        library.plan,
+        used_kernels=uses,
+        unused_kernels=(*library.plan.unused_kernels, *many),
+        library=replace(library.plan.library, path=f"/opt/{HOSTILE}/libquickstart.so"),
+        notes=(HOSTILE,),
+    )
+    analysis = replace_fields(analysis, libraries=(replace_fields(library, plan=plan),))
+    report = build_report(analysis, options, run_id=HOSTILE, directory="run", files=())
+    report = replace(report, warnings=(HOSTILE,), crossed=(HOSTILE,), not_covered=(HOSTILE,) * 4)
+    usage = replace(
+        usage,
+        contexts=(*usage.contexts, hostile_test),
+        launches=(
+            *(Launches(name=use.name, context=1, count=3) for use in uses),
+            Launches(name=HOSTILE, context=0, count=2_000),
+        ),
+    )
+    nodeids = ("tests/test_a.py::test_b", str(hostile_test.nodeid), "tests/test_a.py::test_idle")
+    tests = tuple(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in nodeids)
+    history = tuple(replace(report, run_id=f"2026112{n}T010101Z-00000{n}") for n in range(3))
+    return ReportContents(report, analysis.libraries, usage, tests, history)
+
+
+@pytest.fixture(scope="module")
+def page(contents: ReportContents, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("browser")
+    file = folder / "report.html"
+    file.write_bytes(render_html(contents))
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{argument}")
+    options.add_argument(f"--user-data-dir={folder / 'profile'}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    # Chromium writes below its home.
+    service = webdriver.ChromeService(DRIVER, env={**os.environ, "HOME": str(folder)})
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_script_timeout(60)
+    # A window without a screen never has the focus, and sends no events of it.
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+    try:
+        yield Page(driver, file.as_uri())
+    finally:
+        driver.quit()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_each_page_is_sound(page: Page, width: int, dark: bool) -> None:
+    page.open(width=width, dark=dark)
+    for route in PAGES:
+        page.run("location.hash = arguments[0]", f"#/{route}")
+        page.wait("document.querySelector('h1')")
+        assert page.run("return document.documentElement.scrollWidth") <= width, route
+        assert page.run("return document.images.length + document.scripts.length") == 2, route
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(16, 21, 28)" if dark else "rgb(246, 247, 249)")
+    assert page.run("return performance.getEntriesByType('resource').length") == 0
+    assert page.run("return window.hacked") is None
+    assert page.errors() == []
+
+
+def test_the_theme_can_be_chosen(page: Page) -> None:
+    page.open()
+    page.run("document.getElementById('theme').click()")
+    assert page.run("return document.documentElement.dataset.theme") == "dark"
+    page.open("kernels")
+    assert page.run("return document.documentElement.dataset.theme") == "dark"
+    page.run("localStorage.clear()")
+
+
+def test_hostile_names_are_shown_as_text(page: Page) -> None:
+    for route in ("", "library/0", "kernels?q=onerror", "kernels?state=used", "tests"):
+        page.open(route)
+        page.wait("document.querySelector('tbody tr, canvas')")
+        assert HOSTILE in page.run("return document.getElementById('main').textContent"), route
+    # Nothing but the policy would stop an event handler that came into the document.
+    assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+    assert page.run("return window.hacked") is None
+    assert page.errors() == []
+
+
+def test_the_policy_forbids_what_comes_in(page: Page) -> None:
+    page.open()
+    page.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')")
+    page.run("fetch('data:,x').catch(() => { window.refused = true })")
+    page.wait("window.refused")
+    assert page.run("return window.hacked") is None
+    assert any("Content Security Policy" in error for error in page.errors())
+
+
+def test_a_table_searches_filters_and_sorts(page: Page) -> None:
+    page.open("kernels")
+    total = MANY + 14
+    assert page.run("return document.querySelector('output').textContent") == f"{total:,}"
+    # The rows in sight alone are in the document.
+    assert len(page.rows()) < 100
+    page.search("MULTIPLY float")
+    assert set(page.rows()) == {MULTIPLY, MULTIPLY.replace("16", "32")}
+    page.search("multiply nothing")
+    assert page.rows() == ["Nothing matches."]
+    page.search("kernel_")
+    page.run("document.querySelectorAll('th button')[0].click()")
+    page.wait("document.querySelector('th').ariaSort")
+    assert page.rows()[:2] == ["kernel_00000", "kernel_00001"]
+    page.run("document.querySelectorAll('th button')[0].click()")
+    assert page.run("return document.querySelector('th').ariaSort") == "descending"
+    assert page.rows()[:2] == ["kernel_19999", "kernel_19998"]
+    # The address leads there again.
+    assert page.hash == "#/kernels?q=kernel_&sort=-name"
+    page.open(page.hash[2:])
+    page.wait("!document.querySelector('output').textContent.startsWith('…')")
+    assert page.rows()[0] == "kernel_19999"
+    page.search("")
+    page.run(
+        "const select = document.querySelector('select'); select.value = 'used';"
+        "select.dispatchEvent(new Event('change'))"
+    )
+    page.wait("document.querySelector('output').textContent.startsWith('3 of')")
+    assert HOSTILE in page.rows()
+
+
+def test_a_table_works_with_keys_alone(page: Page) -> None:
+    page.open("kernels?sort=name&q=kernel_")
+    page.wait("document.querySelector('tbody a')")
+    page.press("/")
+    assert page.run("return document.activeElement.type") == "search"
+    page.run("document.querySelector('tbody a').focus()")
+    for _ in range(60):
+        page.press("\ue015")  # arrow down
+    assert page.run("return document.activeElement.textContent") == "kernel_00060"
+    page.press("\ue007")  # enter
+    page.wait("document.querySelector('h1').textContent === 'kernel_00060'")
+
+
+def test_kernels_and_tests_lead_to_each_other(page: Page) -> None:
+    page.open("kernels?q=onerror")
+    page.wait("document.querySelector('tbody a')")
+    page.run("document.querySelector('tbody a').click()")
+    page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+    assert "2 tests launched this kernel" in page.run("return document.body.textContent")
+    # The test with the most launches is the first.
+    assert page.rows() == ["tests/test_a.py::test_b", f"tests/test_a.py::test[{HOSTILE}]"]
+    page.run("document.querySelectorAll('tbody a')[1].click()")
+    page.wait("document.querySelector('h1').textContent.startsWith('tests/')")
+    assert len(page.rows()) == 3
+    assert HOSTILE in page.rows()
+    page.driver.back()
+    page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+
+
+def test_the_map_drills_down_with_keys(page: Page) -> None:
+    page.open()
+    page.run("document.querySelector('canvas').focus()")
+    announced = page.run("return document.getElementById('live').textContent")
+    assert "67.2 kB in 28 elements" in announced
+    page.press("\ue007")
+    assert page.hash == "#/map/0"
+    page.press("\ue007")
+    assert page.hash.startswith("#/map/0/sm_")
+    page.press("\ue014")  # arrow right
+    page.press("\ue00c")  # escape
+    assert page.hash == "#/map/0"
+    page.press("\ue007", "\ue007", "\ue007")  # group, region, element
+    page.wait("location.hash.startsWith('#/element/')")
+    facts = page.run("return document.querySelector('dl').textContent")
+    assert "Architecture" in facts
+    assert page.errors() == []
+
+
+def test_print_has_the_rows(page: Page) -> None:
+    page.open("kernels")
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert len(page.rows()) == 200
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert len(page.rows()) < 100
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing(page: Page, width: int, dark: bool) -> None:
+    axe = os.environ.get("AXE_JS")
+    if axe is None:
+        pytest.skip("needs $AXE_JS, the path of axe-core's axe.min.js")
+    page.open(width=width, dark=dark)
+    page.run(Path(axe).read_text())
+    for route in PAGES:
+        page.run("location.hash = arguments[0]", f"#/{route}")
+        page.wait("document.querySelector('h1')")
+        found = page.driver.execute_async_script(
+            "const done = arguments[0]; axe.run().then((result) => done(result.violations.map("
+            "(one) => [one.id, one.impact, one.nodes[0].html])))"
+        )
+        assert found == [], route
