@@ -60,14 +60,14 @@ class RoundHooks:
             error = lost_context()
             if error is not None:
                 setattr(report, GPU_ERROR_ATTRIBUTE, error)
-            if printable_id(item.nodeid) not in self._failed_before:
-                self._stop(item.session, report, error)
+                # Also after a test that failed when traced: what follows would mean nothing.
+                item.session.shouldstop = (
+                    f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
+                )
+            elif (
+                self._round.stop_at_failure
+                and report.failed
+                and printable_id(item.nodeid) not in self._failed_before
+            ):
+                item.session.shouldstop = "negativa: one failure is enough"
         return report
-
-    def _stop(self, session: pytest.Session, report: pytest.TestReport, error: str | None) -> None:
-        if error is not None:
-            session.shouldstop = (
-                f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
-            )
-        elif self._round.stop_at_failure and report.failed:
-            session.shouldstop = "negativa: one failure is enough"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Aspect, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
@@ -54,6 +54,9 @@ from pytest_negativa.verifying.same_work import (
     reasons_of_work,
 )
 
+# Outcomes of a test that make a session end with status 1.
+_FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
+
 
 def judge(attempt: Attempt) -> Verdict:
     """The verdict that follows from an attempt."""
@@ -84,7 +87,7 @@ def judge(attempt: Attempt) -> Verdict:
         proved=not reasons,
         reasons=tuple(reasons),
         command=attempt.program.command,
-        exit_status=_first_to_end(attempt.rounds).status,
+        exit_status=_first_to_end(attempt.rounds).status or session_status(attempt.rounds),
         fill=attempt.settings.fill_byte,
         copies=attempt.settings.copies.value,
         granularity=next((p.granularity for p in attempt.plans), Granularity.ELEMENT.value),
@@ -103,8 +106,9 @@ def _compare_work(
     attempt: Attempt, tests: TestEvidence, flaky: Collection[str]
 ) -> tuple[WorkDifference, ...]:
     runs, places = attempt.originals, Places(attempt.reconstruction)
-    rounds = sound_rounds(tests.before, runs.together, flaky, tests.tolerate)
-    without = rounds_without_flaky(tests.before, runs, flaky, tests.tolerate)
+    losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
+    rounds = sound_rounds(tests.before, runs.together, flaky, tests.tolerate, losing)
+    without = rounds_without_flaky(tests.before, runs, flaky, tests.tolerate, losing)
     originals = Originals(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
@@ -199,7 +203,7 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         traced_on={d for plan in attempt.plans for d in plan.devices},
         verified_on={d.compute_capability for d in usage.devices},
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
-        statuses=(traced.session.exit_status, _first_to_end(attempt.rounds).session.exit_status),
+        statuses=(traced.session.exit_status, session_status(attempt.rounds)),
         tolerate=tolerate,
     )
 
@@ -207,6 +211,18 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
 def _first_to_end(rounds: Sequence[RoundResult]) -> RoundResult:
     """The first round that did not stop itself for a lost CUDA context; else the first one."""
     return next((r for r in rounds if not r.session.context_lost), rounds[0])
+
+
+def session_status(rounds: Sequence[RoundResult]) -> int | None:
+    """The exit status of the session on the copies, as if one process had run all its tests.
+
+    A session that stopped because a CUDA context was lost has a status that tells nothing. Of the
+    tests that failed before, the next process knows nothing.
+    """
+    status = _first_to_end(rounds).session.exit_status
+    stopped = [r for r in rounds if r.session.context_lost]
+    failed = any(t.outcome in _FAILING for r in stopped for t in r.session.tests if not t.doubtful)
+    return 1 if status == 0 and failed else status
 
 
 def judge_tests(tests: TestEvidence) -> tuple[TestVerdict, ...]:
@@ -220,15 +236,12 @@ def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
     before, after = tests.before.get(nodeid), tests.after.get(nodeid)
     on_originals = nodeid in tests.on_originals
     as_traced = before and after and same_outcome(before, after, tests.tolerate)
-    lost_before = before is not None and before.gpu_error is not None
     verdict = TestVerdict(
         nodeid=nodeid,
         before=None if before is None else before.outcome,
         after=None if after is None else after.outcome,
         flaky=on_originals and not as_traced,
-        gpu_error=None
-        if after is None or (as_traced and (on_originals or lost_before))
-        else after.gpu_error,
+        gpu_error=None if after is None or (as_traced and on_originals) else after.gpu_error,
         libraries=tuple(sorted(tests.used.get(nodeid, ()))),
         changes=changed_aspects(before, after, tests.tolerate) if before and after else (),
     )

@@ -58,7 +58,7 @@ def undecided_tests(
         if nodeid in before:
             differs = not same_outcome(before[nodeid], test, tolerate)
             lost = test.gpu_error is not None
-            if differs != lost and (differs or before[nodeid].gpu_error is None):
+            if differs != lost:
                 yield nodeid
 
 
@@ -95,11 +95,15 @@ def sound_rounds(
     rounds: Collection[OriginalRound],
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
+    losing: Collection[str] = (),
 ) -> tuple[OriginalRound, ...]:
     """The rounds in which each test that is not flaky ended as in the traced run.
 
     A round in which a test lost its CUDA context does not show what its tests choose. A round
     that was not traced completely does not show what it left out.
+
+    Args:
+        losing: tests that lost their CUDA context on the copies and on the originals alike.
     """
     wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
     return tuple(
@@ -110,7 +114,7 @@ def sound_rounds(
         and all(
             n in r.tests
             and same_outcome(test, r.tests[n], tolerate)
-            and (r.tests[n].gpu_error is None or test.gpu_error is not None)
+            and (r.tests[n].gpu_error is None or n in losing)
             for n, test in wanted.items()
         )
     )
@@ -121,10 +125,11 @@ def rounds_without_flaky(
     runs: OriginalRuns,
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
+    losing: Collection[str] = (),
 ) -> tuple[OriginalRound, ...]:
-    """The sound rounds in which no flaky test ran."""
+    """The sound rounds in which no flaky test ran, see ``sound_rounds``."""
     rounds = [r for r in runs.without_flaky if r.tests.keys().isdisjoint(flaky)]
-    return sound_rounds(before, rounds, flaky, tolerate)
+    return sound_rounds(before, rounds, flaky, tolerate, losing)
 
 
 def _was_seen(

@@ -368,12 +368,15 @@ def test_after():
 """
 
 
-def losing(folder: Path) -> VerifiedProject:
-    project = VerifiedProject(folder / "project", PASSES_AND_LOSES)
+def losing(
+    folder: Path, suite: str = PASSES_AND_LOSES, *arguments: str, status: int = 0
+) -> VerifiedProject:
+    project = VerifiedProject(folder / "project", suite)
     project.write("loses.py", LOSES)
     project.environ["PYTHONPATH"] += f"{os.pathsep}{project.folder}"
     project.environ["PYTEST_ADDOPTS"] += " -p loses"
-    return project.trace()
+    project.pytest("-q", "--negativa", *arguments, status=status)
+    return project
 
 
 @pytest.mark.slow
@@ -396,6 +399,36 @@ def test_a_context_that_is_lost_on_the_originals_too(tmp_path: Path) -> None:
     project = losing(tmp_path)
     shown = project.verify(LOST_IN="verify original")
     assert "\nPROVED" in shown
+
+
+FAILS_AND_LOSES = """
+def test_use():
+    use(LIB, 0)
+
+def test_fails():
+    Path(f"lost.{os.getpid()}").touch()
+    assert False
+
+def test_behind_it():
+    use(LIB, 1)
+
+def test_in_the_lost_context():
+    assert IN_FRESH_PROCESS or not Path(f"lost.{os.getpid()}").exists()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails_behind", [False, True])
+def test_a_test_that_fails_and_loses_its_context_when_traced(
+    tmp_path: Path, fails_behind: bool
+) -> None:
+    """What follows runs in a fresh process, in which a test may pass that failed when traced."""
+    suite = FAILS_AND_LOSES.replace("IN_FRESH_PROCESS", str(not fails_behind))
+    project = losing(tmp_path, suite, "--negativa-accept-failed", status=1)
+    shown = project.verify("--negativa-accept-failed", status=1)
+    assert "\nPROVED" in shown
+    flaky = [t["nodeid"].partition("::")[2] for t in project.verdict["tests"] if t["flaky"]]
+    assert flaky == (["test_in_the_lost_context"] if fails_behind else [])
 
 
 PROGRAM = f"""
