@@ -79,8 +79,8 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
         expected_failure: whether the test is marked as one that fails.
         worker: pytest-xdist's name of the worker.
         text: the error or the reason, shortened.
-        gpu_error: the error that the CUDA context is left with, if it is lost for good. Only rounds of
-            a verification ask the driver for it: asking waits for the GPU.
+        gpu_error: the error that the CUDA context is left with, if it is lost for good. Only rounds
+            of a verification ask the driver for it: asking waits for the GPU.
         attempt: how often the phase has run by now, in this run of the test.
         subtest: the name of the subtest that this report is of.
         reason: why the test is skipped or expected to fail, in full.
