@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN
 from tests.support.sessions import (
     HEADLINE,
@@ -173,7 +174,11 @@ def test_added_libraries(project: Project) -> None:
     assert not any(d[2] for d in project.plan("libmultiarch.so"))
 
 
-def test_veto(project: Project) -> None:
+@pytest.mark.planted_fault(
+    "A hook of conftest.py keeps code, and negativa locate plans the run again without the hook.",
+    says="for the hook pytest_negativa_keep_element. Commands call no hooks",
+)
+def test_veto(project: Project, fault: PlantedFault) -> None:
     """Asked for elements and for bare frames, and only for those that nothing else keeps."""
     project.write("test_a.py", SUITE)
     with_plugin(
@@ -202,6 +207,9 @@ def pytest_negativa_keep_element(settings, library, element):
     assert reasons and all(reason == ["hook", "ours, Frame"] for reason in reasons)
     # The one for sm_80 is of no use here, and its names are not read.
     assert ["wrong-arch", None] in [d[3:] for d in frames]
+
+    fault.check(project.negativa("locate").stderr)
+    assert not any(d[3] == "hook" for d in project.plan())
 
 
 def test_added_report(project: Project) -> None:

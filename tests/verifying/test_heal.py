@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -82,6 +83,28 @@ def test_what_is_needed_is_found_and_kept(
     project.negativa("locate", "--run", project.run_folder)
     assert {library: project.plan(library) for library in LIBRARIES} == before
     healed(project)
+
+
+@pytest.mark.slow
+def test_what_one_path_needs_all_paths_of_the_content_get_back(tmp_path: Path) -> None:
+    suite = f"""
+OTHER = LIB.with_name("other.so")
+
+def test_use():
+    use(LIB, 0)
+    use(OTHER, 1)
+
+def test_need():
+    need(LIB, {HIDDEN[0]})
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    shutil.copy(project.folder / "lib.so", project.folder / "other.so")
+    project.trace()
+    assert "\nPROVED" in project.heal()
+    plans = [project.plan(name) for name in ("lib.so", "other.so")]
+    assert plans[0] == plans[1]
+    assert [d[0] for d in plans[0] if d[3] == "healed"] == [HIDDEN[0]]
+    assert "1 library," in project.negativa("lock", "-o", "lock").stdout
 
 
 def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
