@@ -40,6 +40,7 @@ from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
     is_selected,
+    limit_of,
     matches_library,
     unmatched_globs,
 )
@@ -52,6 +53,9 @@ _LIBRARY_OPTIONS = (
     "keep.libraries",
     "coverage.libraries",
     "coverage.fail_under_library",
+    "thresholds.max_unused_percent_library",
+    "thresholds.max_gpu_code_library",
+    "compare.fail_library",
 )
 
 
@@ -223,14 +227,14 @@ class _Analyzer:
         used, changed = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
         plan = plan_library(located, self._devices, policy, self._incomplete(used))
-        return AnalyzedLibrary(library_map, plan, self._cover(library_map, plan, used, names))
+        covered = self._cover(library_map, plan, used, names)
+        return AnalyzedLibrary(library_map, plan, covered, names.distribution)
 
     def _cover(
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
     ) -> LibraryCoverage | None:
         wanted = self._settings.coverage
-        limits = wanted.fail_under_library.items()
-        limit = next((limit for glob, limit in limits if matches_library(glob, names)), None)
+        limit = limit_of(wanted.fail_under_library, names)
         if wanted.libraries:
             is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
         else:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from pytest_negativa.analysis.baseline import compare_with_baseline, names_of
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.reporting.rows import library_row
+from pytest_negativa.settings.globs import limit_of
 
 
 def build_report(
@@ -25,6 +28,7 @@ def build_report(
     rows = rows_of(analysis.libraries)
     usage = analysis.usage
     coverage = tuple(a.coverage for a in analysis.libraries if a.coverage is not None)
+    comparison = compare_with_baseline(analysis.libraries, settings.compare)
     return RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
@@ -37,9 +41,14 @@ def build_report(
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
         warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
-        crossed=tuple(_crossed(settings, usage, rows, coverage)),
+        crossed=(
+            *_crossed(settings, usage, rows, coverage),
+            *_crossed_by_library(settings, analysis.libraries),
+            *comparison.crossed,
+        ),
         files=tuple(files),
         coverage=coverage,
+        compared=comparison.lines,
     )
 
 
@@ -87,3 +96,17 @@ def _crossed(
         used_kernels=sum(r.used_kernels for r in rows),
     )
     yield from settings.coverage.crossed(coverage)
+
+
+def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
+    limits = settings.thresholds
+    for one in libraries:
+        names = names_of(one)
+        of_library = limits.of_library(
+            limit_of(limits.max_unused_percent_library, names),
+            limit_of(limits.max_gpu_code_library, names),
+        )
+        for text in of_library.crossed(
+            gpu_code=one.plan.code_bytes, unused_bytes=one.plan.unused_bytes, used_kernels=0
+        ):
+            yield f"{Path(one.plan.library.path).name}: {text}"

@@ -13,11 +13,10 @@ from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
+from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.snapshot import make_snapshot, snapshot_lock, snapshot_map
 from pytest_negativa.storage.lockfile import load_lock
-from pytest_negativa.storage.records import decode_versioned
-from pytest_negativa.storage.results import load_planned
+from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 _ELF_MAGIC = b"\x7fELF"
@@ -86,24 +85,4 @@ def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
             snapshot_map(one.library_map, one.plan, places.of(one.plan.library.path).version)
             for one in planned
         ),
-    )
-
-
-def load_baseline(path: Path) -> Snapshot:
-    """Read a baseline.
-
-    Raises:
-        StoreError: it can't be read, or is none of this release.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
-    return decode_versioned(
-        data,
-        Snapshot,
-        SNAPSHOT_VERSION,
-        origin=str(path),
-        what="a baseline",
-        remedy="write it again (negativa baseline)",
     )

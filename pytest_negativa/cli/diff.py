@@ -1,16 +1,18 @@
-"""The command that compares the GPU code of two runs, locks, libraries or folders: diff."""
+"""The commands that compare GPU code with that of another release or run: baseline, diff."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import settings_of
+from pytest_negativa.cli.common import run_of, settings_of
 from pytest_negativa.settings.flags import click_options
 
 _TOP = 10
+_BASELINE = "negativa-baseline.json"
 
 
 @click.command()
@@ -53,3 +55,40 @@ def diff(before: str, after: str, top: int, headers_only: bool, **flags: Any) ->
 
     difference = compare_snapshots(*sides)
     click.echo("\n\n".join(render_difference(difference, template_of, top)))
+
+
+@click.command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=_BASELINE,
+    show_default=True,
+    help="Write the baseline to this file; - for standard output.",
+)
+@click_options("run", "config", "directory")
+def baseline(output: Path, **flags: Any) -> None:
+    """Write the figures of a run to a small file, to compare later runs with.
+
+    Commit the file. pytest --negativa --negativa-compare=FILE shows what grew since, and
+    --negativa-compare-fail sets limits. The file has sizes by library, arch and reason, and the
+    names of kernels of the project's own libraries.
+
+    Exit status: 0, or 1 if the run has no plan.
+    """
+    from pytest_negativa.analysis.baseline import make_baseline
+    from pytest_negativa.cli.common import encode_json
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.storage.output import STDOUT, write_output
+    from pytest_negativa.storage.results import load_planned, load_report
+
+    run = run_of(settings_of(flags))
+    covered = {one.path: one for one in load_report(run).coverage}
+    planned = [
+        replace(one, coverage=covered.get(one.plan.library.path)) for one in load_planned(run)
+    ]
+    found = make_baseline(run.run_id, planned)
+    write_output(output, encode_json(found))
+    if str(output) != STDOUT:
+        libraries = format_items(len(found.libraries), "library", "libraries")
+        click.echo(f"{output}: {libraries} of {run}")

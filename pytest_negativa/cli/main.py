@@ -19,7 +19,7 @@ _MODULES = {
     command: module
     for module, commands in {
         "by_test": ("needs", "tests"),
-        "diff": ("diff",),
+        "diff": ("baseline", "diff"),
         "image_report": ("image-report",),
         "inspect": ("inspect",),
         "measure": ("measure",),

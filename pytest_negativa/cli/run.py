@@ -43,6 +43,14 @@ _PLAN_OPTIONS = (
     "coverage.libraries",
     "coverage.fail_under",
     "coverage.fail_under_library",
+    "thresholds.max_unused_percent",
+    "thresholds.max_unused_percent_library",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "thresholds.max_gpu_code_library",
+    "compare.baseline",
+    "compare.fail",
+    "compare.fail_library",
 )
 
 

@@ -18,11 +18,13 @@ class AnalyzedLibrary:
 
     Attributes:
         coverage: of its kernels; None if it is no library of the project's own.
+        distribution: what installed it; None also if no glob of the settings asks for it.
     """
 
     library_map: LibraryMap
     plan: LibraryPlan
     coverage: LibraryCoverage | None = None
+    distribution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,6 @@ class RunReport(Record, frozen=True, kw_only=True):
         replay: for a replayed trace: where and when it was recorded.
         gpu_used: whether any process loaded any GPU code.
         libraries: those with GPU code, the most unused bytes first.
-        coverage: kernels of the project's own libraries, with the tests that ran each.
         loaded_without_code: how many other libraries were loaded.
         compiled_kernels: kernels compiled at run time (Triton, NVRTC, PTX): in no file.
         not_covered: what the trace doesn't know, and why; the reader must see it.
@@ -122,7 +121,8 @@ class RunReport(Record, frozen=True, kw_only=True):
         crossed: thresholds that were crossed.
         files: where to find more, relative to ``directory``.
         proof: the last verdict; None if the run was never verified.
-        proof: the last verdict; None if the run was never verified.
+        coverage: the kernels of the project's own libraries, with the tests that ran each.
+        compared: what changed since the baseline; empty without one.
     """
 
     format_version: int
@@ -140,6 +140,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     files: tuple[str, ...]
     coverage: tuple[LibraryCoverage, ...] = ()
     proof: ProofRow | None = None
+    compared: tuple[str, ...] = ()
 
     @property
     def code_bytes(self) -> int:

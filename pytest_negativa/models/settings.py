@@ -229,11 +229,23 @@ class Thresholds(Record, frozen=True, kw_only=True):
     max_unused_percent: float | None
     min_used_kernels: int | None
     max_gpu_code: int | None
+    max_unused_percent_library: dict[str, float]
+    max_gpu_code_library: dict[str, int]
 
     @property
     def are_set(self) -> bool:
         """Whether there is any limit."""
-        return any(limit is not None for limit in msgspec.structs.astuple(self))
+        return any(limit not in (None, {}) for limit in msgspec.structs.astuple(self))
+
+    def of_library(self, max_unused_percent: float | None, max_gpu_code: int | None) -> Thresholds:
+        """The limits of one library, which has no others."""
+        return Thresholds(
+            max_unused_percent=max_unused_percent,
+            min_used_kernels=None,
+            max_gpu_code=max_gpu_code,
+            max_unused_percent_library={},
+            max_gpu_code_library={},
+        )
 
     def crossed(
         self,
@@ -285,6 +297,27 @@ def _below(whole: int, part: int, limit: float) -> str:
 
 def _above(value: float | None, limit: float | None) -> bool:
     return value is not None and limit is not None and value > limit
+
+
+class GrowthLimit(Record, frozen=True, kw_only=True):
+    """The most that a figure may grow since the baseline.
+
+    Attributes:
+        figure: ``size``, ``code``, ``unused`` (bytes) or ``new-kernels-untested``.
+        limit: in bytes, kernels, or percent of the baseline.
+    """
+
+    figure: str
+    limit: float
+    is_percent: bool
+
+
+class Compare(Record, frozen=True, kw_only=True):
+    """What may have grown since a baseline; ``fail_library`` is by library glob."""
+
+    baseline: str | None
+    fail: tuple[GrowthLimit, ...]
+    fail_library: dict[str, tuple[GrowthLimit, ...]]
 
 
 class Cache(Record, frozen=True, kw_only=True):
@@ -354,6 +387,7 @@ class Settings(Record, frozen=True, kw_only=True):
     reports: Reports
     coverage: Coverage
     thresholds: Thresholds
+    compare: Compare
     cache: Cache
     sources: dict[str, Source]
 
@@ -363,7 +397,9 @@ class Settings(Record, frozen=True, kw_only=True):
         # A runner that lost its GPU must not pass as one that keeps the thresholds.
         if self.require_gpu:
             return "a GPU is required (require_gpu)"
-        has_limits = self.thresholds.are_set or self.coverage.has_limits
+        has_limits = (
+            self.thresholds.are_set or self.coverage.has_limits or self.compare.baseline is not None
+        )
         return "the thresholds can't be checked" if has_limits else None
 
     def to_plain(self) -> dict[str, Any]:

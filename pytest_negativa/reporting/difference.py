@@ -15,7 +15,7 @@ from pytest_negativa.models.snapshot import (
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 
 _T = TypeVar("_T")
 
@@ -159,8 +159,8 @@ def _kernel_list(
 
 
 def _sizes(change: Change) -> str:
-    share = f", {100 * change.growth / change.before:+.1f}%" if change.before else ""
-    return f"{_size(change.before)} -> {_size(change.after)} ({_signed(change.growth)}{share})"
+    before, after = change.before or 0, change.after or 0
+    return f"{format_bytes(before)} -> {format_bytes(after)} ({format_growth(before, after)})"
 
 
 def _size(value: int | None) -> str:

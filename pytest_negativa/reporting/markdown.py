@@ -47,6 +47,7 @@ def render_markdown(report: RunReport) -> str:
         lines += ["", describe_trimmed(report.trimmed)]
     notes = [f"{_name(r.path)}: {escape_markdown(n)}" for r in report.libraries for n in r.notes]
     for title, items in (
+        ("Compared with the baseline", map(escape_markdown, report.compared)),
         ("Notes", notes),
         ("Not covered by the trace", map(escape_markdown, report.not_covered)),
         ("Warnings", map(escape_markdown, report.warnings)),

@@ -42,6 +42,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
         yield _library_table(report.libraries, options.top, width)
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
+    if report.compared:
+        yield _list("Compared with the baseline:", report.compared, width)
     yield from render_coverage(report.coverage, options, width)
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.

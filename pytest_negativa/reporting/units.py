@@ -27,6 +27,13 @@ def format_share(part: int, whole: int) -> str:
     return ">99.9%" if part < whole and share >= 99.95 else f"{share:.1f}%"
 
 
+def format_growth(before: int, after: int) -> str:
+    """How much bytes grew: ``+1.2 MB, +3.4%``; without the percentage if there were none."""
+    growth = after - before
+    share = f", {100 * growth / before:+.1f}%" if before else ""
+    return f"{'+' if growth > 0 else ''}{format_bytes(growth)}{share}"
+
+
 def format_count(count: int | None) -> str:
     """With thousands separators; a dash for what was not counted."""
     return "-" if count is None else f"{count:,}"

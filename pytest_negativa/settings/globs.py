@@ -10,11 +10,13 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pytest_negativa.models.settings import Libraries, Settings
+
+_T = TypeVar("_T")
 
 DISTRIBUTION_PREFIX = "dist:"
 
@@ -52,6 +54,11 @@ def matches_library(glob: str, library: LibraryNames) -> bool:
         return matches(glob, library.path) or matches(f"*/{glob}", library.path)
     names = (Path(library.path).name, library.soname)
     return any(name is not None and matches(glob, name) for name in names)
+
+
+def limit_of(limits: Mapping[str, _T], library: LibraryNames) -> _T | None:
+    """The value of the first glob that matches a library; None if none does."""
+    return next((limit for glob, limit in limits.items() if matches_library(glob, library)), None)
 
 
 def _normalized(name: str) -> str:

@@ -503,6 +503,53 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
+        name="thresholds.max_unused_percent_library",
+        flag_name="max-unused-percent-library",
+        type=value_types.PerLibrary(value_types.Percent()),
+        default={},
+        help="Fail (exit 1) if more of one library's GPU code than this is unused.",
+        detail="The first glob that matches a library sets its limit.",
+        requires=_TRACED,
+    ),
+    Option(
+        name="thresholds.max_gpu_code_library",
+        flag_name="max-gpu-code-library",
+        type=value_types.PerLibrary(value_types.Size()),
+        default={},
+        help="Fail (exit 1) if one library holds more GPU code than this.",
+        detail="The first glob that matches a library sets its limit.",
+        requires=_TRACED,
+    ),
+    Option(
+        name="compare.baseline",
+        flag_name="compare",
+        type=_PATH,
+        default=None,
+        help="Show what grew since this baseline, see negativa baseline.",
+        metavar="FILE",
+        requires=_TRACED,
+    ),
+    Option(
+        name="compare.fail",
+        flag_name="compare-fail",
+        type=value_types.ListOf(value_types.GrowthLimit(), commas=True),
+        default=(),
+        help="Fail (exit 1) if a figure grew by more than this since the baseline.",
+        detail="`size` is the libraries' files, `code` their GPU code, `unused` what no test needs "
+        "of it. `new-kernels-untested` counts kernels of the project's own libraries that are not "
+        "in the baseline and that no test ran.",
+        requires=_TRACED,
+    ),
+    Option(
+        name="compare.fail_library",
+        flag_name="compare-fail-library",
+        type=value_types.PerLibrary(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
+        default={},
+        help="Fail (exit 1) if a figure of one library grew by more than this.",
+        detail="The first glob that matches a library sets its limits.",
+        requires=_TRACED,
+    ),
+    Option(
         name="cache.dir",
         flag_name="cache-dir",
         type=_PATH,
@@ -534,6 +581,7 @@ SECTIONS: Mapping[str, str] = {
     "reports": "Which reports are written, and what they show.",
     "coverage": "Kernel coverage of the libraries that the project builds itself.",
     "thresholds": "Limits over all analysed libraries; a session that crosses one exits with 1.",
+    "compare": "What may have grown since a baseline.",
     "cache": "The cache of library maps.",
 }
 """The sections of ``negativa.yaml``, by their keys."""

@@ -402,6 +402,51 @@ class ListOf(ValueType):
         return {"type": "array", "items": self.item.schema()}
 
 
+class GrowthLimit(ValueType):
+    """The most that a figure may grow: ``size:5%``, ``unused:1 MB``, ``new-kernels-untested:0``."""
+
+    expected = "size:, code: or unused: with a percentage or size, or new-kernels-untested:N"
+    metavar = "FIGURE:LIMIT"
+    SIZES = ("size", "code", "unused")
+    COUNT = "new-kernels-untested"
+
+    def parse(self, value: Any) -> dict[str, Any]:
+        figure, _, text = value.partition(":") if isinstance(value, str) else ("", "", "")
+        figure, text = figure.strip(), text.strip()
+        if figure == self.COUNT:
+            limit, is_percent = self._limit(Count(), text, value), False
+        elif figure in self.SIZES:
+            is_percent = text.endswith("%")
+            limit = self._limit(_Growth() if is_percent else Size(), text, value)
+        else:
+            raise self.invalid(value, did_you_mean(figure, (*self.SIZES, self.COUNT)))
+        return {"figure": figure, "limit": float(limit), "is_percent": is_percent}
+
+    def _limit(self, kind: ValueType, text: str, value: Any) -> float:
+        try:
+            limit: float = kind.parse(text)
+        except InvalidValue:
+            raise self.invalid(value) from None
+        return limit
+
+    def show(self, value: Any) -> str:
+        return f"{value['figure']}:{value['limit']:g}{'%' if value['is_percent'] else ''}"
+
+    def schema(self) -> Schema:
+        sizes = "|".join(self.SIZES)
+        return {"type": "string", "pattern": rf"^\s*(({sizes})\s*:.*\S|{self.COUNT}\s*:.*\d)\s*$"}
+
+
+class _Growth(Percent):
+    """A percentage that may exceed 100."""
+
+    def parse(self, value: Any) -> float:
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?) ?%", value)
+        if match is None:
+            raise self.invalid(value)
+        return float(match[1])
+
+
 class PerLibrary(ValueType):
     """A value for each of several library globs: a mapping, or ``GLOB=VALUE`` in flags."""
 
@@ -419,7 +464,9 @@ class PerLibrary(ValueType):
 
     def _parse_entry(self, glob: str, value: Any) -> tuple[str, Any]:
         try:
-            return LibraryGlob().parse(glob), self.item.parse(value)
+            # Of a flag, the value is a text, which a list takes apart.
+            parse = self.item.parse_flag if isinstance(value, str) else self.item.parse
+            return LibraryGlob().parse(glob), parse(value)
         except InvalidValue as e:
             raise InvalidValue(str(e), (glob, *e.path)) from None
 

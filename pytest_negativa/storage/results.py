@@ -17,6 +17,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
+from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.atomic import remove_file
@@ -278,3 +279,23 @@ def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: st
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
+
+
+def load_baseline(path: Path) -> Snapshot:
+    """Read a baseline.
+
+    Raises:
+        StoreError: it can't be read, or is none of this release.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_versioned(
+        data,
+        Snapshot,
+        SNAPSHOT_VERSION,
+        origin=str(path),
+        what="a baseline",
+        remedy="write it again (negativa baseline)",
+    )

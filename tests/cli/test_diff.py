@@ -52,3 +52,28 @@ def test_what_cannot_be_read(project: Project) -> None:
         ("no-such-thing", 2, "no-such-thing: neither a file or folder nor a distribution"),
     ):
         assert message in project.negativa("diff", library, other, status=status).stderr
+
+
+def test_a_run_against_its_baseline(project: Project) -> None:
+    project.write("test_a.py", "def test_passes(): pass\n")
+    project.pytest("-q", "--negativa")
+    project.negativa("baseline")
+    strict = "--negativa-compare-fail=size:0%,unused:0,new-kernels-untested:0"
+
+    same = project.pytest("-q", "--negativa", "--negativa-compare=negativa-baseline.json", strict)
+    assert "Compared with the baseline:\n  GPU code 67.2 kB -> 67.2 kB (0 B, +0.0%)" in same.stdout
+
+    text = (project.folder / "negativa-baseline.json").read_text()
+    project.write("older.json", text.replace('"image_blur",', ""))
+    limits = ("--compare=older.json", "--compare-fail=new-kernels-untested:0")
+    located = project.negativa("locate", *limits, status=1)
+    assert located.stderr.endswith(
+        "negativa: compare.fail: 1 new kernel is untested (image_blur), the limit is 0\n"
+    )
+    found = project.negativa("locate", "--max-gpu-code-library=*quick*=67199", status=1).stderr
+    assert "negativa: libquickstart.so: max_gpu_code: there are 67,200 bytes" in found
+    project.negativa(
+        "locate", "--max-gpu-code-library=*quick*=67200", "--max-unused-percent-library=*=89.7"
+    )
+    unused = project.negativa("locate", "--max-unused-percent-library=*=89.6", status=1).stderr
+    assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,7 +12,9 @@ from pytest_negativa.models.settings import Coverage, Thresholds
 
 
 def limits(**given: float) -> Thresholds:
-    return msgspec.convert({**dict.fromkeys(Thresholds.__struct_fields__), **given}, Thresholds)
+    by_library: dict[str, Any] = {"max_unused_percent_library": {}, "max_gpu_code_library": {}}
+    fields = {**dict.fromkeys(Thresholds.__struct_fields__), **by_library, **given}
+    return msgspec.convert(fields, Thresholds)
 
 
 FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import (
+    Compare,
     Coverage,
+    GrowthLimit,
     Keep,
     PtxPolicy,
     RelocatablePolicy,
@@ -138,6 +140,16 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         max_unused_percent=99.5,
         min_used_kernels=200,
         max_gpu_code=3 * 10**9,
+        max_unused_percent_library={},
+        max_gpu_code_library={"libours.so": 50 * 10**6},
+    )
+    assert found.compare == Compare(
+        baseline=f"{tmp_path}/negativa-baseline.json",
+        fail=(
+            GrowthLimit(figure="size", limit=5.0, is_percent=True),
+            GrowthLimit(figure="new-kernels-untested", limit=0.0, is_percent=False),
+        ),
+        fail_library={},
     )
     assert found.cache.limit == 2 * 2**30
     # The example shows every section, so that it can be copied and cut down.
@@ -217,13 +229,16 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "compare, cache"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "compare, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, cache"]),
+      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "compare, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
@@ -233,11 +248,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
       "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
-      "cache"]),
+      "compare, cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
       "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
-      "cache"]),
+      "compare, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
       "replay, accept_failed"]),

@@ -65,6 +65,10 @@ class Case(NamedTuple):
     default: Any
 
 
+def _growth(figure: str, limit: float, unit: str = "") -> dict[str, Any]:
+    return {"figure": figure, "limit": limit, "is_percent": unit == "%"}
+
+
 def _json(path: str) -> dict[str, str]:
     return {"format": "json", "path": path}
 
@@ -192,6 +196,42 @@ CASES = [
         None,
     ),
     Case(
+        "thresholds.max_unused_percent_library",
+        ("a.so=1%",), {"a.so": 1.0},
+        "b=2", {"b": 2.0},
+        "{c: 3}", {"c": 3.0},
+        {},
+    ),
+    Case(
+        "thresholds.max_gpu_code_library",
+        ("a.so=1 kB", "b=2"), {"a.so": 1000, "b": 2},
+        "c=3", {"c": 3},
+        "{d: 4 kB}", {"d": 4000},
+        {},
+    ),
+    Case(
+        "compare.baseline",
+        ("b.json",), "/elsewhere/b.json",
+        "/x/c.json", "/x/c.json",
+        "d.json", "/project/conf/d.json",
+        None,
+    ),
+    Case(
+        "compare.fail",
+        ("size:5%,unused:100 MB", "new-kernels-untested:0"),
+        [_growth("size", 5, "%"), _growth("unused", 1e8), _growth("new-kernels-untested", 0)],
+        "code:250%", [_growth("code", 250, "%")],
+        "['unused: 1 kB']", [_growth("unused", 1000)],
+        [],
+    ),
+    Case(
+        "compare.fail_library",
+        ("a.so=size:5%,code:1",), {"a.so": [_growth("size", 5, "%"), _growth("code", 1)]},
+        "b=code:2", {"b": [_growth("code", 2)]},
+        "{c: [unused:3]}", {"c": [_growth("unused", 3)]},
+        {},
+    ),
+    Case(
         "cache.dir",
         ("../c",), "/c",
         "~/maps", "/users/ada/maps",
@@ -200,6 +240,24 @@ CASES = [
     ),
     Case("cache.limit", ("4096",), 4096, "1kB", 1000, "1 KiB", 1024, 2**30),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("compare-fail", "size"),
+        ("compare-fail", "size:"),
+        ("compare-fail", "size:-1%"),
+        ("compare-fail", "big:1%"),
+        ("compare-fail", "new-kernels-untested:1%"),
+        ("compare-fail-library", "size:1%"),
+        ("fail-under-library", "libours.so=101"),
+        ("max-gpu-code-library", "=1"),
+    ],
+)
+def test_limits_that_limit_nothing(flag: str, text: str) -> None:
+    with pytest.raises(OptionError, match=f"--negativa-{flag}: .*expected"):
+        run(parse(f"--negativa-{flag}={text}"), {}, None)
 
 
 @pytest.fixture(autouse=True)

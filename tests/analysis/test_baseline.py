@@ -1,0 +1,148 @@
+"""A run against its baseline: each limit on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.analysis.baseline import compare_figures, compare_with_baseline, make_baseline
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
+from pytest_negativa.models.settings import Compare, GrowthLimit
+from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
+from pytest_negativa.storage.records import write_record
+from tests.support.analyses import settings, used
+from tests.support.libraries import QUICKSTART_LIBRARY
+
+NAME = QUICKSTART_LIBRARY.name
+
+
+def limits(**given: str | float) -> tuple[GrowthLimit, ...]:
+    """Limits by figure: ``size="5%"``."""
+    return tuple(
+        GrowthLimit(
+            figure=figure.replace("_", "-"),
+            limit=float(str(limit).rstrip("%")),
+            is_percent=str(limit).endswith("%"),
+        )
+        for figure, limit in given.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[AnalyzedLibrary, ...]:
+    """One library of the project: 88,744 bytes, 67,200 of GPU code, 60,216 unused."""
+    folder = tmp_path_factory.mktemp("analysis")
+    options = settings(folder, f"coverage: {{libraries: [{NAME}]}}")
+    return analyze(used(QUICKSTART_LIBRARY, regions=(0, 1, 2)), options).libraries
+
+
+def before(code: int, unused: int, size: int, *kernels: str) -> Snapshot:
+    library = SnapshotLibrary(
+        name=NAME,
+        size=size,
+        rows=(
+            SnapshotRow("sm_90", "loaded", False, 1, code - unused),
+            SnapshotRow("sm_80", "wrong-arch", True, 1, unused),
+        ),
+        kernels=kernels,
+    )
+    return Snapshot(format_version=1, title="baseline", libraries=(library,))
+
+
+def of(libraries: tuple[AnalyzedLibrary, ...]) -> tuple[int, int, int]:
+    [one] = libraries
+    return one.plan.code_bytes, one.plan.unused_bytes, one.plan.library.size
+
+
+@pytest.mark.parametrize("figure", ["size", "code", "unused"])
+def test_growth_in_bytes(libraries: tuple[AnalyzedLibrary, ...], figure: str) -> None:
+    code, unused, size = of(libraries)
+    old = before(code - 10, unused - 10, size - 10)
+    for limit, is_crossed in ((10, False), (9, True)):
+        for wanted in (
+            Compare(baseline="b", fail=limits(**{figure: limit}), fail_library={}),
+            Compare(baseline="b", fail=(), fail_library={"*": limits(**{figure: limit})}),
+        ):
+            crossed = compare_figures(old, libraries, wanted).crossed
+            assert bool(crossed) == is_crossed
+            assert all(f"{figure} grew" in line and "the limit is 9 B" in line for line in crossed)
+
+
+def test_growth_in_percent(libraries: tuple[AnalyzedLibrary, ...]) -> None:
+    code, unused, size = of(libraries)
+    old = before(code // 2, unused, size)
+    for limit, is_crossed in (("100%", False), ("99.9%", True)):
+        wanted = Compare(baseline="b", fail=limits(code=limit), fail_library={})
+        crossed = compare_figures(old, libraries, wanted).crossed
+        assert bool(crossed) == is_crossed
+    assert crossed == (
+        "compare.fail: code grew: 33.6 kB -> 67.2 kB (+33.6 kB, +100.0%), the limit is 99.9%",
+    )
+
+
+def test_what_was_nothing_grows_by_more_than_any_percentage(
+    libraries: tuple[AnalyzedLibrary, ...],
+) -> None:
+    nothing = Snapshot(format_version=1, title="baseline", libraries=())
+    wanted = Compare(
+        baseline="b", fail=limits(code="500%"), fail_library={NAME: limits(size="500%")}
+    )
+    found = compare_figures(nothing, libraries, wanted)
+    assert len(found.crossed) == 2
+    assert found.lines[1].startswith(f"{NAME}: GPU code appeared with 67.2 kB")
+    # Less is never a fault.
+    code, unused, size = of(libraries)
+    assert compare_figures(before(code + 1, unused + 1, size + 1), libraries, wanted).crossed == ()
+
+
+def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> None:
+    [one] = libraries
+    assert one.coverage is not None
+    kernels = tuple(
+        KernelCoverage(name=name, runs=(KernelRun("t", None),) if name == "run" else ())
+        for name in ("known", "new1", "new2", "run")
+    )
+    covered = replace(one.coverage, kernels=kernels)
+    changed = (AnalyzedLibrary(one.library_map, one.plan, covered),)
+    old = before(*of(libraries), "known")
+    for limit, is_crossed in ((2, False), (1, True)):
+        wanted = Compare(baseline="b", fail=limits(new_kernels_untested=limit), fail_library={})
+        found = compare_figures(old, changed, wanted)
+        assert bool(found.crossed) == is_crossed
+        assert found.lines[-1] == "2 new kernels without a test"
+    assert found.crossed == (
+        "compare.fail: 2 new kernels are untested (new1, new2), the limit is 1",
+    )
+
+
+def test_a_baseline_is_small_and_equals_its_run(
+    libraries: tuple[AnalyzedLibrary, ...], tmp_path: Path
+) -> None:
+    write_record(tmp_path / "b.json", make_baseline("run", libraries))
+    assert (tmp_path / "b.json").stat().st_size < 2000
+    strict = limits(size=0, code="0%", unused=0, new_kernels_untested=0)
+    wanted = Compare(baseline=str(tmp_path / "b.json"), fail=strict, fail_library={})
+    assert compare_with_baseline(libraries, wanted).crossed == ()
+    # Only the project's own kernels have names in it.
+    [library] = make_baseline("run", [replace_coverage(libraries[0], None)]).libraries
+    assert library.kernels is None
+
+
+def replace_coverage(one: AnalyzedLibrary, coverage: LibraryCoverage | None) -> AnalyzedLibrary:
+    return AnalyzedLibrary(one.library_map, one.plan, coverage)
+
+
+@pytest.mark.parametrize("text", [None, "{}", '{"format_version": 99}'])
+def test_a_baseline_that_cannot_be_read_opens_no_gate(
+    libraries: tuple[AnalyzedLibrary, ...], tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "b.json"
+    if text is not None:
+        path.write_text(text)
+    wanted = Compare(baseline=str(path), fail=(), fail_library={})
+    [line] = compare_with_baseline(libraries, wanted).crossed
+    assert line.startswith(f"compare.baseline: {path}: ")
