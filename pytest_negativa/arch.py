@@ -19,9 +19,9 @@ from typing import Protocol
 
 from pytest_negativa.errors import OptionError, UnknownArch
 
-_SM_ARCH = re.compile(r"(?:sm|compute|lto)_(\d+)(\d)([af]?)")
+_SM_ARCH = r"(?:sm|compute|lto)_(\d+)(\d)([af]?)"
 # As people write one: also a bare number, as CMake has it, or a compute capability.
-_SPELLED = re.compile(r"(?:(?:sm|compute|lto)_)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)")
+_SPELLED = r"(?:(?:sm|compute|lto)_)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
 
 
 class ElementKind(str, enum.Enum):
@@ -140,7 +140,7 @@ class SmArch:
         Raises:
             OptionError: the text names no SM arch.
         """
-        if match := _SM_ARCH.fullmatch(text):
+        if match := re.fullmatch(_SM_ARCH, text):
             return SmArch(int(match[1]), int(match[2]), match[3])
         raise OptionError(f"{text!r} is no SM arch; expected a form like sm_90 or sm_90a")
 
@@ -157,7 +157,7 @@ def parse_arch(text: str) -> SmArch:
     Raises:
         OptionError: the text names no arch.
     """
-    match = _SPELLED.fullmatch(text)
+    match = re.fullmatch(_SPELLED, text)
     if match is None:
         near = _nearest(text, at_least=0.7)
         hint = f"; did you mean {near}?" if near else ""

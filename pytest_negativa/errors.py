@@ -59,6 +59,18 @@ class StoreError(NegativaError):
     """A file of our own cannot be read or written."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal other than Ctrl-C asked the process to end. No handler of errors catches it.
+
+    Attributes:
+        number: the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
 def describe_fault(error: BaseException) -> str:
     """An unexpected error in one line: its type and its message."""
     text = " ".join(str(error).split())

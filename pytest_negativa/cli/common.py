@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, Stopped
 from pytest_negativa.settings.flags import pick_flags
 
 if TYPE_CHECKING:
@@ -158,3 +161,33 @@ def named_run(name: str, settings: Settings) -> Run:
     if Path(name).is_dir():
         return Run(Path(name).resolve())
     raise OptionError(f"{name}: no such run; negativa runs list prints those in {folder.parent}")
+
+
+@contextlib.contextmanager
+def interruptible(state: str | None = None) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon: one line, and status 128 + N.
+
+    Args:
+        state: how things are then, for the line. The process then ends at once, although threads
+            may still be in a library. None: as Python ends it.
+    """
+    # nohup has SIGHUP ignored.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _stop)
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        click.echo(f"negativa: interrupted{f': {state}' if state else ''}", err=True)
+        status = 128 + (e.number if isinstance(e, Stopped) else signal.SIGINT)
+        if state is None:
+            sys.exit(status)
+        sys.stdout.flush()
+        os._exit(status)
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise Stopped(number)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE
+from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
 from pytest_negativa.reporting.text import print_error
 
@@ -19,6 +19,7 @@ _MODULES = {
     command: module
     for module, commands in {
         "by_test": ("needs", "tests"),
+        "completion": ("completion",),
         "diff": ("baseline", "diff"),
         "image_report": ("image-report",),
         "inspect": ("inspect",),
@@ -48,9 +49,16 @@ class _Group(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; click would cut their sentences to one line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, c.get_short_help_str(200)) for name, c in commands if c])
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except NegativaError as e:
             print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
@@ -69,7 +77,7 @@ def main() -> None:
 
     Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.
     2 for wrong usage, such as an invalid setting. A command that runs a program ends with its
-    status.
+    status. 128 + N if signal N, such as Ctrl-C, interrupted it.
     """
 
 

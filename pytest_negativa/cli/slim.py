@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pytest_negativa.cli.common import ARCH_LIST, parse_devices, run_of, settings_of
+from pytest_negativa.cli.common import ARCH_LIST, interruptible, parse_devices, run_of, settings_of
 from pytest_negativa.errors import OptionError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -261,7 +259,7 @@ def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -
     """
     from pytest_negativa.slimming.undo import undo_trees
 
-    with _interruptible(_NOTHING if dry_run else _GOES_ON):
+    with interruptible(_NOTHING if dry_run else _GOES_ON):
         rows = undo_trees((*paths, *sites), dry_run=dry_run)
     _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
 
@@ -280,7 +278,7 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
 
-    with _interruptible(_NOTHING):
+    with interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
     _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
 
@@ -340,7 +338,7 @@ def _slim(request: SlimRequest) -> None:
     show_notice(lambda text: click.echo(text, err=True))
     nothing = request.options.dry_run or request.target is not None
     with (
-        _interruptible(_NOTHING if nothing else _GOES_ON),
+        interruptible(_NOTHING if nothing else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
         report = slim_trees(request, progress.update, _say_how_to_reinstall)
@@ -384,35 +382,6 @@ def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
             "copy them first, or keep them"
         )
     click.echo("\n".join(lines), err=True)
-
-
-class _Stopped(KeyboardInterrupt):
-    """A signal asked the process to end; its number is the argument."""
-
-
-def _stop(number: int, _frame: object) -> None:
-    raise _Stopped(number)
-
-
-@contextlib.contextmanager
-def _interruptible(text: str) -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon, with a line that says how things are."""
-    import signal
-
-    # nohup has SIGHUP ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, _stop)
-    try:
-        yield
-    except KeyboardInterrupt as e:
-        click.echo(f"negativa: interrupted: {text}", err=True)
-        sys.stdout.flush()
-        # Not by an exception: Python would wait for the threads that are in a library still.
-        os._exit(128 + (e.args[0] if isinstance(e, _Stopped) else signal.SIGINT))
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _load_lock(path: Path | None) -> Lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,34 +131,50 @@ def _read_in_processes(
     # fork would copy the locks that threads of the calling program hold.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_leave_interrupts
-    ) as pool:
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_follow_parent
+    )
+    others = set(multiprocessing.active_children())
+    done = False
+    try:
         pending = {
             pool.submit(_map_encoded, path, request, cache, tables): path
             for path, tables in known.items()
         }
-        try:
-            for future in concurrent.futures.as_completed(pending):
-                try:
-                    mapped, encoded = future.result()
-                except BrokenProcessPool:
-                    # The pool does not tell which library the dead process was reading.
-                    problem = "not read: a process died (out of memory?); try --jobs 1"
-                    path = pending[future]
-                    yield MappedLibrary(path, error=FormatError(path, None, problem))
-                    continue
-                if encoded is not None:
-                    mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
-                yield mapped
-        finally:
-            for waiting in pending:
-                waiting.cancel()
+        for future in concurrent.futures.as_completed(pending):
+            try:
+                mapped, encoded = future.result()
+            except BrokenProcessPool:
+                # The pool does not tell which library the dead process was reading.
+                problem = "not read: a process died (out of memory?); try --jobs 1"
+                path = pending[future]
+                yield MappedLibrary(path, error=FormatError(path, None, problem))
+                continue
+            if encoded is not None:
+                mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
+            yield mapped
+        done = True
+    finally:
+        if not done:
+            # A user who interrupts should not wait for large libraries.
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts() -> None:
-    # Ctrl-C goes to the whole process group; the parent process ends its workers.
+def _follow_parent() -> None:
+    """Let the program alone decide when a worker ends; without it, a worker would stay."""
+    # Ctrl-C goes to the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    from multiprocessing import parent_process
+
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _size(path: Path) -> int:

@@ -3,7 +3,8 @@
 A type takes plain values (str, bool, int, float, None, lists and dicts of them) and gives plain
 values. It says what it expects in words, for messages, and in JSON Schema, for editors.
 
-Every pytest session imports this module to add the flags: nothing but the standard library.
+Every pytest session imports this module to add the flags: nothing but the standard library, and
+no regular expression is compiled before it is needed.
 """
 
 from __future__ import annotations
@@ -233,11 +234,11 @@ class Percent(ValueType):
 
     expected = "a percentage from 0 to 100"
     metavar = "PERCENT"
-    _FORM = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?")
+    _FORM = r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?"
 
     def parse(self, value: Any) -> float:
         if isinstance(value, str):
-            match = self._FORM.fullmatch(value.strip())
+            match = re.fullmatch(self._FORM, value.strip())
             number = float(match[1]) if match else None
         else:
             number = value if type(value) in (int, float) else None
@@ -263,7 +264,7 @@ class Size(ValueType):
 
     expected = "a size like 4096, 500 MB or 1.5 GiB"
     metavar = "SIZE"
-    _FORM = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([kmgt]?)(i?)b)?", re.IGNORECASE)
+    _FORM = r"(?i)([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([kmgt]?)(i?)b)?"
     _POWER: Mapping[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
     def parse(self, value: Any) -> int:
@@ -273,7 +274,7 @@ class Size(ValueType):
         return size
 
     def _of_text(self, text: str) -> int | None:
-        match = self._FORM.fullmatch(text.strip())
+        match = re.fullmatch(self._FORM, text.strip())
         if not match or (match[3] and not match[2]):
             return None
         unit: int = (1024 if match[3] else 1000) ** self._POWER[(match[2] or "").lower()]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, Stopped
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, WarningRecord
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
@@ -24,6 +24,9 @@ from pytest_negativa.tracing.start import child_environment, make_header
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
 _IN_TOOLKITS = ("extras/CUPTI/lib64/libcupti.so", "lib64/libcupti.so")
+
+# Seconds that a program has to end.
+_AFTER_CTRL_C = 10
 
 EXIT_NOT_FOUND = 127
 """The exit status that shells give for a command that does not exist."""
@@ -55,12 +58,29 @@ def run_traced(
         outcome = CommandOutcome.start(run.outcomes_file, command)
         begin = time.monotonic()
         try:
-            status = subprocess.run(command, env=environ, check=False).returncode
+            process = subprocess.Popen(command, env=environ)
         except OSError as e:
             raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
+        status = _wait(process)
         outcome.finish(status, time.monotonic() - begin)
         _write_lacks(run, root, tuple(children.untraced()))
     return 128 - status if status < 0 else status
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the program; if this process is interrupted, so is the program, and it may end."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt as e:
+        # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
+        if isinstance(e, Stopped):
+            process.send_signal(e.number)
+        try:
+            process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        raise
 
 
 def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
