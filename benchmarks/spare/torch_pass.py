@@ -1,6 +1,6 @@
-"""One pass of operations of many libraries; prints one JSON line. Run by driver_reads.py.
+"""One pass of operations of many libraries; prints lines of JSON. Run by driver_reads.py.
 
-Arguments: ``tell`` gives facts about threads, handlers and mappings, too.
+Arguments: ``more`` adds a collective operation and torch.compile.
 """
 
 from __future__ import annotations
@@ -85,29 +85,29 @@ def main() -> None:
         "attention", lambda: nn.TransformerEncoderLayer(64, 4, batch_first=True).to(device)(a[None])
     )
     record("lstm", lambda: nn.LSTM(64, 16).to(device)(a[None])[0])
-    facts: dict[str, object] = {}
-    if "tell" in sys.argv:
-        record("nccl", lambda: reduce(torch, device, a))
-        record("compile", lambda: torch.compile(lambda x: torch.tanh(x) * 3 + x)(a))
+
+    def tell() -> None:
         facts = {
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            "results": results,
+            "times": times,
+            "import": round(imported - begin, 2),
+            "all": round(time.perf_counter() - begin, 2),
+            "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+            "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "threads": len(list(Path("/proc/self/task").iterdir())),
             "blocking threads": sorted(blocking_threads()),
             "handler": owner_of(kernel_handler()),
-            "threads": len(list(Path("/proc/self/task").iterdir())),
         }
-    print(
-        json.dumps(
-            {
-                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-                "results": results,
-                "times": times,
-                "import": round(imported - begin, 2),
-                "all": round(time.perf_counter() - begin, 2),
-                "maps": len(Path("/proc/self/maps").read_text().splitlines()),
-                "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-                **facts,
-            }
-        )
-    )
+        print(json.dumps(facts), flush=True)
+
+    # A line after each step: the last one counts, also of a pass that does not end.
+    tell()
+    if "more" in sys.argv:
+        record("nccl", lambda: reduce(torch, device, a))
+        tell()
+        record("compile", lambda: torch.compile(lambda x: torch.tanh(x) * 3 + x)(a))
+        tell()
 
 
 def train(nn: Any, torch: Any, device: str, image: Any) -> Any:

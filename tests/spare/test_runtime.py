@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import Kit, build_kit, may_mount, needs_runtime
 
 pytestmark = needs_runtime
@@ -60,6 +61,16 @@ def test_a_program_does_what_it_does_with_the_original(kit: Kit, cut: Cut, what:
         original.stdout,
         original.stderr,
     )
+
+
+def test_what_programs_do_with_signals(tmp_path: Path) -> None:
+    """The program of the pages' tracer: each of its steps, on code that is in a spare."""
+    program = compile_c("pages/program.c", tmp_path / "program")
+    original = compile_shared("pages/library.c", tmp_path / "libpages.so")
+    cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], CutOptions(min_hole=4096))
+    assert cut.removed == 11 * 4096
+    for path in (original, cut.library):
+        assert subprocess.run([program, path], check=False).returncode == 0
 
 
 def test_the_spare_is_deleted_while_it_is_used(kit: Kit, tmp_path: Path) -> None:
