@@ -1,16 +1,23 @@
-"""The commands that work on runs: trace, locate, debloat, combine, kernels."""
+"""The commands that make and plan runs: trace, locate, debloat, combine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pytest_negativa.cli.common import COMMAND, EXIT_FAILED, PASS_ON, run_of, settings_of
+from pytest_negativa.cli.common import (
+    COMMAND,
+    EXIT_FAILED,
+    PASS_ON,
+    as_json_option,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.reporting.text import print_error, print_warning
 from pytest_negativa.reporting.units import format_items
@@ -83,8 +90,9 @@ def trace(command: tuple[str, ...], **flags: Any) -> None:
 
 
 @click.command()
+@as_json_option("report")
 @click_options("run", *_TRACE_OPTIONS, *_PLAN_OPTIONS)
-def locate(**flags: Any) -> None:
+def locate(as_json: bool, **flags: Any) -> None:
     """Find the unused GPU code of a traced run.
 
     Plans and spans go to the run's folder, and the run becomes the last one. No hook of a
@@ -92,6 +100,8 @@ def locate(**flags: Any) -> None:
     planned because the run failed.
     """
     settings = settings_of(flags)
+    if as_json:
+        settings = _with_json(settings)
     run = run_of(settings)
     traces = run.require_traces()
     _warn_of_hooks([run])
@@ -154,79 +164,15 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     _conclude(traces, run, settings, failure="; ".join(failed) or None)
 
 
-@click.command()
-@click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
-@click.option(
-    "--library",
-    "glob",
-    metavar="GLOB",
-    default="*",
-    help="List only kernels of these libraries: path, file name or soname.",
-)
-@click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
-@click_options("run", "config", "directory", "reports.demangle")
-def kernels(used: bool, glob: str, test: str | None, **flags: Any) -> None:
-    """List the unused kernels of a traced run, or the used ones.
+def _with_json(settings: Settings) -> Settings:
+    """The same, with JSON on standard output in the place of what is printed."""
+    from msgspec.structs import replace
 
-    The list covers the kernels that the run's devices could load. The run must have a plan.
-    --test lists what a test launched if the trace is of level launch, else what it used first.
-    """
-    from pytest_negativa.gpucode.demangle import demangle
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.settings.globs import LibraryNames, matches_library
-    from pytest_negativa.storage.results import load_plans
+    from pytest_negativa.models.settings import Report, ReportFormat
 
-    settings = settings_of(flags)
-    spell = demangle if settings.reports.demangle else str
-    plans = load_plans(run_of(settings))
-    wanted = [
-        plan
-        for plan in plans
-        if matches_library(glob, LibraryNames(plan.library.path, plan.library.soname))
-    ]
-    if not wanted:
-        there = ", ".join(printable(Path(plan.library.path).name) for plan in plans)
-        raise click.BadParameter(
-            f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
-        )
-    if test is not None:
-        _list_of_test(test, wanted, run_of(settings), spell)
-        return
-    for plan in wanted:
-        listed = plan.used_kernels if used else plan.unused_kernels
-        total = len(plan.used_kernels) + len(plan.unused_kernels)
-        word = "used" if used else "unused"
-        click.echo(f"{printable(plan.library.path)}: {len(listed):,} of {total:,} kernels {word}")
-        for name in () if used else plan.unused_kernels:
-            click.echo(f"  {printable(spell(name))}")
-        for kernel in plan.used_kernels if used else ():
-            click.echo(f"  {printable(spell(kernel.name))}")
-            click.echo(f"      first used in {printable(str(kernel.first))}")
-
-
-def _list_of_test(
-    test: str, plans: Sequence[LibraryPlan], run: Run, spell: Callable[[str], str]
-) -> None:
-    from pytest_negativa.planning.by_test import kernels_of_test
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.results import load_usage
-
-    usage = load_usage(run)
-    if usage is None:
-        raise StoreError(run.why_unplanned())
-    launches = kernels_of_test(usage, test)
-    if launches is None:
-        raise click.BadParameter(f"{test!r} is no test that used the GPU", param_hint="--test")
-    word = "run" if usage.launches else "used first"
-    for plan in plans:
-        names = [kernel.name for kernel in plan.used_kernels if kernel.name in launches]
-        if names:
-            click.echo(f"{printable(plan.library.path)}: {len(names):,} kernels {word} by {test}")
-        for name in names:
-            count = launches[name]
-            times = "" if count is None else f"  ({format_items(count, 'launch', 'launches')})"
-            click.echo(f"  {printable(spell(name))}{times}")
+    files = tuple(wanted for wanted in settings.reports.formats if wanted.path is not None)
+    formats = (*files, Report(format=ReportFormat.JSON, path="-"))
+    return replace(settings, reports=replace(settings.reports, formats=formats))
 
 
 def _ended_with(status: int) -> str:

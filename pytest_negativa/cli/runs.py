@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import named_run, run_of, settings_of
+from pytest_negativa.cli.common import as_json_option, encode_json, named_run, run_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pytest_negativa.models.listing import RunDetails, RunRow
     from pytest_negativa.storage.runs import Run
 
 _FOLDER_OPTIONS = ("config", "directory")
@@ -28,40 +29,44 @@ def runs() -> None:
 
 
 @runs.command("list")
+@as_json_option("runs")
 @click_options(*_FOLDER_OPTIONS)
-def list_runs(**flags: Any) -> None:
+def list_runs(as_json: bool, **flags: Any) -> None:
     """List the traced runs, the newest first.
 
     Exit status: 0.
     """
+    from pytest_negativa.models.listing import LISTING_VERSION, RunList
     from pytest_negativa.reporting.tables import format_table
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.storage.runs import RunsFolder
 
     folder = RunsFolder(Path(settings_of(flags).directory))
-    found = folder.runs()
-    if not found:
+    listing = RunList(
+        format_version=LISTING_VERSION,
+        runs=tuple(map(_row, folder.runs())),
+        copies_size=_size(folder.copies) if folder.copies.is_dir() else None,
+    )
+    if as_json:
+        click.echo(encode_json(listing), nl=False)
+        return
+    if not listing.runs:
         click.echo(f"no traced run in {folder.folder}")
         return
-    latest = folder.latest.resolve()
     rows = [
-        (
-            run.run_id,
-            "latest" if run.folder.resolve() == latest else "",
-            _state(run),
-            format_bytes(_size(run.folder)),
-        )
-        for run in found
+        (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
+        for row in listing.runs
     ]
     click.echo(format_table("lllr", ("run", "", "state", "size"), rows))
-    if folder.copies.is_dir():
-        click.echo(f"\ncopies of libraries: {format_bytes(_size(folder.copies))}")
+    if listing.copies_size is not None:
+        click.echo(f"\ncopies of libraries: {format_bytes(listing.copies_size)}")
 
 
 @runs.command()
 @click.argument("run", required=False, metavar="[RUN]")
+@as_json_option("run")
 @click_options(*_FOLDER_OPTIONS)
-def show(run: str | None, **flags: Any) -> None:
+def show(run: str | None, as_json: bool, **flags: Any) -> None:
     """Show a run: its command, tests, devices, libraries and verdict.
 
     RUN is an id that list prints, or a folder; without it, the last run. Exit status: 0, or 1 if
@@ -69,7 +74,11 @@ def show(run: str | None, **flags: Any) -> None:
     """
     settings = settings_of(flags)
     named = run_of(settings) if run is None else named_run(run, settings)
-    for line in _describe(named):
+    details = _details(named)
+    if as_json:
+        click.echo(encode_json(details), nl=False)
+        return
+    for line in _lines(details):
         click.echo(line)
 
 
@@ -104,37 +113,68 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
         _delete_copies(folder.copies)
 
 
-def _describe(run: Run) -> Iterator[str]:
-    import shlex
+def _row(run: Run) -> RunRow:
+    from pytest_negativa.models.listing import RunRow
+    from pytest_negativa.storage.runs import RunsFolder
+
+    latest = RunsFolder(run.folder.parent).latest
+    return RunRow(
+        run_id=run.run_id,
+        folder=str(run),
+        is_latest=latest.resolve() == run.folder.resolve(),
+        state=_state(run),
+        size=_size(run.folder),
+    )
+
+
+def _details(run: Run) -> RunDetails:
     from collections import Counter
 
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+    from pytest_negativa.models.listing import LISTING_VERSION, RunDetails
     from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.storage.results import load_plans, load_usage
 
-    yield f"run       {run}"
-    yield f"state     {printable(_state(run))}"
-    if run.outcomes_file.exists():
-        session = read_outcomes(run.outcomes_file)
-        yield f"command   {printable(shlex.join(session.command))}"
-        counts = Counter(test.outcome.value for test in session.tests)
-        outcomes = ", ".join(f"{n:,} {outcome}" for outcome, n in counts.items())
+    session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
+    usage = load_usage(run)
+    plans = load_plans(run) if run.plan_files() else ()
+    devices = () if usage is None else usage.devices
+    return RunDetails(
+        format_version=LISTING_VERSION,
+        run=_row(run),
+        command=None if session is None else session.command,
+        tests={} if session is None else Counter(test.outcome.value for test in session.tests),
+        devices=None
+        if usage is None
+        else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),
+        processes=None if usage is None else len(usage.processes),
+        libraries=len(plans),
+        gpu_code=sum(plan.code_bytes for plan in plans),
+        unused=sum(plan.unused_bytes for plan in plans),
+    )
+
+
+def _lines(details: RunDetails) -> Iterator[str]:
+    import shlex
+
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+
+    yield f"run       {details.run.folder}"
+    yield f"state     {printable(details.run.state)}"
+    if details.command is not None:
+        yield f"command   {printable(shlex.join(details.command))}"
+        outcomes = ", ".join(f"{n:,} {outcome}" for outcome, n in details.tests.items())
         yield f"tests     {outcomes or 'none'}"
-    if (usage := load_usage(run)) is not None:
-        names = dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)
-        yield f"devices   {printable(', '.join(names)) or 'none'}"
-        yield f"processes {len(usage.processes):,}"
-    if run.plan_files():
-        plans = load_plans(run)
-        unused = sum(plan.unused_bytes for plan in plans)
-        code = sum(plan.code_bytes for plan in plans)
+    if details.devices is not None:
+        yield f"devices   {printable(', '.join(details.devices)) or 'none'}"
+        yield f"processes {details.processes:,}"
+    if details.libraries:
         yield (
-            f"planned   {format_items(len(plans), 'library', 'libraries')}: "
-            f"{format_bytes(unused)} of {format_bytes(code)} of GPU code unused "
-            f"({format_share(unused, code)})"
+            f"planned   {format_items(details.libraries, 'library', 'libraries')}: "
+            f"{format_bytes(details.unused)} of {format_bytes(details.gpu_code)} of GPU code "
+            f"unused ({format_share(details.unused, details.gpu_code)})"
         )
-    yield f"size      {format_bytes(_size(run.folder))}"
+    yield f"size      {format_bytes(details.run.size)}"
 
 
 def _state(run: Run) -> str:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pytest_negativa.cli.common import ARCH_LIST, interruptible, parse_devices, run_of, settings_of
+from pytest_negativa.cli.common import (
+    ARCH_LIST,
+    as_json_option,
+    encode_json,
+    interruptible,
+    parse_devices,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.errors import OptionError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -216,7 +224,8 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     metavar="N",
     help="Process N libraries at a time.  [default: one per processor]",
 )
-def slim(**flags: Any) -> None:
+@as_json_option("slim")
+def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
@@ -241,14 +250,17 @@ def slim(**flags: Any) -> None:
     usage; 128 + N if signal N interrupted it.
     """
     archs = (*flags.pop("archs"), *flags.pop("old_archs"))
-    _slim(_request(_Flags(**flags, archs=archs)))
+    _slim(_request(_Flags(**flags, archs=archs)), as_json=as_json)
 
 
 @slim.command("undo")
 @_paths
 @_sites
 @_dry_run
-def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -> None:
+@as_json_option("slim")
+def slim_undo(
+    paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, as_json: bool
+) -> None:
     """Put back the originals that --keep-originals kept.
 
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
@@ -261,13 +273,14 @@ def slim_undo(paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool) -
 
     with interruptible(_NOTHING if dry_run else _GOES_ON):
         rows = undo_trees((*paths, *sites), dry_run=dry_run)
-    _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
+    _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
 
 
 @slim.command("check")
 @_paths
 @_sites
-def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
+@as_json_option("slim")
+def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
@@ -280,7 +293,7 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...]) -> None:
 
     with interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}")
+    _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
 
 
 def _request(flags: _Flags) -> SlimRequest:
@@ -327,7 +340,7 @@ def _request(flags: _Flags) -> SlimRequest:
     )
 
 
-def _slim(request: SlimRequest) -> None:
+def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.licence_notice import show_notice
@@ -349,7 +362,8 @@ def _slim(request: SlimRequest) -> None:
             "it the lock of another environment?",
             err=True,
         )
-    _finish(report.rows, f"nothing to slim in {_places(*request.paths)}", report)
+    nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
+    _finish(report.rows, nothing_to_do, report, as_json=as_json)
 
 
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:
@@ -431,12 +445,16 @@ def _places(*paths: Path) -> str:
     return ", ".join(printable(str(path)) for path in paths or default_paths())
 
 
-def _finish(rows: Sequence[SlimRow], nothing: str, report: SlimReport | None = None) -> None:
+def _finish(
+    rows: Sequence[SlimRow], nothing: str, report: SlimReport | None = None, *, as_json: bool
+) -> None:
     """Print, and leave with the status that follows."""
     from pytest_negativa.models.slimming import PROBLEMS
     from pytest_negativa.reporting.slimming import render_problems, render_rows
 
-    if text := render_rows(rows, nothing):
+    if as_json:
+        _print_json(rows, stopped=report is not None and report.stopped)
+    elif text := render_rows(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
         print_error(line)
@@ -446,11 +464,20 @@ def _finish(rows: Sequence[SlimRow], nothing: str, report: SlimReport | None = N
         click.get_current_context().exit(1)
 
 
-def _finish_check(rows: Sequence[SlimRow], nothing: str) -> None:
+def _print_json(rows: Sequence[SlimRow], *, stopped: bool = False) -> None:
+    from pytest_negativa.models.listing import LISTING_VERSION, SlimList
+
+    listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
+    click.echo(encode_json(listing), nl=False)
+
+
+def _finish_check(rows: Sequence[SlimRow], nothing: str, *, as_json: bool) -> None:
     from pytest_negativa.models.slimming import PROBLEMS
     from pytest_negativa.reporting.slimming import render_check, render_problems
 
-    if text := render_check(rows, nothing):
+    if as_json:
+        _print_json(rows)
+    elif text := render_check(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
         print_error(line)
@@ -467,15 +494,25 @@ def _finish_check(rows: Sequence[SlimRow], nothing: str) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Search these packages of the program; by default, this interpreter's.",
 )
-def explain(error: str, folders: tuple[Path, ...]) -> None:
+@as_json_option("explanation")
+def explain(error: str, folders: tuple[Path, ...], as_json: bool) -> None:
     """Tell whether slimmed libraries can cause a CUDA ERROR.
 
     explain also says what to do. ERROR is the message, such as "CUDA error: no kernel image is
     available for execution on the device". In a Python program:
     print(pytest_negativa.why(exception))
     """
-    from pytest_negativa.slimming.explain import explain_error, slimmed_in
+    from pytest_negativa.models.listing import LISTING_VERSION, Explanation
+    from pytest_negativa.slimming.explain import explain_error, rows_of, slimmed_in
     from pytest_negativa.slimming.slim import default_paths
 
     asked = folders or default_paths()
-    click.echo(explain_error(error, slimmed_in(asked), asked))
+    slimmed = slimmed_in(asked)
+    text = explain_error(error, slimmed, asked)
+    if not as_json:
+        click.echo(text)
+        return
+    explanation = Explanation(
+        format_version=LISTING_VERSION, error=error, text=text, libraries=rows_of(slimmed)
+    )
+    click.echo(encode_json(explanation), nl=False)

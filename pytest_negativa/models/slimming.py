@@ -150,10 +150,12 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         path: below the folder; the lock's path if the library was not found.
+        status: what became of it.
         before, after: size of the file in bytes.
         detail: the reason, for people.
         others: how many further names lead to the file.
         useless: no code for any of the named archs stays; such rows come first in a report.
+        notes: what a reader should know.
     """
 
     path: str

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.models.listing import SlimmedLibrary
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
@@ -88,6 +89,19 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
                 found.add([p for p in inside if os.path.lexists(p)], entry)
         found.add_unlisted(libraries)
     return found.most_first()
+
+
+def rows_of(slimmed: Iterable[Slimmed]) -> tuple[SlimmedLibrary, ...]:
+    """The libraries as rows of a listing."""
+    return tuple(
+        SlimmedLibrary(
+            path=one.path,
+            removed=None if one.entry is None else one.removed,
+            never_loaded=one.never_loaded,
+            source=None if one.entry is None else one.entry.source,
+        )
+        for one in slimmed
+    )
 
 
 def loaded_slimmed() -> tuple[Slimmed, ...]:

@@ -171,6 +171,25 @@ def report_schema() -> dict[str, Any]:
     return _schema(RunReport, "Report of a run")
 
 
+def listing_schemas() -> dict[str, dict[str, Any]]:
+    """JSON Schemas of what commands print with ``--json``, by name."""
+    from pytest_negativa.models.listing import (
+        Explanation,
+        KernelList,
+        RunDetails,
+        RunList,
+        SlimList,
+    )
+
+    return {
+        "kernels": _schema(KernelList, "Output of negativa kernels --json"),
+        "runs": _schema(RunList, "Output of negativa runs list --json"),
+        "run": _schema(RunDetails, "Output of negativa runs show --json"),
+        "slim": _schema(SlimList, "Output of negativa slim, slim undo and slim check with --json"),
+        "explanation": _schema(Explanation, "Output of negativa explain --json"),
+    }
+
+
 def verdict_schema() -> dict[str, Any]:
     """JSON Schema of ``verdict.json``."""
     from pytest_negativa.models.verdict import Verdict
@@ -235,6 +254,7 @@ if __name__ == "__main__":
         "report": report_schema(),
         "verdict": verdict_schema(),
         "pages": pages_schema(),
+        **listing_schemas(),
     }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"
         target.write_text(schema_text(schema), encoding="utf-8")

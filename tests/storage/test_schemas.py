@@ -14,8 +14,10 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.storage.records import (
     inspection_schema,
+    listing_schemas,
     lock_schema,
     map_schema,
+    report_schema,
     save_map,
     schema_names,
     schema_text,
@@ -32,6 +34,8 @@ from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
         ("inspection", inspection_schema()),
         ("verdict", verdict_schema()),
         ("lock", lock_schema()),
+        ("report", report_schema()),
+        *listing_schemas().items(),
     ],
 )
 def test_shipped_is_generated(name: str, schema: dict[str, object]) -> None:

@@ -1,0 +1,161 @@
+"""What commands print with ``--json``, if no file has the same rows."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.slimming import SlimRow
+
+LISTING_VERSION = 1
+"""Of the listings. History: 1 is the first."""
+
+
+class ListedKernel(Record, frozen=True, kw_only=True):
+    """A kernel of a library.
+
+    Attributes:
+        name: mangled.
+        signature: demangled.
+        first: the test, or the phase of the session, that used it first; None if unused.
+        launches: how often the test launched it; None without a test or at level ``lookup``.
+    """
+
+    name: str
+    signature: str
+    first: str | None = None
+    launches: Offset | None = None
+
+
+class LibraryKernels(Record, frozen=True, kw_only=True):
+    """The kernels of a library that the run's devices could load.
+
+    Attributes:
+        path: real path.
+        total: how many there are.
+        found: how many of them are asked for.
+        kernels: the first of these, or all.
+    """
+
+    path: str
+    total: Offset
+    found: Offset
+    kernels: tuple[ListedKernel, ...]
+
+
+class KernelList(Record, frozen=True, kw_only=True):
+    """Kernels of a run by library.
+
+    Attributes:
+        format_version: of this form.
+        run_id: the run.
+        listed: which kernels these are, for people: ``unused``, ``used``, or those of a test.
+        libraries: the libraries that are asked for.
+    """
+
+    format_version: int
+    run_id: str
+    listed: str
+    libraries: tuple[LibraryKernels, ...]
+
+
+class RunRow(Record, frozen=True, kw_only=True):
+    """A traced run.
+
+    Attributes:
+        run_id: its id.
+        folder: its folder.
+        is_latest: it was traced or planned last.
+        state: how far it came, and why no further.
+        size: bytes of its files.
+    """
+
+    run_id: str
+    folder: str
+    is_latest: bool
+    state: str
+    size: Offset
+
+
+class RunList(Record, frozen=True, kw_only=True):
+    """The traced runs of a folder.
+
+    Attributes:
+        format_version: of this form.
+        runs: the newest first.
+        copies_size: bytes of the copies of libraries; None without copies.
+    """
+
+    format_version: int
+    runs: tuple[RunRow, ...]
+    copies_size: Offset | None
+
+
+class RunDetails(Record, frozen=True, kw_only=True):
+    """A run, and what is known of it.
+
+    Attributes:
+        format_version: of this form.
+        run: the run.
+        command: the words of its command; None if no pytest session ran.
+        tests: how many tests ended with each outcome.
+        devices: e.g. ``"NVIDIA H200 (9.0)"``; None if the run isn't located yet.
+        processes: how many processes were traced; None if the run isn't located yet.
+        libraries: how many libraries have a plan.
+        gpu_code: bytes of GPU code in their files.
+        unused: bytes of it that are planned as unused.
+    """
+
+    format_version: int
+    run: RunRow
+    command: tuple[str, ...] | None
+    tests: dict[str, int]
+    devices: tuple[str, ...] | None
+    processes: Offset | None
+    libraries: Offset
+    gpu_code: Offset
+    unused: Offset
+
+
+class SlimList(Record, frozen=True, kw_only=True):
+    """What became of libraries, or what they are.
+
+    Attributes:
+        format_version: of this form.
+        libraries: a row for each.
+        stopped: nothing was done, because libraries of the lock are missing (``--require``).
+    """
+
+    format_version: int
+    libraries: tuple[SlimRow, ...]
+    stopped: bool = False
+
+
+class SlimmedLibrary(Record, frozen=True, kw_only=True):
+    """A slimmed library.
+
+    Attributes:
+        path: of the file.
+        removed: bytes of GPU code that it lost; None if no manifest tells.
+        never_loaded: it lost all of its GPU code, because the proved run never loaded it.
+        source: what told what stays; None if no manifest tells.
+    """
+
+    path: str
+    removed: Offset | None
+    never_loaded: bool
+    source: str | None
+
+
+class Explanation(Record, frozen=True, kw_only=True):
+    """What a CUDA error may have to do with slimmed libraries.
+
+    Attributes:
+        format_version: of this form.
+        error: the text of the error; empty if none was given.
+        text: the explanation, for people.
+        libraries: the slimmed libraries, those that lost most first.
+    """
+
+    format_version: int
+    error: str
+    text: str
+    libraries: tuple[SlimmedLibrary, ...]

@@ -1,0 +1,31 @@
+"""A list of kernels as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_negativa.models.listing import KernelList, ListedKernel
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_items
+
+
+def render_kernels(listing: KernelList, *, demangled: bool) -> Iterator[str]:
+    """The lines: a headline for each library, and its kernels."""
+    for library in listing.libraries:
+        yield (
+            f"{printable(library.path)}: {library.found:,} of {library.total:,} kernels "
+            f"{printable(listing.listed)}"
+        )
+        for kernel in library.kernels:
+            yield from _lines(kernel, demangled=demangled)
+        if library.found > len(library.kernels):
+            yield f"  and {library.found - len(library.kernels):,} more"
+
+
+def _lines(kernel: ListedKernel, *, demangled: bool) -> Iterator[str]:
+    times = ""
+    if kernel.launches is not None:
+        times = f"  ({format_items(kernel.launches, 'launch', 'launches')})"
+    yield f"  {printable(kernel.signature if demangled else kernel.name)}{times}"
+    if kernel.first is not None:
+        yield f"      first used in {printable(kernel.first)}"

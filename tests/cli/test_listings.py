@@ -1,0 +1,77 @@
+"""Commands that list: JSON that fits its schema, and the kernels that are asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.sessions import Project
+
+
+def listed(project: Project, schema: str, *command: str, status: int = 0) -> Any:
+    """What the command prints with ``--json``."""
+    found = json.loads(project.negativa(*command, "--json", status=status).stdout)
+    jsonschema.validate(found, json.loads(shipped_schema(schema)))
+    return found
+
+
+@pytest.fixture
+def located(project: Project) -> Project:
+    """A project with a run, which replayed the recording."""
+    project.write("test_a.py", "def test_passes():\n    pass\n")
+    project.pytest("-q", "--negativa")
+    return project
+
+
+@pytest.mark.slow
+def test_listings_of_runs(located: Project) -> None:
+    report = listed(located, "report", "locate", "--report=terminal,csv")
+    assert report["libraries"][0]["kernels"] == 13
+    assert (located.results / "report.csv").exists()
+
+    [run] = listed(located, "runs", "runs", "list")["runs"]
+    assert run["is_latest"] and run["state"] == "planned"
+    details = listed(located, "run", "runs", "show")
+    assert details["run"] == run
+    assert (details["libraries"], details["unused"]) == (1, 60216)
+
+
+@pytest.mark.slow
+def test_kernels(located: Project) -> None:
+    def names(*options: str) -> list[str]:
+        [library] = listed(located, "kernels", "kernels", *options)["libraries"]
+        return [kernel["name"] for kernel in library["kernels"]]
+
+    assert len(names()) == 9
+    assert len(names("--used")) == 4
+    assert names("--match", "image_*") == ["image_blur", "image_flip", "image_threshold"]
+    assert names("--match", "image_*", "--top", "1") == ["image_blur"]
+    # A glob may be of the demangled name.
+    [multiply] = names("--match", "*multiply<32>*")
+    assert multiply.startswith("_Z")
+    assert names("--match", "image_blur", "--match", "image_flip") == ["image_blur", "image_flip"]
+    [used] = listed(located, "kernels", "kernels", "--used", "--top=1")["libraries"]
+    assert used["kernels"][0]["first"].endswith(" (call)")
+
+    shown = located.negativa("kernels", "--match", "image_*", "--top", "2").stdout.splitlines()
+    assert shown[0].endswith("libquickstart.so: 3 of 13 kernels unused")
+    assert shown[1:] == ["  image_blur", "  image_flip", "  and 1 more"]
+
+
+@pytest.mark.slow
+def test_slimmed_libraries(project: Project) -> None:
+    library = project.folder / "site" / "libquickstart.so"
+    library.parent.mkdir()
+    library.write_bytes(QUICKSTART_LIBRARY.read_bytes())
+    asked = ("slim", "--archs", "sm_90", "--no-load-check", "--dry-run", "site")
+    [row] = listed(project, "slim", *asked)["libraries"]
+    assert row["status"] in ("would be slimmed", "left as it is")
+    assert listed(project, "slim", "slim", "check", "site")["libraries"] == []
+    assert listed(project, "slim", "slim", "undo", "site")["libraries"] == []
+    found = listed(project, "explanation", "explain", "no kernel image", "--in", "site")
+    assert found["libraries"] == [] and found["text"].startswith("Nothing was slimmed in ")
