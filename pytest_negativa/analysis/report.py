@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.analysis.baseline import compare_with_baseline, names_of
+from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
@@ -25,7 +28,11 @@ def build_report(
     files: Sequence[str],
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
-    rows = rows_of(analysis.libraries)
+    places = Places()
+    rows = tuple(
+        replace(row, version=places.of(row.path).version) if is_installed(row.path) else row
+        for row in rows_of(analysis.libraries)
+    )
     usage = analysis.usage
     coverage = tuple(a.coverage for a in analysis.libraries if a.coverage is not None)
     comparison = compare_with_baseline(analysis.libraries, settings.compare)

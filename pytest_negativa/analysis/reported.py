@@ -38,7 +38,9 @@ def load_contents(run: Run) -> ReportContents:
     if not run.plan_files():
         return ReportContents(report, (), usage)
     planned = load_planned(run)
-    return ReportContents(replace(report, libraries=rows_of(planned)), planned, usage)
+    versions = {row.path: row.version for row in report.libraries}
+    rows = tuple(replace(row, version=versions.get(row.path)) for row in rows_of(planned))
+    return ReportContents(replace(report, libraries=rows), planned, usage)
 
 
 def report_verified(run: Run, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""The commands that compare GPU code with that of another release or run: baseline, diff."""
+"""The commands that compare releases and runs: baseline, diff, history."""
 
 from __future__ import annotations
 
@@ -92,3 +92,27 @@ def baseline(output: Path, **flags: Any) -> None:
     if str(output) != STDOUT:
         libraries = format_items(len(found.libraries), "library", "libraries")
         click.echo(f"{output}: {libraries} of {run}")
+
+
+@click.command()
+@click.argument("lock", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--library", "glob", metavar="GLOB", help="Show libraries whose names match.")
+@click_options("config", "directory")
+def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
+    """Show how GPU code grew over the saved runs, or over the revisions of LOCK.
+
+    LOCK is a lock file in a git repository. Each row has the used and unused bytes at that time;
+    with --library, those of each library with the version of its distribution.
+
+    Exit status: 0, or 1 if there is no history.
+    """
+    from pytest_negativa.analysis.history import history_of_lock, history_of_runs
+    from pytest_negativa.reporting.history import render_history
+    from pytest_negativa.storage.runs import RunsFolder
+
+    settings = settings_of(flags)
+    if lock is None:
+        points = history_of_runs(RunsFolder(Path(settings.directory)))
+    else:
+        points = history_of_lock(lock)
+    click.echo("\n\n".join(render_history(points, glob)))

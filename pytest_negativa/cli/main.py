@@ -20,7 +20,7 @@ _MODULES = {
     for module, commands in {
         "by_test": ("needs", "tests"),
         "completion": ("completion",),
-        "diff": ("baseline", "diff"),
+        "diff": ("baseline", "diff", "history"),
         "image_report": ("image-report",),
         "inspect": ("inspect",),
         "kernels": ("kernels",),

@@ -130,6 +130,11 @@ class Places:
         return self._owners[site]
 
 
+def is_installed(path: str) -> bool:
+    """Whether the path of a file says that it lies among installed distributions."""
+    return not set(_SITE_NAMES).isdisjoint(Path(path).parts)
+
+
 def find_site(path: Path) -> Path | None:
     """The folder of installed distributions that a path lies below; None if there is none."""
     for folder in path.parents:

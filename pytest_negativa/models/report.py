@@ -53,6 +53,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         unused_kernels: mangled names of the others if they are few; else empty.
         notes: what a reader should know.
         trimmed: what is unused inside kept cubins; None if nothing is.
+        version: of the distribution that installed it.
     """
 
     path: str
@@ -67,6 +68,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...]
     trimmed: TrimmedRow | None = None
+    version: str | None = None
 
     @property
     def unused_bytes(self) -> int:

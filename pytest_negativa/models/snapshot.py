@@ -138,3 +138,30 @@ class SnapshotDifference(NamedTuple):
     libraries: tuple[LibraryChange, ...]
     code: tuple[CodeChange, ...]
     kernels: tuple[KernelChanges, ...]
+
+
+class HistoryLibrary(NamedTuple):
+    """A library at some time.
+
+    Attributes:
+        version: of the distribution that installed it.
+        code, unused: in bytes.
+    """
+
+    name: str
+    version: str | None
+    code: int
+    unused: int
+
+
+class HistoryPoint(NamedTuple):
+    """A run, or a revision of a lock file.
+
+    Attributes:
+        label: id of the run, or date and revision.
+        problem: why its libraries are unknown; None if they are known.
+    """
+
+    label: str
+    libraries: tuple[HistoryLibrary, ...]
+    problem: str | None = None

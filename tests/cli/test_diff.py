@@ -77,3 +77,31 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     )
     unused = project.negativa("locate", "--max-unused-percent-library=*=89.6", status=1).stderr
     assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused
+
+
+def test_history_of_runs_and_of_a_lock(project: Project) -> None:
+    project.write("test_a.py", "def test_passes(): pass\n")
+    for _ in range(2):
+        project.pytest("-q", "--negativa")
+    project.negativa("lock", "--unproved")
+    assert "no revision" not in project.negativa("history").stdout
+    assert "git" in project.negativa("history", "negativa.lock", status=1).stderr
+
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        project.run("git", *name, *words, GIT_CONFIG_GLOBAL="/dev/null")
+
+    git("init", "-q")
+    git("add", "negativa.lock")
+    git("commit", "-qm", "one")
+    # As another release would have it.
+    text = (project.folder / "negativa.lock").read_text()
+    project.write("negativa.lock", text.replace("format_version: ", "format_version: 9"))
+    git("commit", "-qam", "two")
+
+    runs = project.negativa("history", "--library", "libquick*").stdout.splitlines()[2:]
+    assert [line.split()[0] for line in runs] == [run.name for run in project.runs()]
+    assert "+0.0%" in runs[1]
+    lock = project.negativa("history", "negativa.lock").stdout
+    assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
+    assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock

@@ -1,0 +1,61 @@
+"""How GPU code grew from run to run, as a table with bars for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_growth
+from pytest_negativa.settings.globs import matches
+
+_WIDTH = 30
+_USED, _UNUSED = "█", "░"
+
+
+def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator[str]:
+    """A table with a row for each point, or for each library of it.
+
+    Args:
+        points: the oldest first.
+        glob: shows libraries whose names match; None for the totals.
+    """
+    rows: list[tuple[str, HistoryLibrary]] = []
+    for point in points:
+        if glob is None and point.problem is None:
+            rows.append((point.label, _total(point.libraries)))
+        elif glob is not None:
+            rows += [(point.label, one) for one in point.libraries if matches(glob, one.name)]
+    most = max((one.code for _, one in rows), default=0)
+    before: dict[str, int] = {}
+    cells = []
+    for label, one in rows:
+        change = format_growth(before[one.name], one.code) if one.name in before else ""
+        before[one.name] = one.code
+        used = one.code - one.unused
+        figures = (format_bytes(used), format_bytes(one.unused), change, _bar(one, most))
+        cells.append([label, one.name, one.version or "", *figures])
+    headers = ["when", "library", "version", "used", "unused", "change", ""]
+    left = [n for n, _ in enumerate(headers) if n != 1 or glob is not None]
+    if not any(row[2] for row in cells):
+        left.remove(2)
+    yield format_table(
+        "".join("lllrrrl"[n] for n in left),
+        [headers[n] for n in left],
+        [[row[n] for n in left] for row in cells],
+    )
+    for point in points:
+        if point.problem is not None:
+            yield f"{point.label}: left out: {printable(point.problem)}"
+
+
+def _total(libraries: Sequence[HistoryLibrary]) -> HistoryLibrary:
+    code, unused = sum(one.code for one in libraries), sum(one.unused for one in libraries)
+    return HistoryLibrary("total", None, code, unused)
+
+
+def _bar(one: HistoryLibrary, most: int) -> str:
+    length = round(_WIDTH * one.code / most) if most else 0
+    unused = round(length * one.unused / one.code) if one.code else 0
+    return _USED * (length - unused) + _UNUSED * unused
