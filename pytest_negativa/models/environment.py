@@ -24,6 +24,7 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_RUN_ID",
         "NEGATIVA_SUPERVISE",
         "NEGATIVA_LACKS",
+        "NEGATIVA_OUTER_LACKS",
         "NEGATIVA_TRACE_DIR",
     }
 )

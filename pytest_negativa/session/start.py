@@ -41,6 +41,7 @@ from pytest_negativa.storage.handover import Handover, find_handover
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.tracing.children import outer_sockets
 from pytest_negativa.tracing.detector import Detector, TraceError
 from pytest_negativa.tracing.files import end_former_program
 from pytest_negativa.tracing.gpu import has_gpu
@@ -222,9 +223,12 @@ def _role_and_run(
         outer_folder=outer.outer_folder if outer is not None else str(run),
         outer_runs=outer.outer_runs if outer is not None else str(runs.folder),
     )
-    before = os.environ.get(SESSION_VARIABLE)
-    os.environ[SESSION_VARIABLE] = session.to_text()
-    config.add_cleanup(lambda: _end_handover(before))
+    changes = {SESSION_VARIABLE: session.to_text()}
+    if former is None:
+        changes |= outer_sockets(os.environ)
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    config.add_cleanup(lambda: _restore(before))
     return Role.CONTROLLER if distributed else Role.SOLO, run, config.rootpath, round_spec
 
 
@@ -238,8 +242,9 @@ def _take_over(run: Run) -> Run | None:
     return run
 
 
-def _end_handover(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(SESSION_VARIABLE, None)
-    else:
-        os.environ[SESSION_VARIABLE] = before
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -6,7 +6,13 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+LACKS = "NEGATIVA_LACKS"
+"""The variable with the name of the session's socket, see ``Children.name``."""
+
+OUTER_LACKS = "NEGATIVA_OUTER_LACKS"
+"""The same of the sessions around it, parted by commas: a test of theirs started it."""
 
 _LONGEST = 4096
 _KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
@@ -56,6 +62,12 @@ class Children:
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
+
+
+def outer_sockets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable to set for a session that begins in an environment: who doesn't see its use."""
+    names = (environ.get(OUTER_LACKS), environ.get(LACKS))
+    return {OUTER_LACKS: ",".join(dict.fromkeys(filter(None, names)))} if any(names) else {}
 
 
 def tell_lack(name: str, text: str) -> None:

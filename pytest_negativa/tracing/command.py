@@ -16,7 +16,7 @@ from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, War
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.children import Children, outer_sockets
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment, make_header
@@ -123,7 +123,7 @@ def traced_environment(
         cupti=find_cupti(sys.path),
         lacks=lacks,
     )
-    return {**environ, **changes}
+    return {**environ, **outer_sockets(environ), **changes}
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

@@ -211,25 +211,40 @@ static void text_field(Text *text, const char *name, const char *value) {
     text_json(text, value, strlen(value));
 }
 
-/* Tells the process that waits for it (tracing/children.py) why this one is not traced, or not
- * wholly. It needs no right and no space on a disk. */
-static void tell(const char *problem) {
-    const char *name = getenv("NEGATIVA_LACKS");
+/* Tells a process that waits for it (tracing/children.py) something of this one. It needs no right
+ * and no space on a disk. */
+static void send_to(const char *name, size_t length, const char *fact) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     /* unix(7): an abstract address begins with NUL, and its length is part of it. */
-    size_t length = name != NULL ? strlen(name) : 0;
     if (length == 0 || length >= sizeof address.sun_path) return;
     memcpy(address.sun_path + 1, name, length);
     char text[2048], executable[1024];
     ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
     executable[size > 0 ? size : 0] = 0;
     snprintf(text, sizeof text, "process %d (%s), user %u: %s", (int)getpid(), executable,
-             (unsigned)geteuid(), problem);
+             (unsigned)geteuid(), fact);
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return;
     sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
            (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length));
     close(fd);
+}
+
+/* Why this process is not traced, or not wholly. */
+static void tell(const char *problem) {
+    const char *name = getenv("NEGATIVA_LACKS");
+    if (name != NULL) send_to(name, strlen(name), problem);
+}
+
+/* To sessions of which a test started this one: they don't see what it uses. */
+static void tell_outer_sessions(void) {
+    const char *name = getenv("NEGATIVA_OUTER_LACKS");
+    while (name != NULL) {
+        const char *comma = strchr(name, ',');
+        size_t length = comma != NULL ? (size_t)(comma - name) : strlen(name);
+        send_to(name, length, "it is traced into another run");
+        name = comma != NULL ? comma + 1 : NULL;
+    }
 }
 
 /* Whether the trace's descriptor still is the trace: programs may close all descriptors. */
@@ -970,7 +985,10 @@ static void bind_handle(uint64_t handle, long image) {
 
 /* Takes what the image owns. */
 static long record_image(const char *call, uint64_t handle, Image *image) {
-    if (!devices_known) record_devices();
+    if (!devices_known) {
+        tell_outer_sessions();
+        record_devices();
+    }
     Text key = {0};
     if (image->placed)
         text_format(&key, "%llu %s %ld", (unsigned long long)image->offset, call, image->library);

@@ -28,12 +28,11 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
-    Role,
     TracedLibrary,
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.children import tell_lack
+from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
@@ -67,10 +66,8 @@ class Recorder:
         self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
         self._gap: int | None = None
-        # A session that started this one doesn't see what this one uses. Workers of pytest-xdist
-        # and traced children are part of the session that started them.
-        is_part = writer.header.role in (Role.WORKER, Role.CHILD)
-        self._outer = None if is_part else os.environ.get("NEGATIVA_LACKS")
+        # Sessions of which a test started this one don't see what this one uses.
+        self._outer = tuple(filter(None, os.environ.get(OUTER_LACKS, "").split(",")))
 
     def set_context(self, context: Context) -> None:
         """Note which test and phase the following records belong to."""
@@ -251,9 +248,9 @@ class Recorder:
 
     def _record_devices(self) -> None:
         self._devices_known = True
-        if self._outer:
+        for outer in self._outer:
             pid, path = System.getpid(), self._writer.path
-            tell_lack(self._outer, f"process {pid} traces itself, as a session of its own: {path}")
+            tell_lack(outer, f"process {pid} is traced into another run: {path}")
         try:
             driver = DriverFacts()
             devices = driver.devices()

@@ -22,7 +22,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.children import LACKS, Children
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.mappings import loaded_cupti
@@ -36,7 +36,7 @@ _VARIABLES = (
     "NEGATIVA_RUN_ID",
     "NEGATIVA_ROOT",
     "NEGATIVA_CUPTI",
-    "NEGATIVA_LACKS",
+    LACKS,
     _CHAINED,
     _INJECTION,
 )
@@ -69,7 +69,7 @@ def child_environment(
         "NEGATIVA_TRACE_DIR": str(run.trace_dir),
         "NEGATIVA_RUN_ID": run.run_id,
         "NEGATIVA_ROOT": str(root),
-        "NEGATIVA_LACKS": lacks,
+        LACKS: lacks,
     }
     if cupti is not None:
         changes["NEGATIVA_CUPTI"] = cupti

@@ -409,3 +409,43 @@ def test_what_is_used_late_is_traced_and_proved(tmp_path: Path, fault: PlantedFa
     assert {"pytest_sessionfinish", "pytest_unconfigure", "after the session"} <= details
     used_libraries = {Path(path).name.split(".")[0] for path in used(usage)}
     assert {"libtorch_cuda", "libcufft"} <= used_libraries
+
+
+NESTED = """
+import subprocess, sys
+import torch
+
+
+def test_relu():
+    torch.randn(8, device="cuda").relu()
+
+
+def test_a_session_of_its_own():
+    command = [sys.executable, "-m", "pytest", "--negativa", *{workers!r}, "inner.py"]
+    subprocess.run(command, check=True, cwd="nested")
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "workers"])
+@pytest.mark.planted_fault(
+    "A test starts a pytest session with --negativa, whose tests or workers use the GPU.",
+    says="is traced into another run",
+)
+def test_a_session_that_a_test_starts(
+    tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_nested.py").write_text(NESTED.format(workers=workers))
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "inner.py").write_text(
+        "import torch\n\n\ndef test_sort():\n    torch.randn(8, device='cuda').sort()\n"
+    )
+
+    run(tmp_path, "--negativa")
+
+    # The inner session has a run of its own; the outer plan keeps all code.
+    lacks = latest(tmp_path, "usage.json")["incomplete"]
+    fault.check(" ".join(lack["text"] for lack in lacks))
+    assert {lack["process"] for lack in lacks} == {None}
+    plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
+    assert {d[3] for d in plan["decisions"]} == {"incomplete"}
+    assert used(latest(tmp_path / "nested", "usage.json"))

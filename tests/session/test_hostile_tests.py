@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.tracing.children import Children
 from tests.support.faults import PlantedFault
+from tests.support.sessions import used_kernels
 from tests.support.verified import VerifiedProject
 
 # Without its GPU code the last test goes on without the GPU, and passes.
@@ -104,3 +106,23 @@ def test_fork():
     assert shown.count("GPU code (pytest-negativa)") == 1
     assert project.planned()
     assert "\nPROVED" in project.verify()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "workers"])
+@pytest.mark.planted_fault(
+    "A test starts a pytest session with --negativa, whose tests or workers use the GPU.",
+    says="is traced into another run",
+)
+def test_a_session_that_a_test_starts(
+    tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
+) -> None:
+    inner = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB, 0)\n")
+    outer = Children(traceable=True)
+    inner.environ["NEGATIVA_LACKS"] = outer.name
+    inner.trace(*workers)
+    [lack] = outer.untraced()
+    outer.close()
+    fault.check(lack)
+    # It is a session of its own all the same.
+    assert used_kernels(inner.latest("usage.json")) == {"vector_add"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
@@ -265,6 +266,23 @@ def test_the_first_process_of_a_namespace(injected: Injected) -> None:
     assert kernels(usage) == {MULTIARCH.name: ["k"]} and not usage.incomplete
     with injected.running(USES):
         assert len(injected.usage().incomplete) == 1
+
+
+@pytest.mark.planted_fault(
+    "A test starts a session with --negativa, and a child of that session uses the GPU.",
+    says="it is traced into another run",
+)
+def test_a_child_of_a_session_within_sessions(injected: Injected, fault: PlantedFault) -> None:
+    outer, outermost = Children(traceable=True), Children(traceable=True)
+    injected.environ["NEGATIVA_OUTER_LACKS"] = f"{outermost.name},{outer.name}"
+    injected.play("start()")
+    assert not list(outer.untraced()), "it used no GPU code"
+    injected.play(USES)
+    for session in (outer, outermost):
+        [lack] = session.untraced()
+        fault.check(lack)
+        session.close()
+    assert kernels(injected.usage()) == {MULTIARCH.name: ["k"]} and not injected.untraced()
 
 
 def test_a_library_that_is_replaced_is_another_library(injected: Injected, tmp_path: Path) -> None:

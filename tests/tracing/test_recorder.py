@@ -13,7 +13,7 @@ import pytest
 
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.children import Children, outer_sockets
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import FoundImage
 from pytest_negativa.tracing.mappings import Mappings
@@ -194,13 +194,15 @@ def test_a_small_file_without_build_id_is_hashed_at_once(process: Process, tmp_p
 
 @pytest.mark.planted_fault(
     "A test starts a pytest session with --negativa, which traces itself into a run of its own.",
-    says="traces itself, as a session of its own",
+    says="is traced into another run",
 )
-def test_a_session_within_a_session(
+def test_a_session_within_sessions(
     tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outer = Children(traceable=True)
-    monkeypatch.setenv("NEGATIVA_LACKS", outer.name)
+    outer, outermost = Children(traceable=True), Children(traceable=True)
+    around = {"NEGATIVA_LACKS": outer.name, "NEGATIVA_OUTER_LACKS": outermost.name}
+    for name, value in outer_sockets(around).items():
+        monkeypatch.setenv(name, value)
     inner = Process(tmp_path)
     library = inner.load(QUICKSTART_LIBRARY)
     inner.look()
@@ -211,4 +213,6 @@ def test_a_session_within_a_session(
 
     [lack] = outer.untraced()
     fault.check(lack)
+    assert [lack] == list(outermost.untraced())
+    outermost.close()
     outer.close()
