@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
@@ -27,18 +27,22 @@ def check_tree(tree: Tree) -> list[SlimRow]:
     the RECORD of its distribution has that digest. Then it was installed again.
 
     Returns:
-        A row for each slimmed library. If a run is at work, a row that says so, and no others: the
-        libraries and RECORD agree only when it has ended.
+        A row for each slimmed library. If a run is at work, or was meanwhile, a row that says so,
+        and no others: the libraries and RECORD agree only when it has ended.
 
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = load_manifest(tree.root)
-    if (at_work := _folder_at_work(tree.root)) is not None:
-        detail = (
-            "negativa slim or undo changes the libraries there; run check again when it has ended"
-        )
-        return [SlimRow.unchanged(f"{at_work}/", SlimStatus.AT_WORK, 0, detail)]
+    if (at_work := _folder_at_work(tree.root)) is None:
+        rows = _check(tree, manifest)
+        if load_manifest(tree.root) == manifest:
+            return rows
+    detail = "negativa slim or undo changes the libraries there; run check again when it has ended"
+    return [SlimRow.unchanged(f"{at_work or tree.root}/", SlimStatus.AT_WORK, 0, detail)]
+
+
+def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group

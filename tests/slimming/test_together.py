@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming import check as check_module
 from pytest_negativa.slimming import slim as slim_module
 from pytest_negativa.slimming.copy_folder import copy_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
+from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
 
@@ -144,7 +147,7 @@ def test_metadata_that_are_given_as_well(site: Made) -> None:
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, slim_trees\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
         "lock, *paths = map(Path, sys.argv[1:])\n"
         "options = SlimOptions(load_check=False)\n"
         "slim_trees(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
@@ -161,7 +164,7 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, slim_trees\n"
+        "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
         "lock = load_lock(Path(sys.argv[1]))\n"
         "slim_trees(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions(load_check=False)))"
     )
@@ -232,3 +235,26 @@ class TestTarget:
         monkeypatch.setattr(slim_module, "copy_folder", copy)
         self.copy(site, tmp_path / "deeper" / "target")
         assert seen == [True, True]
+
+
+@pytest.mark.planted_fault(
+    "slim begins and ends while check reads the folder.", says="at work: negativa slim or undo"
+)
+def test_check_beside_a_run(
+    site: Made, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
+) -> None:
+    """check has looked for a run at work, and looks at the libraries only now."""
+    real = check_module._folder_at_work
+
+    def slim_meanwhile(root: Path) -> Path | None:
+        found = real(root)
+        monkeypatch.undo()
+        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
+        return found
+
+    monkeypatch.setattr(check_module, "_folder_at_work", slim_meanwhile)
+    [tree] = scan((site.folder,))
+    [row] = check_module.check_tree(tree)
+    fault.check(f"{row.status.value}: {row.detail}")
+    [tree] = scan((site.folder,))
+    assert {row.status for row in check_module.check_tree(tree)} == {SlimStatus.SOUND}
