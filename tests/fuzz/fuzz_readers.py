@@ -10,7 +10,9 @@ atheris is no dependency of the tests, since it has no wheel for every Python. T
 The first argument is a target of ``tests.support.fuzz_targets``. The second is the folder of its
 corpus, seeded if it is empty. The rest goes to libFuzzer. A crash, a time-out or too much memory
 leaves the input in a file of the working directory. Put it into ``tests/fuzz/corpus/TARGET``: a
-test tries every file there.
+test tries every file there. So it does with the inputs that reach other code than the seeds do::
+
+    fuzz-env/bin/python -m tests.fuzz.fuzz_readers library new fuzz-corpus/library -merge=1
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ with atheris.instrument_imports(include=["pytest_negativa", "elftools"]):
 
 
 def main() -> None:
-    target, corpus = sys.argv[1], Path(sys.argv[2])
+    target, *arguments = sys.argv[1:]
+    corpus = Path(next(word for word in arguments if not word.startswith("-")))
     corpus.mkdir(parents=True, exist_ok=True)
     if not any(corpus.iterdir()):
         for number, seed in enumerate(iter_seeds(target)):
             (corpus / f"seed-{number}").write_bytes(seed)
-    atheris.Setup([sys.argv[0], str(corpus), *sys.argv[3:]], TARGETS[target])
+    # What libFuzzer starts again for -merge=1, by a shell.
+    itself = f"{sys.executable} -m tests.fuzz.fuzz_readers {target}"
+    atheris.Setup([itself, *arguments], TARGETS[target])
     atheris.Fuzz()
 
 
