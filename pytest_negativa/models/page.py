@@ -108,12 +108,15 @@ class Page(Record, frozen=True, kw_only=True):
     """Everything that the HTML report shows.
 
     Attributes:
+        report: without what has columns here.
+        proof: the last verdict on the run as a sentence; None if there is none.
         unused_reasons: those values of ``reason`` that call an element unused.
         texts: each text once.
         left_out_kernels: unused kernels of a very large run that have no row.
     """
 
     report: RunReport
+    proof: str | None
     unused_reasons: tuple[str, ...]
     texts: tuple[str, ...]
     elements: ElementColumns

@@ -14,9 +14,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
@@ -25,6 +27,7 @@ from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import Page
+from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.trace import Context, Launches, Phase, Usage
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
@@ -88,6 +91,22 @@ def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
             assert page.elements.start[element] in kept
     assert texts(page, page.tests.name) == [TEST.nodeid]
     assert not page.launches.count
+
+
+def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
+    proof = ProofRow(proved=False, reasons=("a test failed",), proved_bytes=0, copies="both")
+    page = build_page(replace_fields(contents, report=replace(contents.report, proof=proof)))
+    assert page.proof == "Not proved: a test failed."
+    assert unpacked(pack(page))["proof"] == page.proof
+    assert build_page(contents).proof is None
+
+
+def test_names_stand_once(contents: ReportContents) -> None:
+    """The report's rows repeat none of the columns."""
+    page = build_page(contents)
+    report = msgspec.json.encode(page.report)
+    assert len(page.texts) == len(set(page.texts))
+    assert not [text for text in texts(page, page.kernels.mangled) if str(text).encode() in report]
 
 
 def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Path) -> None:

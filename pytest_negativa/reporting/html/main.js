@@ -27,7 +27,7 @@ function show(data, moved) {
   const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   const main = document.getElementById("main");
   tip.hide();
-  tableInPrint = null;
+  PRINTED.length = 0;
   main.replaceChildren(...pageOf(data, parts, new URLSearchParams(query || "")).filter(Boolean));
   const plural = { map: "", library: "libraries", element: "elements", kernel: "kernels", test: "tests" };
   const current = plural[parts[0]] ?? parts[0];
@@ -36,25 +36,32 @@ function show(data, moved) {
   if (moved) { scrollTo(0, 0); main.focus({ preventScroll: true }); }
 }
 
-function setUpTheme(redraw) {
-  const button = document.getElementById("theme"), root = document.documentElement;
+function setUpTheme() {
+  const button = document.getElementById("theme"), root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
   const stored = () => { try { return localStorage.getItem("negativa-theme"); } catch { return null; } };
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const label = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", `${isDark() ? "Light" : "Dark"} theme`); };
-  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
-  label();
+  const draw = (onPaper) => PRINTED.forEach((part) => part.draw(onPaper));
+  const set = (theme) => {
+    const other = theme === "dark" ? "Light" : "Dark";
+    root.dataset.theme = theme;
+    button.textContent = other;
+    button.setAttribute("aria-label", `${other} theme`);
+    draw();
+  };
+  const wanted = () => stored() || (system.matches ? "dark" : "light");
   button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
+    set(root.dataset.theme === "dark" ? "light" : "dark");
     try { localStorage.setItem("negativa-theme", root.dataset.theme); } catch { /* The choice lasts as long as the page. */ }
-    label();
-    redraw();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redraw(); });
+  system.addEventListener("change", () => set(wanted()));
+  let screen = "";
+  addEventListener("beforeprint", () => { screen = root.dataset.theme; root.dataset.theme = "light"; draw(true); });
+  addEventListener("afterprint", () => set(screen));
+  set(wanted());
 }
 
 async function start() {
+  setUpTheme();
   const data = indexData(await readData());
-  setUpTheme(() => show(data));
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); });
   addEventListener("hashchange", () => show(data, true));
   addEventListener("keydown", (event) => {

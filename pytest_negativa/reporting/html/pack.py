@@ -24,6 +24,7 @@ def pack(page: Page) -> bytes:
     shared = shared_lengths(page.texts)
     header = {
         "report": page.report,
+        "proof": page.proof,
         "unusedReasons": page.unused_reasons,
         "leftOutKernels": page.left_out_kernels,
         "tables": {

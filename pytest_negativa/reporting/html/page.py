@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import CodeBlock
@@ -20,7 +22,9 @@ from pytest_negativa.models.page import (
     TextIndex,
 )
 from pytest_negativa.models.plan import UnusedReason
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context
+from pytest_negativa.reporting.rows import describe_proof
 
 MOST_ELEMENTS = 150_000
 """Rows of elements in a page; beyond them, the smallest are grouped."""
@@ -101,7 +105,8 @@ class _Builder:
         elements, numbers = _grouped(elements, most_elements)
         kernels, copies = _largest(kernels, copies, most_kernels)
         return Page(
-            report=report,
+            report=_without_kernels(report),
+            proof=None if report.proof is None else describe_proof(report.proof),
             unused_reasons=tuple(reason.value for reason in UnusedReason),
             elements=ElementColumns(**_columns(_Element._fields, elements)),
             kernels=KernelColumns(
@@ -216,6 +221,12 @@ class _Builder:
         ]
         names = ("run", "code_bytes", "unused_bytes", "kernels", "used_kernels")
         return HistoryColumns(**_columns(names, rows))
+
+
+def _without_kernels(report: RunReport) -> RunReport:
+    """The report without the names that the page has as columns."""
+    rows = (replace(row, first_uses=(), unused_kernels=()) for row in report.libraries)
+    return replace(report, libraries=tuple(rows), coverage=())
 
 
 def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:

@@ -14,7 +14,7 @@ const partsOf = (row, data) => CATEGORIES.map(({ id }, i) => [id, i < 2 ? keptBy
 
 const present = (data) => [0, 1, 2, 3].filter((category) => data.report.libraries.some((row) => partsOf(row, data)[category][1]));
 
-function notes(report) {
+function notes({ report, proof }) {
   const list = (items, kind, title) => {
     if (!items.length) return null;
     const lines = make("ul", {}, items.slice(0, 2).map((item) => make("li", {}, item)));
@@ -22,10 +22,12 @@ function notes(report) {
     return make("div", { class: `note ${kind}` }, make("strong", {}, title), lines, more);
   };
   return [
+    proof ? make("p", { class: `note ${report.proof.proved ? "good" : "bad"}` }, proof) : null,
     report.replay ? make("p", { class: "note" }, report.replay) : null,
     list(report.crossed, "bad", "Limits that were crossed"),
     list(report.not_covered, "warn", "Not covered by the trace, so what it may have used is kept"),
     list(report.warnings, "warn", "Warnings"),
+    list(report.compiled_kernels, "", "Kernels compiled at run time, which are in no library"),
   ];
 }
 
@@ -41,7 +43,7 @@ function overview(data, path) {
     make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code was not used by ${tests}`),
     make("p", { class: "lead" }, `The run loaded ${plural(rows.length, "library", "libraries")} with ${formatBytes(code)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
       `${formatBytes(unused)} of it did nothing for the tests; ${formatBytes(code - unused)} stays.`),
-    ...notes(report),
+    ...notes(data),
     make("div", { class: "tiles" },
       tile("#/libraries", formatBytes(unused), "Removable", `${formatShare(unused, files)} of ${formatBytes(files)} of libraries`),
       tile("#/elements?reason=wrong-arch", formatBytes(sum(rows.map((row) => unusedBy(row, 3, data)))), "For other GPUs", "never loaded by the tested GPU"),

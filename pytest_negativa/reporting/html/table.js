@@ -5,7 +5,7 @@ const SPARE_ROWS = 8;
 const FEW_ROWS = 8; // They need no search.
 const SLICE_MS = 12; // A search gives way to keys and drawing after this time.
 const PRINTED_ROWS = 200;
-let tableInPrint = null;
+const PRINTED = []; // Tables and maps that are drawn otherwise on paper.
 
 // columns: { id, title, hint, width, kind, cell(row), key(row), search } where cell gives text or a
 // node; filters: { id, label, options, key(row) } where key gives the value of an option;
@@ -43,7 +43,7 @@ class Table {
     this.update(true);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.scroll);
-    tableInPrint = this;
+    PRINTED.push(this);
     this.warm(0);
   }
 
@@ -138,12 +138,13 @@ class Table {
       rows.push(row);
     }
     if (!most && this.job.done) rows.push(make("tr", {}, make("td", { class: "none", colspan: this.heads.filter((head) => head.offsetWidth).length || 1 }, "Nothing matches.")));
+    const more = make("tr", {}, make("td", {}, `and ${formatCount(most - to)} more`));
     const gap = (count) => {
       const cell = make("td");
       cell.style.height = `${count * ROW_HEIGHT}px`;
       return make("tr", { class: "gap", "aria-hidden": "true" }, cell);
     };
-    const children = [...(from ? [gap(from)] : []), ...rows, ...(!all && to < most ? [gap(most - to)] : [])];
+    const children = [...(from ? [gap(from)] : []), ...rows, ...(to < most ? [all ? more : gap(most - to)] : [])];
     // Rows that stay are not moved: the one that has the focus keeps it.
     const kept = new Set(children);
     for (const child of [...this.body.children]) if (!kept.has(child)) child.remove();
@@ -176,5 +177,3 @@ class Table {
 }
 
 const classOf = (column) => [column.kind, column.hide].filter(Boolean).join(" ") || null;
-addEventListener("beforeprint", () => tableInPrint && tableInPrint.draw(true));
-addEventListener("afterprint", () => tableInPrint && tableInPrint.draw());

@@ -93,6 +93,7 @@ class Treemap {
     this.load(path);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.canvas);
+    PRINTED.push(this);
   }
 
   load(path) {
