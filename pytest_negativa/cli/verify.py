@@ -27,6 +27,7 @@ _VERIFY_OPTIONS = (
     "verify.timeout",
     "verify.opened_originals",
     "reports.formats",
+    "cpu",
 )
 
 

@@ -10,7 +10,14 @@ from typing import TypeVar
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.hostcode.usage import FileKey, describe, identify, unite, unite_logs
+from pytest_negativa.hostcode.usage import (
+    FilePages,
+    describe,
+    file_key,
+    identify,
+    unite,
+    unite_logs,
+)
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
     HOST_USAGE_VERSION,
@@ -49,7 +56,7 @@ def gather(run: Run) -> HostUsage | None:
             return None
         return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
-    known = {FileKey(f.path, f.device, f.inode, f.size, f.mtime_ns): f for f in record.files}
+    known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
     pages = unite_logs(processes)
     incomplete = []
@@ -84,6 +91,18 @@ def gather(run: Run) -> HostUsage | None:
         )
     write_record(run.host_usage_file, usage)
     return usage
+
+
+def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
+    """What the processes of a run touched of each file whose content is known.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a file can't be read, or the run has no logs.
+    """
+    files = {file_key(f): f for f in _load(run.page_log_files, HostFiles, HOST_FILES_VERSION).files}
+    pages = unite_logs(read_page_logs(run.page_logs))
+    return tuple((files[key], pages[key]) for key in pages if key in files)
 
 
 def require_usage(run: Run) -> HostUsage:

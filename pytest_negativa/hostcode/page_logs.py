@@ -6,7 +6,7 @@ endian::
 
     u32 size          of the record, a multiple of 8
     u32 kind          1: the process, 2: a library
-    u32 flags         1: it can't be watched
+    u32 flags         1: it can't be watched; 2: some of its pages are forbidden
     u32 major, minor  of the device
     u32 ranges
     u64 inode         of a process: its id
@@ -25,22 +25,23 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.storage.system import read_regular
 
 PAGE = 4096
 LOST_NAME = "lost"
-SUFFIX = ".pages"
+LOG_SUFFIX = ".pages"
 
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
 _PROCESS, _LIBRARY = 1, 2
-_UNWATCHED = 1
+_UNWATCHED, _RESTRICTED = 1, 2
 
 
 class PageLogError(NegativaError):
@@ -55,6 +56,7 @@ class LoggedLibrary:
         path: real path; empty if it was not found.
         device, inode, size, mtime_ns: of the file, as ``stat`` has them.
         watched: whether touched pages were recorded.
+        restricted: whether some pages were forbidden, see ``encode_allowed``.
         ranges: first and end address, in the ELF file, of what was watched.
         pages: addresses of the touched pages, sorted.
     """
@@ -65,6 +67,7 @@ class LoggedLibrary:
     size: int
     mtime_ns: int
     watched: bool
+    restricted: bool
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
 
@@ -115,7 +118,7 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
         PageLogError: a log is damaged.
         StoreError: a log can't be read.
     """
-    found = map(_read_log, sorted(folder.glob(f"*{SUFFIX}")))
+    found = map(_read_log, sorted(folder.glob(f"*{LOG_SUFFIX}")))
     return tuple(process for process in found if process is not None)
 
 
@@ -156,6 +159,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
                     size=size,
                     mtime_ns=time_ns,
                     watched=not flags & _UNWATCHED,
+                    restricted=bool(flags & _RESTRICTED),
                     ranges=ranges,
                     pages=tuple(_iter_pages(data, at + bits, ranges)),
                 )
@@ -189,3 +193,33 @@ def _iter_pages(data: bytes, at: int, ranges: tuple[tuple[int, int], ...]) -> It
             if data[at + bit // 8] >> bit % 8 & 1:
                 yield page
             bit += 1
+
+
+def encode_allowed(
+    file: HostFile, ranges: Collection[tuple[int, int]], touched: Collection[int]
+) -> bytes:
+    """A record by which ``pages.c`` allows the touched pages of a library, and forbids the others.
+
+    The file that NEGATIVA_PAGES_ALLOWED names holds these records.
+    """
+    ordered = sorted(ranges)
+    pages = [page for start, end in ordered for page in range(start, end, PAGE)]
+    bits = bytearray(-(-len(pages) // 64) * 8)
+    for number, page in enumerate(pages):
+        if page in touched:
+            bits[number // 8] |= 1 << number % 8
+    offset = _RECORD.size + len(ordered) * _RANGE.size
+    head = _RECORD.pack(
+        offset + len(bits),
+        _LIBRARY,
+        0,
+        os.major(file.device),
+        os.minor(file.device),
+        len(ordered),
+        file.inode,
+        file.size,
+        file.mtime_ns,
+        0,
+        offset,
+    )
+    return head + b"".join(_RANGE.pack(*one) for one in ordered) + bytes(bits)

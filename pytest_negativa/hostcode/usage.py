@@ -61,6 +61,11 @@ def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
     }
 
 
+def file_key(file: HostFile) -> FileKey:
+    """The file as it was when a process loaded it."""
+    return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
+
+
 def identify(key: FileKey) -> HostFile | str:
     """Read the content of a file, or tell why it is not known."""
     if not key.path:

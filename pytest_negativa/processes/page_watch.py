@@ -13,6 +13,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor, without_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
+ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 
 
 class PageWatchError(NegativaError):
@@ -30,8 +31,13 @@ def why_unwatchable() -> str | None:
     return why_no_auditor(watch_library())
 
 
-def watch_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+def watch_environment(
+    environ: Mapping[str, str], logs: Path, allowed: Path | None = None
+) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
+
+    Args:
+        allowed: a file of ``hostcode.page_logs.encode_allowed``: which pages may be touched.
 
     Raises:
         PageWatchError: this machine can't do it.
@@ -40,10 +46,13 @@ def watch_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
     reason = why_no_auditor(library)
     if library is None or reason is not None:
         raise PageWatchError(f"CPU code can't be traced: {reason}")
-    return {**with_auditor(environ, library), LOGS_VARIABLE: str(logs.absolute())}
+    added = {**with_auditor(environ, library), LOGS_VARIABLE: str(logs.absolute())}
+    if allowed is not None:
+        added[ALLOWED_VARIABLE] = str(allowed.absolute())
+    return added
 
 
 def without_watch(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without our part; values that the user has set stay."""
-    result = {k: v for k, v in environ.items() if k != LOGS_VARIABLE}
+    result = {k: v for k, v in environ.items() if k not in (LOGS_VARIABLE, ALLOWED_VARIABLE)}
     return without_auditor(result, watch_library())

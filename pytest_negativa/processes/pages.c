@@ -4,7 +4,9 @@
  * and the unwind tables of each library inaccessible before the library is relocated. The first
  * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
  *
- * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py).
+ * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
+ * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
+ * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
  * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
  * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
@@ -44,7 +46,7 @@ enum {
 /* ---- The log ---- */
 
 enum { PROCESS = 1, LIBRARY = 2 };
-enum { UNWATCHED = 1 };
+enum { UNWATCHED = 1, RESTRICTED = 2 };
 
 typedef struct {
     uint64_t start, end; /* addresses as in the ELF file, whole pages */
@@ -211,11 +213,16 @@ typedef struct {
     size_t range_count;
     Range ranges[MAX_RANGES];
     atomic_uchar *bits;
+    const uint8_t *allowed; /* bits; NULL: all pages */
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
 static atomic_ulong faults_left;
+
+static bool is_allowed(const Library *library, uint64_t page) {
+    return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
+}
 
 static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
     uint64_t page = range->first + (start - range->start) / PAGE;
@@ -247,6 +254,11 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
             if (address < range->start || address >= range->end) continue;
             if ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC)) return false;
             uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
+            uint64_t page = range->first + (start - range->start) / PAGE;
+            if (!is_allowed(library, page)) {
+                touch(library, range, start, end);
+                return false;
+            }
             unsigned long left = atomic_load(&faults_left);
             if (left > 0) {
                 atomic_store(&faults_left, left - 1);
@@ -256,6 +268,11 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 end = start + COARSE * PAGE;
                 if (start < range->start) start = range->start;
                 if (end > range->end) end = range->end;
+                uintptr_t own = address & ~(uintptr_t)(PAGE - 1);
+                for (uintptr_t at = own; at > start; at -= PAGE)
+                    if (!is_allowed(library, page - (own - at) / PAGE - 1)) start = at;
+                for (uintptr_t at = own + PAGE; at < end; at += PAGE)
+                    if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
             touch(library, range, start, end);
             return mprotect((void *)start, end - start, range->protection) == 0 ||
@@ -408,6 +425,51 @@ static void describe(LogRecord *record, int fd) {
         (int64_t)status.stx_mtime.tv_sec * 1000000000 + (int64_t)status.stx_mtime.tv_nsec;
 }
 
+/* ---- What may be touched ---- */
+
+static struct {
+    const uint8_t *data;
+    size_t size;
+} allowed;
+
+/* Read, not mapped: a file that somebody truncates would be a SIGBUS. */
+static bool read_allowed(const char *path) {
+    struct statx status;
+    int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0) return false;
+    bool read = false;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
+        S_ISREG(status.stx_mode) && status.stx_size > 0) {
+        size_t size = status.stx_size;
+        void *data =
+            mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (data != MAP_FAILED && read_at(fd, data, size, 0)) {
+            allowed.data = data;
+            allowed.size = size;
+            mprotect(data, size, PROT_READ);
+            read = true;
+        }
+    }
+    close_file(fd);
+    return read;
+}
+
+/* The bits of the same file with the same ranges; NULL if there are none. */
+static const uint8_t *find_allowed(const LogRecord *wanted) {
+    const LogRange *ranges = (const LogRange *)(wanted + 1);
+    for (size_t at = 0; at + sizeof(LogRecord) <= allowed.size;) {
+        const LogRecord *row = (const LogRecord *)(allowed.data + at);
+        if (row->size < sizeof *row || row->size > allowed.size - at) return NULL;
+        if (row->major == wanted->major && row->minor == wanted->minor &&
+            row->inode == wanted->inode && row->file_size == wanted->file_size &&
+            row->modified_ns == wanted->modified_ns && row->range_count == wanted->range_count &&
+            memcmp(row + 1, ranges, row->range_count * sizeof *ranges) == 0)
+            return (const uint8_t *)row + row->bits_offset;
+        at += row->size;
+    }
+    return NULL;
+}
+
 static Library *watch(const struct link_map *map) {
     static char path[PATH_MAX];
     size_t index = atomic_load(&library_count), pages = 0;
@@ -450,7 +512,8 @@ static Library *watch(const struct link_map *map) {
                                library->ranges[i].end - library->base};
     memcpy(ranges + library->range_count, path, length);
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    if (!watched) record->flags = UNWATCHED;
+    library->allowed = find_allowed(record);
+    record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;
     atomic_store(&library->watched, true);
@@ -489,7 +552,9 @@ EXPORT unsigned int la_version(unsigned int version) {
     strcpy(log_.folder, folder);
     open_lost();
     atomic_store(&faults_left, MAX_FAULTS);
-    if (!start_log() || !faults_start(serve)) {
+    const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    if (!start_log() || (restricted != NULL && !read_allowed(restricted)) ||
+        !faults_start(serve)) {
         note_lost();
         return 0;
     }

@@ -79,7 +79,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     if role is Role.WORKER:
         return
     run.hold()
-    if verified or traced.not_traced is None:
+    if verified or traced.not_traced is None or (pages is not None and pages.run is not None):
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")

@@ -267,8 +267,8 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="cpu",
         type=_SWITCH,
         default=False,
-        help="Trace the pages of CPU code that the tests touch, too.",
-        requires=_TRACED,
+        help="Trace, and prove, the pages of CPU code that the tests touch, too.",
+        requires=_TESTED,
     ),
     Option(
         name="tests.markers",

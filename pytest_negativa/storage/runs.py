@@ -13,7 +13,7 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``failed``: why the run did not end well; absent if it did.
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
-- ``verdict.json``: the last verdict.
+- ``verdict.json``: the last verdict; ``cpu-verdict.json``: that on CPU code.
 - ``healed.json``: what healing gave back; ``unhealed.json``: the plans before a search that is
   not finished; ``healing.jsonl``: the answers of that search so far.
 
@@ -111,6 +111,10 @@ class Run:
     @property
     def host_usage_file(self) -> Path:
         return self.folder / "cpu.json"
+
+    @property
+    def page_verdict_file(self) -> Path:
+        return self.folder / "cpu-verdict.json"
 
     @property
     def has_pages(self) -> bool:
@@ -385,6 +389,11 @@ class VerificationFolder:
     @property
     def verdict_file(self) -> Path:
         return self.folder / "verdict.json"
+
+    @property
+    def allowed_pages_file(self) -> Path:
+        """Which pages of CPU code processes may touch."""
+        return self.folder / "allowed.pages"
 
     def round(self, name: str) -> Run:
         """The folder of one round."""

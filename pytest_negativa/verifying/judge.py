@@ -97,7 +97,7 @@ def judge(attempt: Attempt) -> Verdict:
         versions=attempt.versions,
         libraries=libraries,
         tests=verdicts,
-        rounds=tuple(map(_facts, attempt.all_rounds)),
+        rounds=tuple(map(facts_of, attempt.all_rounds)),
         work=work,
     )
 
@@ -249,7 +249,20 @@ def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
 
 
 def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests prove nothing; empty if they do."""
+    """Why the tests prove nothing of GPU code; empty if they do."""
+    yield from reasons_of_outcomes(tests, verdicts)
+    if not tests.gpu_tests:
+        flaky = " that is not flaky" if any(v.flaky for v in verdicts) else ""
+        yield f"no test{flaky} was seen to use the GPU"
+    elif set(tests.traced_on) != set(tests.verified_on):
+        yield (
+            f"it ran on compute capability {_list(tests.verified_on)}, "
+            f"the plan is for {_list(tests.traced_on)}"
+        )
+
+
+def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
+    """Why the tests do not agree with the traced run; empty if they do."""
     yield from tests.problems
     against = [v for v in verdicts if v.differs and not v.flaky]
     missing = [v for v in against if v.after is None]
@@ -276,14 +289,6 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
         yield f"the session ended with exit status {after}, with {before} when it was traced"
     if verdicts and all(v.differs for v in verdicts):
         yield "no test ended as in the traced run"
-    if not tests.gpu_tests:
-        flaky = " that is not flaky" if any(v.flaky for v in verdicts) else ""
-        yield f"no test{flaky} was seen to use the GPU"
-    elif set(tests.traced_on) != set(tests.verified_on):
-        yield (
-            f"it ran on compute capability {_list(tests.verified_on)}, "
-            f"the plan is for {_list(tests.traced_on)}"
-        )
 
 
 def judge_libraries(
@@ -439,7 +444,8 @@ def reasons_of_libraries(
         yield "no copy was loaded by any process"
 
 
-def _facts(result: RoundResult) -> RoundFacts:
+def facts_of(result: RoundResult) -> RoundFacts:
+    """The row of a round in a verdict."""
     return RoundFacts(
         name=result.name,
         kind=result.kind.value,

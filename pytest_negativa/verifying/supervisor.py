@@ -14,10 +14,12 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.watch import Interrupted, interruptible
+from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.copy_kinds import verify_kinds
+from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, exit_code
@@ -70,12 +72,17 @@ def verify_program(
         result = _trace(program, settings)
         status = result.status if result.status >= 0 else 128 - result.status
         run = result.run
+        own_status = result.status
+        if not run.plan_files() and _has_provable_pages(run, settings):
+            return _prove_pages(run, program, settings, own_status) or status
         if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
             _say("negativa: nothing to verify: the traced run has no plan")
             report(run)
             return status or 1
         # A crossed threshold changes the status of the traced session alone.
         own_status = None if settings.thresholds.are_set else result.status
+    elif not run.plan_files() and _has_provable_pages(run, settings):
+        return _prove_pages(run, program, settings, None)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
     verdict = verify_kinds(verification, settings)
@@ -83,7 +90,23 @@ def verify_program(
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)
     report(run)
-    return exit_code(verdict) or status
+    pages = 0
+    if _has_provable_pages(run, settings):
+        pages = _prove_pages(run, program, settings, own_status)
+    return exit_code(verdict) or pages or status
+
+
+def _has_provable_pages(run: Run, settings: Settings) -> bool:
+    return settings.cpu and run.has_pages and not run.is_failed
+
+
+def _prove_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
+    """Prove the trace of CPU code, and show the verdict; 1 if it is not proved."""
+    run.hold()
+    verdict = prove_pages(run, program, settings, _say, status)
+    for paragraph in render_page_verdict(verdict, run.page_verdict_file):
+        _say(paragraph)
+    return 0 if verdict.proved else 1
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings, TraceLevel
@@ -209,8 +209,9 @@ class Verification:
                 # No other process may rewrite the copies while the tests run on them.
                 stack.enter_context(hold_copies(self.copies))
             watch = OpenWatch(() if table is None else redirected_originals(table))
+            limit = silence_limit(self.settings, self.traced.session)
             with watch:
-                result = run_round(self.program, round_spec, environ, self._silence_limit())
+                result = run_round(self.program, round_spec, environ, limit)
         result = replace(result, opens=watch.opens)
         self._rounds.append(result)
         return result
@@ -247,12 +248,6 @@ class Verification:
         if self.program.is_pytest:
             return environ
         return traced_environment(environ, run, self.program.root)
-
-    def _silence_limit(self) -> float | None:
-        given = self.settings.verify.timeout
-        if given is not None:
-            return float(given) or None
-        return max(_LEAST_SILENCE, _TIMES_SILENCE * self.traced.session.longest_silence)
 
     def _rerun_originals(self, after: Mapping[str, TestResult]) -> None:
         """Rerun tests on the originals that end otherwise on the copies, until it is clear why."""
@@ -301,6 +296,14 @@ class Verification:
         for nodeid in tests or ():
             alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
         self._originals = replace(runs, alone=alone)
+
+
+def silence_limit(settings: Settings, traced: SessionResult) -> float | None:
+    """For how many seconds no test may begin or end; None: no limit."""
+    given = settings.verify.timeout
+    if given is not None:
+        return float(given) or None
+    return max(_LEAST_SILENCE, _TIMES_SILENCE * traced.longest_silence)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

@@ -16,9 +16,12 @@ from pytest_negativa.hostcode.page_logs import (
     LoggedProcess,
     PageLogError,
     count_lost,
+    encode_allowed,
     prepare_logs,
     read_page_logs,
 )
+from pytest_negativa.hostcode.usage import FileKey, identify
+from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.processes.page_watch import watch_environment, without_watch
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import FUNCTIONS, compile_paged, compile_program, symbols_of
@@ -193,3 +196,29 @@ def test_the_environment_is_put_back(logs: Path) -> None:
     assert after["LD_AUDIT"].endswith(":/other.so")
     assert without_watch(after) == environ
     assert without_watch(os.environ) == dict(os.environ)
+
+
+def test_a_forbidden_page_is_the_programs_own_fault(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    code = f"import ctypes, sys; getattr(ctypes.CDLL({str(library)!r}), sys.argv[1])()"
+    run(logs, sys.executable, "-c", code, "in_main")
+    traced = find(read_page_logs(logs), library)
+    allowed = tmp_path / "allowed"
+    file = identify(
+        FileKey(str(library), traced.device, traced.inode, traced.size, traced.mtime_ns)
+    )
+    assert isinstance(file, HostFile)
+    allowed.write_bytes(encode_allowed(file, traced.ranges, traced.pages))
+    environ = unmeasured_environ()
+    for function, status in (("in_main", 0), ("in_thread", -11)):
+        rerun = tmp_path / function
+        rerun.mkdir()
+        prepare_logs(rerun)
+        environ |= watch_environment(environ, rerun, allowed)
+        done = subprocess.run([sys.executable, "-c", code, function], env=environ)
+        assert done.returncode == status
+        found = find(read_page_logs(rerun), library)
+        assert found.restricted
+        missed = {symbols_of(library)[page] for page in set(found.pages) - set(traced.pages)}
+        assert missed == ({function} if status else set())

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
@@ -97,3 +98,49 @@ def test_a_program_that_calls_pytest_cannot_be_traced(project: Project, library:
     done = project.run(sys.executable, "main.py")
     assert "CPU code was not traced: a program called pytest" in done.stdout
     assert "2 passed" in done.stdout
+
+
+ANOTHER = """
+import ctypes, os
+from pathlib import Path
+
+
+def test_does_more_the_second_time():
+    library = ctypes.CDLL(os.environ["LIBRARY"])
+    if Path("ran").exists():
+        library.in_thread()
+    Path("ran").touch()
+"""
+
+
+def test_untouched_pages_are_proved_unneeded(project: Project, library: Path) -> None:
+    done = project.pytest("-q", "--negativa", "--negativa-verify", "-k", "calls")
+    assert "Proved on" in done.stdout
+    verdict = project.latest("cpu-verdict.json")
+    assert (verdict["proved"], verdict["reasons"]) == (True, [])
+    (row,) = (one for one in verdict["libraries"] if one["path"] == str(library))
+    assert row["processes"] == 1 and row["forbidden_bytes"] >= 7 * 4096
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "a test needs a page of CPU code that it did not touch when it was traced",
+    says="touched that the traced run did not touch",
+)
+def test_a_page_that_is_needed_after_all(
+    project: Project, library: Path, fault: PlantedFault
+) -> None:
+    project.write("test_more.py", ANOTHER)
+    options = ("-q", "--negativa-verify", "test_more.py")
+    done = project.pytest("--negativa", *options, status=1)
+    fault.check(done.stdout)
+    # faulthandler, which pytest enables, may touch more in other libraries.
+    rows = project.latest("cpu-verdict.json")["libraries"]
+    (row,) = (one for one in rows if one["path"] == str(library))
+    missed = (Span(*span) for span in row["missed"])
+    assert functions_in(library, missed) == {"in_thread"}
+
+    # A second trace in the same run has what the first one lacked.
+    healed = project.pytest(*options, "--negativa-heal")
+    assert "tracing the CPU code once more" in healed.stdout
+    assert "Proved on" in healed.stdout

@@ -1,0 +1,58 @@
+"""The verdict on CPU code: the record ``cpu-verdict.json``."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.hostcode import Processor
+from pytest_negativa.models.verdict import RoundFacts, TestVerdict
+
+PAGE_VERDICT_VERSION = 1
+"""Of ``cpu-verdict.json``. History: 1 is the first."""
+
+
+class ForbiddenPages(Record, frozen=True, kw_only=True):
+    """One library whose untouched pages were inaccessible.
+
+    Attributes:
+        path: real path.
+        sha256: of the file.
+        forbidden_bytes: code that no process of the traced run touched.
+        processes: how many processes loaded the library.
+        missed: file offsets of forbidden pages that a process touched.
+        detail: why it is not proved; None if it is.
+    """
+
+    path: str
+    sha256: str
+    forbidden_bytes: Offset
+    processes: int
+    missed: tuple[Span, ...]
+    detail: str | None
+
+
+class PageVerdict(Record, frozen=True, kw_only=True):
+    """What a run of the tests without the untouched pages showed.
+
+    Attributes:
+        format_version: 1 is the first.
+        run_id: the traced run.
+        proved: nothing that was inaccessible is needed by the tests, on this CPU.
+        reasons: why it is not proved; empty if it is.
+        processor: the CPU of the proof.
+        libraries: those with untouched pages.
+        tests: of both runs.
+        rounds: every start of the program.
+    """
+
+    format_version: int
+    run_id: str
+    proved: bool
+    reasons: tuple[str, ...]
+    processor: Processor
+    libraries: tuple[ForbiddenPages, ...]
+    tests: tuple[TestVerdict, ...]
+    rounds: tuple[RoundFacts, ...]
+
+    @property
+    def forbidden_bytes(self) -> int:
+        return sum(row.forbidden_bytes for row in self.libraries)

@@ -1,0 +1,38 @@
+"""A verdict on CPU code as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_negativa.models.page_verdict import PageVerdict
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items
+
+_MAX_ROWS = 20
+
+
+def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
+    """The verdict, a paragraph at a time; ``path`` is that of its record."""
+    yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
+    against = [row for row in verdict.libraries if row.detail is not None]
+    for row in against[:_MAX_ROWS]:
+        spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
+        at = f" (file offsets {spans})" if spans else ""
+        yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
+    differs = [test for test in verdict.tests if test.differs and not test.flaky]
+    for test in differs[:_MAX_ROWS]:
+        before, after = (o.value if o else "not run" for o in (test.before, test.after))
+        yield f"{printable(test.nodeid)}: {before} when traced, now {after}"
+    libraries = format_items(len(verdict.libraries), "library", "libraries")
+    what = f"{format_bytes(verdict.forbidden_bytes)} of CPU code in {libraries}"
+    if verdict.proved:
+        yield f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
+    else:
+        yield "\n".join(
+            [
+                f"Not proved that no test needs {what}:",
+                *(f"  {printable(r)}" for r in verdict.reasons),
+            ]
+        )
+    yield f"Record: {printable(str(path))}"

@@ -1,0 +1,317 @@
+"""Proves that tests need no page of CPU code that their traced run did not touch.
+
+The tests run once more on the original libraries, and ``processes/pages.c`` keeps the untouched
+pages inaccessible. A touch of one is noted, and is a SIGSEGV of the program.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gather import begin, require_usage, traced_pages
+from pytest_negativa.hostcode.page_logs import (
+    LOG_SUFFIX,
+    PAGE,
+    LoggedLibrary,
+    count_lost,
+    encode_allowed,
+    read_page_logs,
+)
+from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.usage import FileKey, FilePages, describe, file_key
+from pytest_negativa.models.hostcode import HostFile, Processor
+from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenPages, PageVerdict
+from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.redirect import make_logs_folder
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import load_usage
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_traces, merge_when_ended
+from pytest_negativa.verifying.evidence import problems_of, trace_files
+from pytest_negativa.verifying.judge import TestEvidence, facts_of, judge_tests, reasons_of_outcomes
+from pytest_negativa.verifying.originals import OriginalRuns, known_of_originals, undecided_tests
+from pytest_negativa.verifying.process_ends import reasons_of_ends
+from pytest_negativa.verifying.rounds import (
+    Program,
+    RoundResult,
+    conclusive_tests,
+    run_all,
+    run_round,
+)
+from pytest_negativa.verifying.traced_run import TracedRun
+from pytest_negativa.verifying.verification import silence_limit
+
+# Tests that are scheduled otherwise in each run may need more pages each time.
+_MOST_HEALINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RestrictedLibrary:
+    """What the processes of the rounds did with one library.
+
+    Attributes:
+        file: the library.
+        allowed: what the traced run did with it.
+        found: by process: what it did with it in the rounds.
+    """
+
+    file: HostFile
+    allowed: FilePages
+    found: tuple[LoggedLibrary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageAttempt:
+    """One run of all tests without the untouched pages: every fact that its verdict follows from.
+
+    Attributes:
+        run_id: the traced run.
+        tests: how the tests ended, and what else speaks against the run.
+        libraries: those with untouched pages.
+        incomplete: why the traced run may have touched more than is known.
+        lost: how many libraries were loaded without a record in the rounds.
+        rounds: every start of the program.
+    """
+
+    run_id: str
+    tests: TestEvidence
+    libraries: tuple[RestrictedLibrary, ...]
+    incomplete: tuple[str, ...]
+    lost: int
+    rounds: tuple[RoundResult, ...]
+    processor: Processor
+
+
+def judge_pages(attempt: PageAttempt) -> PageVerdict:
+    """The verdict that follows from an attempt. Pure: nothing here touches a file."""
+    tests = judge_tests(attempt.tests)
+    rows = tuple(map(_judge_library, attempt.libraries))
+    reasons = [f"the traced run is not complete: {text}" for text in attempt.incomplete]
+    reasons += reasons_of_outcomes(attempt.tests, tests)
+    if attempt.lost:
+        reasons.append(f"{attempt.lost:,} loads of libraries were not recorded")
+    pages = sum(span.size for row in rows for span in row.missed) // PAGE
+    if pages:
+        reasons.append(
+            f"{format_items(pages, 'page was', 'pages were')} touched that the traced run did not "
+            "touch; trace again and unite the runs (negativa combine)"
+        )
+    others = [row for row in rows if row.detail is not None and not row.missed]
+    reasons += [f"{row.path}: {row.detail}" for row in others]
+    if not any(row.processes for row in rows):
+        reasons.append("no process loaded a library with untouched pages")
+    return PageVerdict(
+        format_version=PAGE_VERDICT_VERSION,
+        run_id=attempt.run_id,
+        proved=not reasons,
+        reasons=tuple(reasons),
+        processor=attempt.processor,
+        libraries=rows,
+        tests=tests,
+        rounds=tuple(map(facts_of, attempt.rounds)),
+    )
+
+
+def _judge_library(library: RestrictedLibrary) -> ForbiddenPages:
+    allowed = describe(library.file, library.allowed)
+    touched: frozenset[int] = frozenset().union(*(one.pages for one in library.found))
+    missed = touched - library.allowed.touched
+    detail = None
+    if not all(one.restricted for one in library.found):
+        detail = "a process could touch all of its pages"
+    elif missed:
+        detail = f"{format_items(len(missed), 'page is', 'pages are')} needed, too"
+    return ForbiddenPages(
+        path=library.file.path,
+        sha256=library.file.sha256,
+        forbidden_bytes=allowed.watched_bytes - allowed.touched_bytes,
+        processes=len(library.found),
+        missed=describe(library.file, library.allowed._replace(touched=missed)).touched,
+        detail=detail,
+    )
+
+
+def prove_pages(
+    run: Run,
+    program: Program,
+    settings: Settings,
+    say: Callable[[str], None],
+    status: int | None = None,
+) -> PageVerdict:
+    """Run the tests of a traced run without its untouched pages, and judge.
+
+    With ``healing``, pages that the tests need, too, are added to the run's trace first.
+
+    Args:
+        say: shows a line of progress.
+        status: exit status of the traced process; None if no supervisor saw it.
+
+    Raises:
+        NegativaError: files of the run can't be read or written.
+        Interrupted: a signal asked this process to end.
+    """
+    verdict = PageProof(run, program, settings, say).prove(status)
+    for _ in range(_MOST_HEALINGS if settings.healing else 0):
+        if not any(row.missed for row in verdict.libraries):
+            break
+        say("negativa: tracing the CPU code once more, because the tests need more of it")
+        PageProof(run, program, settings, say).trace_again()
+        verdict = PageProof(run, program, settings, say).prove(status)
+    return verdict
+
+
+class PageProof:
+    """One proof: writes which pages are allowed, and runs the tests.
+
+    Args:
+        say: shows a line of progress.
+    """
+
+    def __init__(
+        self, run: Run, program: Program, settings: Settings, say: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._program = program
+        self._settings = settings
+        self._say = say
+        self._session: SessionResult = read_outcomes(run.outcomes_file)
+        self._folder = run.new_verification()
+        self._rounds: list[RoundResult] = []
+
+    def prove(self, status: int | None) -> PageVerdict:
+        """Run the tests of the traced run without its untouched pages, and judge.
+
+        Args:
+            status: exit status of the traced process; None if no supervisor saw it.
+
+        Raises:
+            NegativaError: files of the run can't be read or written.
+            Interrupted: a signal asked this process to end.
+        """
+        # A verdict of before must not outlive a proof that is interrupted.
+        remove_file(self._run.page_verdict_file)
+        incomplete = require_usage(self._run).incomplete
+        traced = tuple(item for item in traced_pages(self._run) if item[1].watched)
+        allowed = b"".join(encode_allowed(file, p.ranges, p.touched) for file, p in traced)
+        write_atomically(self._folder.allowed_pages_file, allowed)
+        self._folder.allowed_pages_file.chmod(0o644)
+        self._say("negativa: running the tests without the CPU code that was not touched")
+        rounds = self._run_all(RoundKind.VERIFY, None)
+        before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
+        found = _by_file(rounds)
+        attempt = PageAttempt(
+            run_id=self._run.run_id,
+            tests=TestEvidence(
+                before=before,
+                after=after,
+                on_originals=self._known_of_originals(before, after),
+                used={},
+                gpu_tests=0,
+                traced_on=(),
+                verified_on=(),
+                problems=(*problems_of(rounds), *self._ends(rounds, status)),
+                statuses=(self._session.exit_status, rounds[0].session.exit_status),
+                tolerate=self._settings.verify.tolerate,
+            ),
+            libraries=tuple(
+                RestrictedLibrary(file, pages, tuple(found[file_key(file)]))
+                for file, pages in traced
+            ),
+            incomplete=incomplete,
+            lost=sum(count_lost(r.run.page_logs) for r in rounds),
+            rounds=tuple(self._rounds),
+            processor=read_processor(),
+        )
+        verdict = judge_pages(attempt)
+        write_record(self._run.page_verdict_file, verdict, indent=1)
+        return verdict
+
+    def trace_again(self) -> None:
+        """Add what the tests touch in another round to the trace of the run.
+
+        Raises:
+            NegativaError: see ``prove``.
+        """
+        for result in self._run_all(RoundKind.VERIFY, None, restricted=False):
+            try:
+                for path in result.run.page_logs.glob(f"*{LOG_SUFFIX}"):
+                    shutil.copy2(path, self._run.page_logs)
+            except OSError as e:
+                raise StoreError(f"{self._run.page_logs}: cannot be written: {e.strerror}") from e
+
+    def _ends(self, rounds: Sequence[RoundResult], status: int | None) -> Iterator[str]:
+        traced = TracedRun(
+            run=self._run,
+            planned=(),
+            usage=load_usage(self._run) or merge_traces(()),
+            session=self._session,
+            status=status,
+        )
+        return reasons_of_ends(rounds, merge_when_ended(lambda: trace_files(rounds)), traced)
+
+    def _known_of_originals(
+        self, before: Mapping[str, TestResult], after: Mapping[str, TestResult]
+    ) -> frozenset[str]:
+        """Rerun tests that differ on all pages: which of them are flaky?"""
+        tolerate = self._settings.verify.tolerate
+        alone: dict[str, tuple[TestResult, ...]] = {}
+        for _ in range(self._settings.verify.rerun):
+            known = known_of_originals(before, after, OriginalRuns(alone=alone), tolerate)
+            left = [n for n in undecided_tests(before, after, tolerate) if n not in known]
+            if not left:
+                break
+            ended = conclusive_tests(self._run_all(RoundKind.ORIGINAL, left))
+            for nodeid in left:
+                alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
+        return known_of_originals(before, after, OriginalRuns(alone=alone), tolerate)
+
+    def _run_all(
+        self, kind: RoundKind, tests: Sequence[str] | None, *, restricted: bool = True
+    ) -> tuple[RoundResult, ...]:
+        expected = [test.nodeid for test in self._session.tests]
+        return tuple(run_all(lambda t: self._run_once(kind, t, restricted), tests, expected))
+
+    def _run_once(
+        self, kind: RoundKind, tests: Sequence[str] | None, restricted: bool
+    ) -> RoundResult:
+        run = self._folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
+        environ = dict(self._program.environ)
+        if kind is RoundKind.VERIFY:
+            make_logs_folder(run.page_logs, Path(self._settings.directory))
+            begin(run)
+            allowed = self._folder.allowed_pages_file if restricted else None
+            environ |= watch_environment(environ, run.page_logs, allowed)
+        round_spec = Round(
+            kind=kind,
+            supervisor=os.getpid(),
+            folder=str(run),
+            is_pytest=self._program.is_pytest,
+            tests=None if tests is None else tuple(tests),
+            expected=str(self._run.outcomes_file),
+        )
+        limit = silence_limit(self._settings, self._session)
+        result = run_round(self._program, round_spec, environ, limit)
+        self._rounds.append(result)
+        return result
+
+
+def _by_file(rounds: Sequence[RoundResult]) -> Mapping[FileKey, list[LoggedLibrary]]:
+    """What each process of the rounds did with each file."""
+    found: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
+    for result in rounds:
+        for process in read_page_logs(result.run.page_logs):
+            for one in process.libraries:
+                found[FileKey(one.path, one.device, one.inode, one.size, one.mtime_ns)].append(one)
+    return found
