@@ -34,6 +34,9 @@ class InspectionRequest:
     kernels: bool
     elements: bool
     headers_only: bool
+    globs: tuple[str, ...] = ()
+    top: int = 0
+    demangled: bool = False
 
     @property
     def details(self) -> bool:
@@ -144,7 +147,10 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                 )
             if request.kernels:
                 yield f"{path}, kernels:"
-                yield "\n".join(inspection.kernel_lines(mapped.library_map))
+                lines = inspection.kernel_lines(
+                    mapped.library_map, request.globs, request.top, demangled=request.demangled
+                )
+                yield "\n".join(lines)
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

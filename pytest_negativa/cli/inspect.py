@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 @arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
+@click.option(
+    "--match",
+    "globs",
+    metavar="GLOB",
+    multiple=True,
+    help="List only kernels whose mangled or demangled name matches.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="List at most N kernels of each library; 0 lists all.",
+)
+@click.option("--demangle", is_flag=True, help="List kernels by C++ signature instead.")
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @as_json_option("inspection")
@@ -37,6 +52,9 @@ def inspect(
     devices: tuple[ComputeCapability, ...],
     deps: bool,
     kernels: bool,
+    globs: tuple[str, ...],
+    top: int,
+    demangle: bool,
     elements: bool,
     headers_only: bool,
     as_json: bool,
@@ -49,10 +67,14 @@ def inspect(
     LIB is a shared library or executable, a folder (all ELF files below it), or the name of
     an installed distribution such as torch.
 
+    --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
+
     Exit status: 0, or 1 if a library could not be read.
     """
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
+    if (globs or top or demangle) and not kernels:
+        raise click.UsageError("--match, --top and --demangle go with --kernels")
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,
         errors_of,
@@ -70,6 +92,9 @@ def inspect(
         kernels=kernels,
         elements=elements,
         headers_only=headers_only,
+        globs=globs,
+        top=top,
+        demangled=demangle,
     )
     cache = None if no_cache else open_cache(settings_of(flags).cache)
     with ByteProgress("reading libraries") as progress:

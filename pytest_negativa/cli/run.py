@@ -47,6 +47,7 @@ _PLAN_OPTIONS = (
     "trace.accept_failed",
     "reports.formats",
     "reports.top",
+    "reports.demangle",
     "coverage.libraries",
     "coverage.fail_under",
     "coverage.fail_under_library",

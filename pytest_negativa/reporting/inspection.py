@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.library import CodeBlock, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
@@ -15,6 +16,7 @@ from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
+from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.settings.value_types import one_of
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
@@ -203,11 +205,20 @@ def element_table(
     return format_table(align, headers, rows)
 
 
-def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
-    """Every kernel that was read, by mangled name, with its archs and code sizes.
+def kernel_lines(
+    library_map: LibraryMap, globs: Sequence[str] = (), top: int = 0, *, demangled: bool = False
+) -> Iterator[str]:
+    """The kernels that were read, sorted by mangled name, with their archs and code sizes.
 
     Several regions may have a kernel of one name (a template compiled twice): each size is told.
+
+    Args:
+        library_map: of the library.
+        globs: of which one must match the mangled or demangled name; empty for all.
+        top: how many kernels are listed; 0 for all.
+        demangled: show C++ signatures.
     """
+    wanted = GlobSet(globs)
     # Dictionaries as sets that keep the order.
     archs: dict[str, dict[str, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
     for block in library_map.iter_code():
@@ -216,12 +227,16 @@ def kernel_lines(library_map: LibraryMap) -> Iterator[str]:
             sizes = archs[kernel.name][arch]
             if kernel.code_size is not None:
                 sizes[kernel.code_size] = None
-    for name in sorted(archs):
+    names = [n for n in sorted(archs) if not globs or wanted.match(n, demangle(n))]
+    for name in names[: top or None]:
         described = (
             f"{arch} {' or '.join(f'{size:,} B' for size in sizes)}".rstrip()
             for arch, sizes in archs[name].items()
         )
-        yield f"{printable(name)}  [{', '.join(described)}]"
+        shown = demangle(name) if demangled else name
+        yield f"{printable(shown)}  [{', '.join(described)}]"
+    if top and len(names) > top:
+        yield f"and {len(names) - top:,} more"
 
 
 def _note(block: CodeBlock) -> str:

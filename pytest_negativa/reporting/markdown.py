@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
@@ -45,6 +47,7 @@ def render_markdown(report: RunReport) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if report.trimmed is not None:
         lines += ["", describe_trimmed(report.trimmed)]
+    lines += _coverage(report.coverage)
     notes = [f"{_name(r.path)}: {escape_markdown(n)}" for r in report.libraries for n in r.notes]
     for title, items in (
         ("Compared with the baseline", map(escape_markdown, report.compared)),
@@ -56,6 +59,22 @@ def render_markdown(report: RunReport) -> str:
         if shown := [f"- {item}" for item in items]:
             lines += ["", f"## {title}", "", *shown]
     return "\n".join(lines) + "\n"
+
+
+def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
+    """A table of the project's own kernels; nothing without any."""
+    if not coverage:
+        return
+    word = "run" if all(library.counted for library in coverage) else "looked up"
+    yield from ("", "## Kernel coverage", "")
+    yield f"| library | source file or namespace | kernels | {word} | |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    for library in coverage:
+        name = _name(library.path, in_table=True)
+        for group in library.groups():
+            run, kernels = sum(k.is_run for k in group.kernels), len(group.kernels)
+            shown = markdown_code(group.name, in_table=True) if group.name else ""
+            yield f"| {name} | {shown} | {kernels:,} | {run:,} | {format_share(run, kernels)} |"
 
 
 def cut_markdown(text: str, limit: int, room: int) -> str:

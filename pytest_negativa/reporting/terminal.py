@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
-from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
 from pytest_negativa.reporting.tables import format_table
@@ -45,9 +45,15 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     if report.compared:
         yield _list("Compared with the baseline:", report.compared, width)
     yield from render_coverage(report.coverage, options, width)
+    # The report terminal-missing lists these.
+    listed = {
+        library.path
+        for library in report.coverage
+        if any(wanted.format is ReportFormat.TERMINAL_MISSING for wanted in options.formats)
+    }
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
-        if row.used_kernels and row.unused_kernels:
+        if row.used_kernels and row.unused_kernels and row.path not in listed:
             title = f"Unused kernels of {printable(Path(row.path).name)}"
             names = (cut_middle(printable(spell(n)), width - 2) for n in row.unused_kernels)
             title = wrap(f"{title}, {len(row.unused_kernels)} of {row.kernels}:", width)

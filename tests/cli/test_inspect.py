@@ -254,6 +254,17 @@ class TestTables:
         library.write_bytes(build_host([fatbin_section(*regions)]).data)
         assert "k  [sm_90 1,024 B or 64 B]" in inspect("--kernels", library).stdout.split("\n")
 
+    def test_kernels_that_are_asked_for(self) -> None:
+        every = inspect("--kernels", "--demangle", BIN / "libnames.so").stdout.split("\n")
+        names = [line for line in every if line.endswith("]")]
+        assert len(names) > 2 and not any(line.startswith("_Z") for line in names)
+        some = inspect("--kernels", "--top=1", BIN / "libnames.so").stdout
+        assert some.endswith(f"and {len(names) - 1} more\n")
+        asked = names[-1].partition("  [")[0]
+        found = inspect("--kernels", "--demangle", "--match", asked, BIN / "libnames.so").stdout
+        assert [line for line in found.split("\n") if line.endswith("]")] == names[-1:]
+        assert inspect("--top=1", PLAIN).exit_code == 2
+
     def test_names_that_a_terminal_would_act_on(self, tmp_path: Path) -> None:
         image = build_cubin(CubinSpec(kernels={"k\x1b[2Jernel": bytes(64)})).data
         region = build_region([ElementSpec(content=image, identifier=b"\x1b]0;x\x07.cu")])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.github import render_annotations
-from pytest_negativa.reporting.markdown import cut_markdown
+from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
@@ -194,3 +195,25 @@ def test_a_cut_document_says_so() -> None:
     # Other reports have filled the file.
     assert len(cut_markdown(text, 1 << 10, 20).encode()) <= 20
     assert cut_markdown(text, 1 << 10, -5) == ""
+
+
+def test_markdown_has_kernel_coverage() -> None:
+    shown = render_markdown(report(row(), coverage=(OURS,)))
+    assert shown.partition("## Kernel coverage\n\n")[2] == (
+        "| library | source file or namespace | kernels | looked up | |\n"
+        "| --- | --- | ---: | ---: | ---: |\n"
+        "| `libours.so` |  | 1 | 0 | 0.0% |\n"
+        "| `libours.so` | `src/a.cu` | 3 | 2 | 66.7% |\n"
+        "| `libours.so` | `src/b.cu` | 1 | 0 | 0.0% |\n"
+    )
+
+
+def test_missing_kernels_are_listed_once() -> None:
+    one = report(row(used_kernels=1, unused_kernels=("blur",)), coverage=(OURS,))
+    one = replace(one, coverage=(replace(OURS, path=one.libraries[0].path),))
+    both = tuple(
+        Report(format=wanted, path=None)
+        for wanted in (ReportFormat.TERMINAL, ReportFormat.TERMINAL_MISSING)
+    )
+    assert "Unused kernels of" in "".join(render_report(one, OPTIONS))
+    assert "Unused kernels of" not in "".join(render_report(one, replace(OPTIONS, formats=both)))
