@@ -146,6 +146,16 @@ class Reconstruction(Record, frozen=True, kw_only=True):
     libraries: tuple[ReconstructedLibrary, ...]
     refused: tuple[RefusedLibrary, ...]
 
+    @property
+    def hard_links(self) -> dict[str, tuple[str, ...]]:
+        """By path of each original: the paths of this file whose copies are alike."""
+        names: dict[tuple[object, ...], list[str]] = {}
+        for copy in self.libraries:
+            state = copy.original_state
+            key = state.device, state.inode, copy.copy_sha256
+            names.setdefault(key, []).append(copy.library.path)
+        return {path: tuple(paths) for paths in names.values() for path in paths}
+
 
 class CopyRecord(Record, frozen=True, kw_only=True):
     """A copy as it was when it had been checked.

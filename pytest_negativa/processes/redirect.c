@@ -589,24 +589,17 @@ static bool find_mapping(uintptr_t address, Mapping *mapping) {
     return found;
 }
 
-/* Hard links are one file: what was mapped of one of them was mapped of each. */
-static void log_file(FileId original, const char *kind, const char *name) {
-    for (size_t i = 0; i < table.count; i++)
-        if (same_file(original, table.rows[i].original_id))
-            log_event(kind, table.rows[i].original, name);
-}
-
 static bool log_if_known(FileId id, const char *name) {
     for (size_t i = 0; i < table.count; i++) {
         if (same_file(id, table.rows[i].copy_id)) {
             table.mapped[i] = true;
-            log_file(table.rows[i].original_id, "copy", NULL);
+            log_event("copy", table.rows[i].original, NULL);
             return true;
         }
     }
     for (size_t i = 0; i < table.count; i++) {
         if (same_file(id, table.rows[i].original_id)) {
-            log_file(id, "original", name);
+            log_event("original", table.rows[i].original, name);
             return true;
         }
     }

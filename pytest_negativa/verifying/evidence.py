@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pytest_negativa.models.outcomes import TestResult
@@ -140,6 +141,7 @@ def gather_loads(
     originals: dict[str, str] = {}
     incomplete: str | None = None
     logged: set[_Program] = set()
+    links = reconstruction.hard_links
     for result in rounds:
         logs = result.run.redirect_logs
         # It is missing if no library could be redirected.
@@ -148,7 +150,8 @@ def gather_loads(
             for pid in (process.pid, *(load.pid for load in process.loads)):
                 logged.add((result.name, pid, process.executable))
             for load in process.loads:
-                for path in load.copies:
+                # The loader maps a file once, whatever its names.
+                for path in chain.from_iterable(links.get(p, (p,)) for p in load.copies):
                     copies[path].add((process.log, load.pid))
             for path, opened in sorted(process.originals):
                 originals.setdefault(path, f"{who} opened the original, as {opened}")

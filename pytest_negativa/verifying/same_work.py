@@ -46,7 +46,8 @@ class Places:
     """Names places in copies by those in the originals."""
 
     def __init__(self, reconstruction: Reconstruction) -> None:
-        self._originals = {c.library.path for c in reconstruction.libraries}
+        # One name for each file: the loader maps hard links once, under the name that came first.
+        self._names = {path: names[0] for path, names in reconstruction.hard_links.items()}
         self._copies = {c.copy: c for c in reconstruction.libraries}
 
     def find(self, path: str, offset: int) -> tuple[str, int]:
@@ -57,10 +58,10 @@ class Places:
         """
         copy = self._copies.get(path)
         if copy is None:
-            return path if path in self._originals else Path(path).name, offset
+            return self._names.get(path) or Path(path).name, offset
         if copy.compaction is not None:
             offset = _moved_back(copy.compaction.kept, offset)
-        return copy.library.path, offset
+        return self._names[copy.library.path], offset
 
 
 def _moved_back(kept: Sequence[KeptRange], offset: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from pytest_negativa.models.outcomes import SessionResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.trace import UsageProcess
+from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.evidence import gather_loads
 from pytest_negativa.verifying.rounds import RoundResult
 from tests.support.compiling import compile_c, needs_compiler
 from tests.support.faults import PlantedFault
+from tests.support.libraries import MULTIARCH
+from tests.support.reconstructing import planned_of
 from tests.support.traces import header
 from tests.support.usages import usage_of
 
@@ -57,6 +61,23 @@ def test_a_static_program_has_the_id_of_a_redirected_process(
         processes=(UsageProcess(header=child, trace="t.jsonl", ended=True, torn=False),),
     )
     fault.check(str(gather_loads(rounds, usage, NO_COPIES, {}).incomplete))
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "planned otherwise"])
+def test_hard_links_are_one_file_if_their_copies_are_alike(tmp_path: Path, alike: bool) -> None:
+    names = tmp_path / "a.so", tmp_path / "b.so"
+    shutil.copy(MULTIARCH, names[0])
+    names[1].hardlink_to(names[0])
+    made = reconstruct([planned_of(name) for name in names], tmp_path / "copies")
+    first, second = made.libraries
+    if not alike:
+        second = replace(second, copy_sha256="0" * 64)
+    made = replace(made, libraries=(first, second))
+    result = a_round(tmp_path / "001-verify", (7, PYTHON))
+    [log] = result.run.redirect_logs.iterdir()
+    log.write_text(f"{log.read_text()}7\tcopy\t{names[0]}\n")
+    loaded = gather_loads([result], usage_of(), made, {}).copies
+    assert set(loaded) == {str(name) for name in (names if alike else names[:1])}
 
 
 def test_a_process_is_known_by_any_name_of_its_executable(tmp_path: Path) -> None:
