@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pytest_negativa.analysis.arch_gates import dead_code, what_devices_load
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
@@ -37,6 +38,13 @@ class InspectionRequest:
     globs: tuple[str, ...] = ()
     top: int = 0
     demangled: bool = False
+    required: tuple[ComputeCapability, ...] = ()
+    dead: bool = False
+
+    @property
+    def gates(self) -> bool:
+        """Whether gates are asked for, which need no code unpacked."""
+        return self.dead or bool(self.required)
 
     @property
     def details(self) -> bool:
@@ -48,9 +56,13 @@ class InspectionRequest:
         """How each library is to be read."""
         devices = tuple(sorted(map(str, self.devices))) or None
         return MapRequest(
-            scope=Scope(headers_only=True) if self.headers_only else Scope(devices=devices),
+            scope=(
+                Scope(headers_only=True)
+                if self.headers_only or (self.gates and not self.kernels)
+                else Scope(devices=devices)
+            ),
             devices=self.devices,
-            with_map=self.details,
+            with_map=self.details or bool(self.required),
             slimmed=True,
         )
 
@@ -97,17 +109,25 @@ def _size(path: Path) -> int:
         return 0
 
 
-def render_json(inspected: Sequence[InspectedSet]) -> str:
+def render_json(inspected: Sequence[InspectedSet], request: InspectionRequest) -> str:
     """The JSON output; schema in ``schemas/inspection.schema.json``."""
     document = Inspection(
         format_version=JSON_VERSION,
         libraries=tuple(
-            InspectedLibrary(summary=m.summary, map=m.library_map, removed=m.removed)
+            InspectedLibrary(
+                summary=m.summary,
+                map=m.library_map if request.details else None,
+                removed=m.removed,
+                loadable=(
+                    what_devices_load(m.library_map, request.required) if m.library_map else ()
+                ),
+            )
             for s in inspected
             for m in s.mapped
             if m.summary is not None
         ),
         errors=tuple(_utf8(str(e)) for s in inspected for e in errors_of(s)),
+        dead=dead_code(inspected) if request.dead else (),
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
     return msgspec.json.format(data, indent=1).decode()
@@ -124,9 +144,13 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
     from pytest_negativa.reporting import inspection
     from pytest_negativa.reporting.text import printable
 
+    if request.gates:
+        yield from _render_gates(inspected, request)
     for one in inspected:
         summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
-        if one.libraries.explicit:
+        if request.gates:
+            pass
+        elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
         elif not one.libraries.paths:
             yield f"{printable(one.libraries.label)}: no ELF files"
@@ -151,6 +175,23 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                     mapped.library_map, request.globs, request.top, demangled=request.demangled
                 )
                 yield "\n".join(lines)
+
+
+def _render_gates(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
+    from pytest_negativa.reporting import arch_gates
+
+    summaries = {
+        m.summary.path: m.summary
+        for s in inspected
+        for m in s.mapped
+        if m.summary is not None and m.summary.sections
+    }
+    if request.required:
+        maps = [m.library_map for s in inspected for m in s.mapped if m.library_map is not None]
+        loadable = {m.library.path: what_devices_load(m, request.required) for m in maps}
+        yield from arch_gates.render_loadable(loadable)
+    if request.dead:
+        yield from arch_gates.render_dead(tuple(summaries.values()), dead_code(inspected))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

@@ -21,9 +21,28 @@ if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
 
 
+def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None) -> float | None:
+    from pytest_negativa.settings.value_types import InvalidValue, Percent
+
+    try:
+        return None if given is None else Percent().parse(given)
+    except InvalidValue as e:
+        raise click.BadParameter(str(e), ctx, param) from None
+
+
 @click.command()
 @click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
 @arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
+@arch_option(
+    "--require-arch", "required", "Fail (exit 1) unless each library has code for these archs."
+)
+@click.option("--dead", is_flag=True, help="Show the GPU code that no device of --arch loads.")
+@click.option(
+    "--max-dead",
+    metavar="PERCENT",
+    callback=_parse_percent,
+    help="Fail (exit 1) if more of a distribution is dead (with --dead).",
+)
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @click.option(
@@ -50,6 +69,9 @@ if TYPE_CHECKING:
 def inspect(
     libraries: tuple[str, ...],
     devices: tuple[ComputeCapability, ...],
+    required: tuple[ComputeCapability, ...],
+    dead: bool,
+    max_dead: float | None,
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
@@ -69,12 +91,19 @@ def inspect(
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 
-    Exit status: 0, or 1 if a library could not be read.
+    With --require-arch or --dead, the command answers these questions alone, from headers.
+
+    Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
+    if dead and not devices:
+        raise click.UsageError("--dead needs --arch, which names the deployed GPUs")
+    if max_dead is not None and not dead:
+        raise click.UsageError("--max-dead goes with --dead")
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
         raise click.UsageError("--match, --top and --demangle go with --kernels")
+    from pytest_negativa.analysis.arch_gates import dead_code, missing_archs, too_much_dead
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,
         errors_of,
@@ -95,16 +124,20 @@ def inspect(
         globs=globs,
         top=top,
         demangled=demangle,
+        required=required,
+        dead=dead,
     )
     cache = None if no_cache else open_cache(settings_of(flags).cache)
     with ByteProgress("reading libraries") as progress:
         inspected = inspect_libraries(request, cache, jobs, progress.update)
     if as_json:
-        click.echo(render_json(inspected))
+        click.echo(render_json(inspected, request))
     else:
         for number, part in enumerate(render_text(inspected, request)):
             click.echo(f"\n{part}" if number else part)
-    errors = [error for one in inspected for error in errors_of(one)]
+    errors: list[object] = [error for one in inspected for error in errors_of(one)]
+    errors += missing_archs(inspected, required) if required else ()
+    errors += too_much_dead(dead_code(inspected), max_dead) if max_dead is not None else ()
     for error in errors:
         print_error(error)
     if errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.slimmed import Removed
@@ -107,6 +108,68 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
             return None
         return sum(row.loaded_bytes or 0 for row in self.code)
 
+    @property
+    def dead_bytes(self) -> int:
+        """Bytes that none of ``devices`` would load."""
+        return self.code_bytes - (self.loaded_bytes or 0)
+
+    @property
+    def dead_ptx_bytes(self) -> int:
+        """Bytes of PTX among ``dead_bytes``."""
+        ptx = [row for row in self.code if row.kind == ElementKind.PTX.value]
+        return sum(row.stored_bytes - (row.loaded_bytes or 0) for row in ptx)
+
+
+class LoadableCode(Record, frozen=True, kw_only=True):
+    """What a device could load of a library.
+
+    Regions of relocatable code, which must be linked first, count if the library has no others. A
+    bare frame counts as a region if it runs on the device.
+
+    Attributes:
+        device: its compute capability.
+        machine: number of regions with machine code that runs there.
+        compiled: number of regions that the driver would compile when it loads them (JIT).
+        compiled_bytes: the PTX and LTO-IR that it would compile, as stored.
+        compiled_from: the archs of that code, such as ``ptx sm_80``.
+        nothing: number of regions without any code for the device.
+    """
+
+    device: str
+    machine: int
+    compiled: int
+    compiled_bytes: int
+    compiled_from: tuple[str, ...]
+    nothing: int
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the device can load nothing at all."""
+        return not self.machine + self.compiled
+
+
+class DeadCode(Record, frozen=True, kw_only=True):
+    """The GPU code of one distribution that no device of a list loads. Sizes are in bytes.
+
+    Attributes:
+        distribution: name and version; None for libraries of no known distribution.
+        libraries: how many with GPU code.
+        code_bytes: their GPU code.
+        dead_bytes: what none of the devices loads.
+        dead_ptx_bytes: PTX among it, which later devices could compile.
+    """
+
+    distribution: str | None
+    libraries: int
+    code_bytes: int
+    dead_bytes: int
+    dead_ptx_bytes: int
+
+    @property
+    def percent(self) -> float:
+        """``dead_bytes`` in percent of the code."""
+        return 100 * self.dead_bytes / self.code_bytes if self.code_bytes else 0.0
+
 
 class InspectedLibrary(Record, frozen=True, kw_only=True):
     """A library in the JSON output of ``negativa inspect``.
@@ -116,11 +179,13 @@ class InspectedLibrary(Record, frozen=True, kw_only=True):
         map: its map, with ``--kernels`` or ``--elements``. Of a slimmed library the offsets in
             it are addresses.
         removed: what was taken out of a slimmed library; None for others.
+        loadable: with ``--require-arch``, what each of the devices could load.
     """
 
     summary: LibrarySummary
     map: LibraryMap | None = None
     removed: Removed | None = None
+    loadable: tuple[LoadableCode, ...] = ()
 
 
 class Inspection(Record, frozen=True, kw_only=True):
@@ -130,8 +195,10 @@ class Inspection(Record, frozen=True, kw_only=True):
         format_version: see ``analysis.inspect.JSON_VERSION``.
         libraries: those that could be read, in the order asked for.
         errors: one message for each file that could not be read.
+        dead: with ``--dead``, the code that no device loads, by distribution.
     """
 
     format_version: int
     libraries: tuple[InspectedLibrary, ...]
     errors: tuple[str, ...]
+    dead: tuple[DeadCode, ...] = ()

@@ -96,7 +96,7 @@ def set_report(
     headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
     if devices:
         headers += [_loaded_on(devices), "dead weight"]
-    names = _short_names([s.path for s in with_code])
+    names = short_names([s.path for s in with_code])
     rows = [[names[s.path], *_figures([s])] for s in with_code]
     parts = [
         f"{label}: {format_items(len(with_code), 'library', 'libraries')} with GPU code, "
@@ -112,7 +112,7 @@ def set_report(
     return "\n\n".join([*parts, *problems])
 
 
-def _short_names(paths: Sequence[str]) -> dict[str, str]:
+def short_names(paths: Sequence[str]) -> dict[str, str]:
     """File names; where two files share one, their paths below the folder that all are in."""
     counts = Counter(Path(path).name for path in paths)
     common = os.path.commonpath(paths) if len(paths) > 1 else ""

@@ -1,0 +1,98 @@
+"""Gates for those who build wheels: code for each deployed GPU, and little code for none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.arch import ComputeCapability, SmArch
+from pytest_negativa.gpucode.loadable import loadable_code
+from pytest_negativa.gpucode.mapping import MappedLibrary
+from pytest_negativa.installed.libraries import LibrarySet
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.summary import DeadCode, LibrarySummary, LoadableCode
+
+Inspected = tuple[LibrarySet, tuple[MappedLibrary, ...]]
+"""What an argument stands for, and what was read of it."""
+
+
+def what_devices_load(
+    library_map: LibraryMap, devices: Sequence[ComputeCapability]
+) -> tuple[LoadableCode, ...]:
+    """What each device could load; empty for a library without GPU code."""
+    if not library_map.sections:
+        return ()
+    return tuple(loadable_code(library_map, device) for device in devices)
+
+
+def missing_archs(
+    inspected: Sequence[Inspected], devices: Sequence[ComputeCapability]
+) -> Iterator[str]:
+    """Why libraries can't run on the devices, a sentence for each library and device."""
+    for libraries, mapped_libraries in inspected:
+        with_code = [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
+        if not with_code and not any(m.error for m in mapped_libraries):
+            # A gate that checks nothing must not pass.
+            yield f"{libraries.label}: no GPU code, so none for {_names(devices)}"
+        for mapped in with_code:
+            assert mapped.library_map is not None and mapped.summary is not None
+            for loadable in what_devices_load(mapped.library_map, devices):
+                if loadable.is_missing:
+                    yield (
+                        f"{mapped.path}: no code that {_name(loadable.device)} can load; it has "
+                        f"{_archs_of(mapped.summary)}"
+                    )
+
+
+def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
+    """The code that no device of the summaries loads, by distribution; the most dead first."""
+    # importlib.metadata takes 20 ms to import.
+    from pytest_negativa.installed.sites import Places
+
+    places = Places()
+    groups: dict[str | None, list[LibrarySummary]] = defaultdict(list)
+    unique = {
+        m.summary.path: m.summary
+        for _, mapped in inspected
+        for m in mapped
+        if m.summary is not None and m.summary.sections
+    }
+    for path, summary in unique.items():
+        place = places.of(path)
+        name = f"{place.distribution} {place.version}" if place.distribution else None
+        groups[name].append(summary)
+    rows = [_dead_of(name, summaries) for name, summaries in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.dead_bytes))
+
+
+def too_much_dead(dead: Sequence[DeadCode], limit: float) -> Iterator[str]:
+    """Which distributions have more dead code than a limit in percent."""
+    for row in dead:
+        if row.percent > limit:
+            yield (
+                f"{row.distribution or 'libraries of no distribution'}: {row.percent:.1f}% of the "
+                f"GPU code is dead, more than {limit:g}%"
+            )
+
+
+def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:
+    return DeadCode(
+        distribution=name,
+        libraries=len(summaries),
+        code_bytes=sum(s.code_bytes for s in summaries),
+        dead_bytes=sum(s.dead_bytes for s in summaries),
+        dead_ptx_bytes=sum(s.dead_ptx_bytes for s in summaries),
+    )
+
+
+def _archs_of(summary: LibrarySummary) -> str:
+    return ", ".join(f"{row.kind} {row.arch}" for row in summary.code)
+
+
+def _name(device: str) -> str:
+    capability = ComputeCapability.parse(device)
+    return str(SmArch(capability.major, capability.minor))
+
+
+def _names(devices: Sequence[ComputeCapability]) -> str:
+    return ", ".join(_name(str(device)) for device in devices)

@@ -1,0 +1,47 @@
+"""What a device could load of a library, region by region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.models.library import Element, LibraryMap, Section
+from pytest_negativa.models.summary import LoadableCode
+
+# Code that is linked before a device loads it, see ``models.plan.KeepReason.RELOCATABLE``.
+_RELOCATABLE = "__nv_relfatbin"
+
+
+def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> LoadableCode:
+    """Count the regions by the driver's choice for a device, see ``arch.choose_elements``."""
+    sections = _loaded_sections(library_map)
+    chosen = [
+        [region.elements[index] for index in choose_elements(region.elements, device)]
+        for section in sections
+        for region in section.regions
+    ]
+    frames = sum(cubin_runs_on(f.arch, device) for s in sections for f in s.frames)
+    compiled = [elements for elements in chosen if elements and not _is_machine_code(elements)]
+    return LoadableCode(
+        device=str(device),
+        machine=frames + sum(map(_is_machine_code, chosen)),
+        compiled=len(compiled),
+        compiled_bytes=sum(e.stored_size for elements in compiled for e in elements),
+        compiled_from=tuple(dict.fromkeys(sorted(_sources(compiled)))),
+        nothing=sum(not elements for elements in chosen),
+    )
+
+
+def _loaded_sections(library_map: LibraryMap) -> Sequence[Section]:
+    loaded = [section for section in library_map.sections if section.name != _RELOCATABLE]
+    return loaded or library_map.sections
+
+
+def _is_machine_code(elements: Sequence[Element]) -> bool:
+    return any(element.kind is ElementKind.CUBIN for element in elements)
+
+
+def _sources(compiled: Sequence[Sequence[Element]]) -> Iterator[str]:
+    for elements in compiled:
+        for element in elements:
+            yield f"{element.kind.value} {element.arch}"

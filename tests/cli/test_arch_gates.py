@@ -1,0 +1,123 @@
+"""The gates of ``negativa inspect``: --require-arch, --dead and --max-dead."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.libraries import BIN, MULTIARCH, PLAIN, golden_elements
+from tests.support.sites import install
+
+LOADED = 904 + 952 + 1104 + 992 + 1032 + 1160
+
+
+def inspect(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["inspect", *map(str, arguments)], catch_exceptions=False)
+
+
+def as_json(*arguments: str | Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(inspect("--json", *arguments).stdout)
+    jsonschema.validate(document, json.loads(shipped_schema("inspection")))
+    return document
+
+
+def row(output: str, name: str) -> list[list[str]]:
+    return [line.split()[1:] for line in output.splitlines() if line.startswith(name)]
+
+
+class TestRequired:
+    def test_code_for_all(self, tmp_path: Path) -> None:
+        shutil.copy(MULTIARCH, tmp_path)
+        shutil.copy(PLAIN, tmp_path)
+        done = inspect(tmp_path, "--require-arch", "sm_80,90")
+        assert (done.exit_code, done.stderr) == (0, "")
+        found = row(done.stdout, "libmultiarch.so")
+        assert found == [[d, "3", "0", "-", "-", "0"] for d in ("8.0", "9.0")]
+        assert PLAIN.name not in done.stdout
+
+    def test_what_is_compiled_when_it_is_loaded(self) -> None:
+        done = inspect(BIN / "libptx_only.so", BIN / "liblto.so", "--require-arch", "8.0")
+        assert done.exit_code == 0
+        assert row(done.stdout, "libptx_only.so") == [
+            ["8.0", "0", "1", "290", "B", "ptx", "sm_75", "0"]
+        ]
+        assert row(done.stdout, "liblto.so")[0][-3:] == ["lto-ir", "sm_80", "0"]
+
+    def test_no_code_for_one(self) -> None:
+        done = inspect(MULTIARCH, BIN / "libdebug.so", "--require-arch", "90,80")
+        assert done.exit_code == 1
+        path = BIN / "libdebug.so"
+        message = f"{path}: no code that sm_80 can load; it has cubin sm_90, ptx sm_90"
+        assert done.stderr == f"negativa: error: {message}\n"
+        assert row(done.stdout, "libdebug.so")[0][-1] == "ALL"
+
+    def test_a_gate_that_checks_nothing_fails(self, tmp_path: Path) -> None:
+        shutil.copy(PLAIN, tmp_path)
+        done = inspect(tmp_path, "--require-arch", "80,90")
+        assert done.exit_code == 1
+        assert done.stderr.endswith(": no GPU code, so none for sm_80, sm_90\n")
+
+    def test_regions_without_code(self) -> None:
+        [library] = as_json(BIN / "libplaces.so", "--require-arch", "80,90")["libraries"]
+        first, second = library["loadable"]
+        assert (first["machine"], first["compiled"], first["nothing"]) == (1, 0, 3)
+        assert (second["machine"], second["compiled"], second["nothing"]) == (2, 1, 1)
+        assert second["compiled_from"] == ["ptx sm_90"] and library["map"] is None
+
+    def test_relocatable_code_is_no_region_that_loads(self) -> None:
+        # Its linked cubin is for sm_80 and sm_90 alone; the relocatable code is not counted.
+        [library] = as_json(BIN / "librdc_linked.so", "--require-arch", "80")["libraries"]
+        sections = {s["name"]: s["regions"] for s in library["summary"]["sections"]}
+        assert len(sections) == 2
+        assert library["loadable"][0]["machine"] == sections[".nv_fatbin"] == 1
+
+
+class TestDead:
+    @pytest.fixture
+    def site(self, tmp_path: Path) -> Path:
+        site = tmp_path / "site-packages"
+        site.mkdir()
+        install(site, "kernels", files=("kernels/libkernels.so",))
+        shutil.copy(BIN / "libdata_only.so", site)
+        return site
+
+    def test_by_library_and_distribution(self, site: Path) -> None:
+        done = inspect(site, "--dead", "--arch=80,90")
+        assert done.exit_code == 0
+        kernels, other = as_json(site, "--dead", "--arch=80,90")["dead"]
+        stored = sum(element["size"] for element in golden_elements())
+        assert kernels["distribution"].startswith("kernels ")
+        assert (kernels["dead_bytes"], kernels["dead_ptx_bytes"]) == (
+            stored - LOADED,
+            296 + 312 + 384,
+        )
+        assert (other["distribution"], other["dead_bytes"]) == (None, 0)
+        assert "992 B of it is PTX" in done.stdout
+        assert len(row(done.stdout, "libkernels.so")) == 1
+        assert len(row(done.stdout, "kernels ")) == len(row(done.stdout, "(none)")) == 1
+
+    def test_the_limit(self, site: Path) -> None:
+        assert inspect(site, "--dead", "--arch=80,90", "--max-dead", "72%").exit_code == 0
+        done = inspect(site, "--dead", "--arch=80,90", "--max-dead", "71.5")
+        assert done.exit_code == 1
+        assert done.stderr.endswith(": 71.8% of the GPU code is dead, more than 71.5%\n")
+
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [
+            (("--dead",), "--dead needs --arch"),
+            (("--max-dead=5%", "--arch=80"), "--max-dead goes with --dead"),
+            (("--dead", "--arch=80", "--max-dead=101"), "expected a percentage from 0 to 100"),
+        ],
+    )
+    def test_wrong_usage(self, words: tuple[str, ...], problem: str) -> None:
+        done = inspect(MULTIARCH, *words)
+        assert done.exit_code == 2 and problem in done.stderr
