@@ -19,12 +19,15 @@ def pages(as_json: bool, **flags: Any) -> None:
     The run must be traced with --cpu, or pytest with --negativa-cpu. Exit status: 0, or 1 without
     such a trace.
     """
+    from msgspec.structs import replace
+
     from pytest_negativa.hostcode.gather import require_usage
-    from pytest_negativa.hostcode.summary import summarize
+    from pytest_negativa.hostcode.summary import list_variants, summarize
     from pytest_negativa.reporting.host_pages import render_host_report
 
     settings = settings_of(flags)
-    report = summarize(require_usage(run_of(settings)))
+    usage = require_usage(run_of(settings))
+    report = replace(summarize(usage), variants=list_variants(usage))
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import count_functions, function_starts
+from pytest_negativa.hostcode.variants import find_variants
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
     HOST_REPORT_VERSION,
@@ -16,6 +18,7 @@ from pytest_negativa.models.hostcode import (
     HostReport,
     HostRow,
     HostUsage,
+    HostVariant,
 )
 
 
@@ -30,6 +33,17 @@ def summarize(usage: HostUsage) -> HostReport:
         libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
         incomplete=usage.incomplete,
     )
+
+
+def list_variants(usage: HostUsage) -> tuple[HostVariant, ...]:
+    """Code for single instruction sets, the most bytes first; it reads all symbols."""
+    flags = set.intersection(*(set(processor.flags) for processor in usage.processors))
+    found: list[HostVariant] = []
+    for library in usage.libraries:
+        with contextlib.suppress(FormatError), _open(library) as (source, elf):
+            used = _unwatched_or_touched(elf, library)
+            found += find_variants(source, library.paths[0], used, flags)
+    return tuple(sorted(found, key=lambda variant: (-variant.bytes, variant.path)))
 
 
 def _row(library: HostLibrary) -> HostRow:
@@ -47,19 +61,25 @@ def _row(library: HostLibrary) -> HostRow:
 
 def _count(library: HostLibrary) -> tuple[int, int] | None:
     """How many functions there are, and how many are on touched pages; None if not known."""
-    for path in library.paths:
-        try:
-            with ByteSource(path) as source:
-                elf = read_host_elf(source, with_segments=True)
-                if source.size != library.size or elf.build_id != library.build_id:
-                    continue
-                starts = function_starts(source, elf)
-        except FormatError:
-            continue
-        if starts is not None:
-            used = _unwatched_or_touched(elf, library)
-            return len(starts), count_functions(starts, used)
+    with contextlib.suppress(FormatError), _open(library) as (source, elf):
+        if (starts := function_starts(source, elf)) is not None:
+            return len(starts), count_functions(starts, _unwatched_or_touched(elf, library))
     return None
+
+
+@contextlib.contextmanager
+def _open(library: HostLibrary) -> Iterator[tuple[ByteSource, HostElf]]:
+    """The library at its first path.
+
+    Raises:
+        FormatError: it can't be read, or another one is there.
+    """
+    path = library.paths[0]
+    with ByteSource(path) as source:
+        elf = read_host_elf(source, with_segments=True)
+        if source.size != library.size or elf.build_id != library.build_id:
+            raise FormatError(path, None, "is not the library that was traced")
+        yield source, elf
 
 
 def _unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:

@@ -129,6 +129,26 @@ class HostRow(Record, frozen=True, kw_only=True):
     unwatched: str | None
 
 
+class HostVariant(Record, frozen=True, kw_only=True):
+    """Functions of one library for one instruction set, as far as their names tell.
+
+    Attributes:
+        path: of the library.
+        instructions: the instruction set, such as ``AVX-512``.
+        functions: how many there are.
+        bytes: their size.
+        touched_functions: how many of them lie on touched pages.
+        runs_here: whether all traced CPUs have these instructions.
+    """
+
+    path: str
+    instructions: str
+    functions: int
+    bytes: int
+    touched_functions: int
+    runs_here: bool
+
+
 class HostReport(Record, frozen=True, kw_only=True):
     """What a run touched of CPU code: for people and for ``negativa pages --json``.
 
@@ -139,6 +159,7 @@ class HostReport(Record, frozen=True, kw_only=True):
         processes: how many processes were traced.
         libraries: the most untouched bytes first.
         incomplete: why more may have been touched.
+        variants: code for single instruction sets.
     """
 
     format_version: int
@@ -147,6 +168,7 @@ class HostReport(Record, frozen=True, kw_only=True):
     processes: int
     libraries: tuple[HostRow, ...]
     incomplete: tuple[str, ...]
+    variants: tuple[HostVariant, ...] = ()
 
     @property
     def watched(self) -> int:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_negativa.hostcode.functions import count_functions
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.hostcode.summary import summarize
+from pytest_negativa.hostcode.summary import list_variants, summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite, unite_spans
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
@@ -26,7 +26,7 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.reporting.host_pages import render_host_report
-from tests.support.compiling import needs_compiler
+from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
 
 PAGES = st.frozensets(st.integers(0, 20), max_size=10)
@@ -109,6 +109,28 @@ def key_of(path: Path) -> FileKey:
     return FileKey(str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def one_library(
+    file: HostFile, path: Path, watched: tuple[Span, ...] = (), touched: tuple[Span, ...] = ()
+) -> HostUsage:
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("r",),
+        processors=(read_processor(),),
+        processes=1,
+        libraries=(
+            HostLibrary(
+                sha256=file.sha256,
+                size=file.size,
+                build_id=file.build_id,
+                paths=(str(path),),
+                watched=watched,
+                touched=touched,
+            ),
+        ),
+        incomplete=(),
+    )
+
+
 @needs_compiler
 def test_a_file_that_was_replaced_has_no_content(tmp_path: Path) -> None:
     library = compile_paged(tmp_path)
@@ -127,22 +149,11 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
     names = {name: at for at, name in symbols_of(library).items()}
     found = identify(key_of(library))
     assert isinstance(found, HostFile)
-    usage = HostUsage(
-        format_version=HOST_USAGE_VERSION,
-        run_ids=("r",),
-        processors=(read_processor(),),
-        processes=1,
-        libraries=(
-            HostLibrary(
-                sha256=found.sha256,
-                size=found.size,
-                build_id=found.build_id,
-                paths=(str(library),),
-                watched=(Span(names["first_page"], names["last_page"]),),
-                touched=(Span(names["in_main"], names["in_main"] + PAGE),),
-            ),
-        ),
-        incomplete=(),
+    usage = one_library(
+        found,
+        library,
+        watched=(Span(names["first_page"], names["last_page"]),),
+        touched=(Span(names["in_main"], names["in_main"] + PAGE),),
     )
     (row,) = summarize(usage).libraries
     table = subprocess.run(["readelf", "-wF", library], capture_output=True, text=True).stdout
@@ -160,3 +171,23 @@ def test_an_unknown_processor(tmp_path: Path) -> None:
     assert read_processor(tmp_path / "none").model == "unknown"
     (tmp_path / "cpuinfo").write_text("model name\t: X 1\nflags\t\t: sse2 avx\n\nmodel name: Y\n")
     assert read_processor(tmp_path / "cpuinfo") == Processor(model="X 1", flags=("avx", "sse2"))
+
+
+VARIANTS = """
+#define COPY(name) __attribute__((noinline)) int name(int x) { return x * 3; }
+COPY(add) COPY(dgemm_kernel_HASWELL) COPY(mkl_avx512_add) COPY(_ZN6native6AVX5123addEi)
+COPY(avx_add) COPY(zenith) COPY(slavx)
+"""
+
+
+@needs_compiler
+def test_code_for_instruction_sets_by_name(tmp_path: Path) -> None:
+    (tmp_path / "variants.c").write_text(VARIANTS)
+    library = compile_shared(str(tmp_path / "variants.c"), tmp_path / "libvariants.so")
+    found = identify(key_of(library))
+    assert isinstance(found, HostFile)
+    usage = replace(
+        one_library(found, library), processors=(Processor(model="A", flags=("avx", "avx2")),)
+    )
+    rows = {row.instructions: (row.functions, row.runs_here) for row in list_variants(usage)}
+    assert rows == {"AVX-512": (2, False), "AVX2": (1, True), "AVX": (1, True)}

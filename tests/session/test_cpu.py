@@ -14,6 +14,7 @@ from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in
 from tests.support.sessions import Project
+from tests.support.verified import VerifiedProject
 
 pytestmark = needs_compiler
 
@@ -144,3 +145,13 @@ def test_a_page_that_is_needed_after_all(
     healed = project.pytest(*options, "--negativa-heal")
     assert "tracing the CPU code once more" in healed.stdout
     assert "Proved on" in healed.stdout
+
+
+@pytest.mark.slow
+def test_gpu_code_and_cpu_code_are_proved_in_one_session(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "def test_uses_code():\n    use(LIB)\n")
+    done = project.pytest("-q", "--negativa", "--negativa-verify", "--negativa-cpu")
+    assert "PROVED: " in done.stdout
+    assert "Proved on " in done.stdout
+    assert project.latest("verdict.json")["proved"]
+    assert project.latest("cpu-verdict.json")["proved"]

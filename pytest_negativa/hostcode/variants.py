@@ -1,0 +1,100 @@
+"""Functions for single instruction sets, by the names of symbols.
+
+Libraries hold copies of hot functions for several instruction sets and choose one when they run. A
+name such as ``at::native::AVX512::add_kernel`` or ``dgemm_kernel_HASWELL`` tells which copy it is.
+Names that tell nothing are not counted, so this is no list of all copies.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    SHDR,
+    SHN_UNDEF,
+    SHT_DYNSYM,
+    SHT_SYMTAB,
+    STT_FUNC,
+    SYM,
+    SectionHeader,
+)
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.hostcode import HostVariant
+
+# The instruction set, the flag of /proc/cpuinfo that it needs, and its marks in names. OpenBLAS
+# names cores (its cpuid_x86.c), Intel MKL and others the instruction set.
+_SETS = (
+    ("AMX", "amx_tile", rb"amx|SAPPHIRERAPIDS"),
+    ("AVX-512", "avx512f", rb"avx512|SKYLAKEX|COOPERLAKE"),
+    ("AVX2", "avx2", rb"avx2|HASWELL|ZEN(?![a-z])|EXCAVATOR"),
+    ("AVX", "avx", rb"avx(?![25])|SANDYBRIDGE|BULLDOZER|PILEDRIVER|STEAMROLLER"),
+    ("SSE4", "sse4_1", rb"sse4|NEHALEM"),
+)
+_MARKS = tuple(
+    (name, flag, re.compile(rb"(?:^|[^A-Za-z])(?:%s)" % marks, re.IGNORECASE))
+    for name, flag, marks in _SETS
+)
+
+
+def find_variants(
+    source: ByteSource, path: str, used: Sequence[tuple[int, int]], flags: Collection[str]
+) -> Iterator[HostVariant]:
+    """How much code a library has for each instruction set that names tell of.
+
+    Args:
+        path: for the rows.
+        used: addresses that may have been touched, sorted.
+        flags: what the CPU can do.
+
+    Raises:
+        FormatError: the file is truncated.
+    """
+    functions = dict(_functions(source))
+    for name, flag, marks in _MARKS:
+        own = {at: size for at, (size, symbol) in functions.items() if marks.search(symbol)}
+        functions = {at: rest for at, rest in functions.items() if at not in own}
+        if own:
+            touched = [at for at, size in own.items() if _meets(used, at, at + size)]
+            yield HostVariant(
+                path=path,
+                instructions=name,
+                functions=len(own),
+                bytes=sum(own.values()),
+                touched_functions=len(touched),
+                runs_here=flag in flags,
+            )
+
+
+def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    number = bisect.bisect_right(spans, (start, end))
+    return any(
+        first < end and last > start for first, last in spans[max(number - 1, 0) : number + 1]
+    )
+
+
+def _functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    """By address: size and name of each function of the symbol table, else of the dynamic one."""
+    head = EHDR.unpack_from(source.read(0, EHDR.size))
+    table = source.read(head.e_shoff, head.e_shnum * SHDR.size)
+    sections = [SHDR.unpack_from(table, at) for at in range(0, len(table), SHDR.size)]
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        for section in sections:
+            if section.sh_type == kind and section.sh_link < len(sections):
+                yield from _symbols(source, section, sections[section.sh_link])
+                return
+
+
+def _symbols(
+    source: ByteSource, section: SectionHeader, strings: SectionHeader
+) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    rows = source.read(section.sh_offset, section.sh_size)
+    names = source.read(strings.sh_offset, strings.sh_size)
+    for at in range(0, len(rows) - SYM.size + 1, SYM.size):
+        symbol = SYM.unpack_from(rows, at)
+        if symbol.st_info & 15 != STT_FUNC or symbol.st_shndx == SHN_UNDEF or not symbol.st_size:
+            continue
+        end = names.find(b"\0", symbol.st_name)
+        yield symbol.st_value, (symbol.st_size, names[symbol.st_name : end])
