@@ -6,12 +6,19 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from pytest_negativa.reporting.progress_lines import ProgressLines
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 class ByteProgress:
-    """Shows the finished share of bytes on stderr; shows nothing if stderr is no terminal.
+    """Shows the finished share of bytes on stderr: a bar, or lines if stderr is no terminal.
 
     A timer shows the bar, not ``update``: a single large library calls it once, at its end.
 
@@ -28,9 +35,10 @@ class ByteProgress:
         self._bar: Progress | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._lines = None if sys.stderr.isatty() else ProgressLines(_say, f"negativa: {text}")
 
     def __enter__(self) -> ByteProgress:
-        if sys.stderr.isatty():
+        if self._lines is None:
             self._timer = threading.Timer(self._delay_s, self._show)
             self._timer.daemon = True
             self._timer.start()
@@ -39,7 +47,9 @@ class ByteProgress:
     def update(self, done: int, total: int) -> None:
         with self._lock:
             self._done, self._total = done, total
-            if self._bar is not None:
+            if self._lines is not None:
+                self._lines.update(done, total)
+            elif self._bar is not None:
                 self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def _show(self) -> None:

@@ -18,7 +18,9 @@ from pytest_negativa.models.settings import ReportFormat, Settings, SourceKind
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable_lines
 from pytest_negativa.session.exit_status import exit_status
+from pytest_negativa.session.header import describe_session
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.gpu import gpu_names
 
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 # Seconds to wait for traced children that still run when their parent's session is over.
 _PATIENCE = 1.0
+
+
+_READING = "negativa: reading libraries"
 
 
 class Reporter:
@@ -63,6 +68,17 @@ class Reporter:
         self._failure: str | None = None
         # Why the session must fail, whatever its tests did.
         self._failures: Sequence[str] = ()
+
+    def pytest_report_header(self, config: pytest.Config) -> str:
+        """What is traced, where, and by which settings."""
+        not_traced = self._traced.not_traced
+        return describe_session(
+            self._settings,
+            gpus=gpu_names(),
+            is_replay=self._traced.is_replay,
+            not_traced=not_traced and not_traced.reason,
+            root=config.rootpath,
+        )
 
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.
@@ -151,6 +167,7 @@ class Reporter:
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.finish import conclude
+        from pytest_negativa.reporting.progress_lines import ProgressLines
 
         return conclude(
             usage,
@@ -163,6 +180,8 @@ class Reporter:
             jobs=1 if anew else None,
             anew=anew,
             appends=not self._is_round,
+            # The session's terminal is gone by then.
+            on_done=None if anew else ProgressLines(self._write, _READING).update,
         )
 
     def complete(self) -> None:

@@ -50,6 +50,11 @@ class TracedProcess:
         """The test, hook or phase that is running."""
         return str(self._current)
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether the records are those of an earlier run."""
+        return self._tracing is not None and self._tracing.is_replay
+
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:
         """Tell the detector of ``context`` until the body ends; contexts nest."""

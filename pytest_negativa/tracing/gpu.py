@@ -5,12 +5,31 @@ Loading the driver here would put it into every process of the session, even if 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 # What the kernel modules for discrete GPUs, for WSL and for Tegra create.
 _DEVICE_NODES = ("nvidiactl", "dxg", "nvhost-gpu", "nvgpu")
+
+
+_GPU_FACTS = Path("/proc/driver/nvidia/gpus")
+
+
+def gpu_names(facts: Path = _GPU_FACTS) -> tuple[str, ...]:
+    """The names of this machine's GPUs, hidden ones included; none if nothing tells them.
+
+    Source: "The /proc filesystem" of the README of NVIDIA's driver.
+    """
+    found = []
+    for path in sorted(facts.glob("*/information")):
+        with contextlib.suppress(OSError):
+            for line in path.read_text(errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key == "Model":
+                    found.append(value.strip())
+    return tuple(found)
 
 
 def has_gpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:

@@ -30,6 +30,13 @@ libquickstart.so  88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            
 total             88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            2.4 kB          28       3         13       4
 """  # noqa: E501
 
+COVERAGE = """\
+kernel coverage      kernels    looked up           templates    tests
+-----------------  ---------  -----------  -----  -----------  -------
+libquickstart.so          13            4  30.8%           12        4
+- (no namespace)          10            3  30.0%           10        3
+- matrices                 3            1  33.3%            2        1
+"""
 UNUSED = """\
 Unused kernels of libquickstart.so, 9 of 13:
   void matrices::multiply<32>(float const*, float const*, float*, int, int, int)
@@ -85,6 +92,7 @@ def row(folder: Path) -> dict[str, Any]:
         ],
         "notes": [],
         "trimmed": None,
+        "version": None,
     }
 
 
@@ -103,7 +111,7 @@ def test_figures_of_quickstart(quickstart: Project) -> None:
     shown = done.stdout.partition("= GPU code (pytest-negativa) =")[2].partition("\n")[2]
     run = (quickstart.results / "latest").readlink()
     assert shown == (
-        f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{UNUSED}\n"
+        f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{COVERAGE}\n{UNUSED}\n"
         f"Files in .negativa/{run}: trace/, trace.json, usage.json, map/, plan/, spans/, "
         "report.json\n\n"
     )
