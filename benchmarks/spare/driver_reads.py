@@ -34,6 +34,8 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.spare.misses import LOG_SUFFIX, read_misses
+from pytest_negativa.spare.note import PAGE_SIZE
 
 HERE = Path(__file__).parent
 BEGIN = time.monotonic()
@@ -47,7 +49,6 @@ FORMS = {
 LIMIT = 510
 # Smaller libraries have little to lose.
 SMALLEST = 4 << 20
-_HEAD = 4096
 
 
 def say(text: str) -> None:
@@ -106,14 +107,13 @@ def _between(ranges: list[Range], size: int) -> Iterator[Range]:
 def misses(logs: Path, regions: Mapping[str, list[Range]]) -> dict[str, tuple[int, int]]:
     """By library: pages of containers and other pages that came back."""
     found = {}
-    for log in logs.glob("*.misses"):
-        data = log.read_bytes()
-        name = data[88:344].split(b"\0")[0].decode()
-        pages = [page for page, count in enumerate(data[_HEAD:]) if count]
-        own = regions.get(name, [])
-        inside = sum(any(s < 4096 * p + 4096 and 4096 * p < e for s, e in own) for p in pages)
+    for path in logs.glob(f"*{LOG_SUFFIX}"):
+        log = read_misses(path)
+        pages = [page * PAGE_SIZE for page, count in enumerate(log.counts) if count]
+        own = regions.get(log.name, [])
+        inside = sum(any(start < p + PAGE_SIZE and p < end for start, end in own) for p in pages)
         if pages:
-            found[name] = inside, len(pages) - inside
+            found[log.name] = inside, len(pages) - inside
     return found
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.spare.misses import read_misses
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import Kit, build_kit, may_mount, needs_runtime
 
@@ -134,7 +137,8 @@ def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> Non
         "print(sum('libnegativa_spare' in line and 'r-xp' in line for line in"
         " open('/proc/self/maps')))\n"
     )
-    command = ["python3", "-c", script, str(kit.pages), str(one.library), str(other.library)]
+    words = (str(kit.pages), str(one.library), str(other.library))
+    command = [sys.executable, "-I", "-c", script, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     expected = kit.output.split()[1]
     assert done.stdout.split() == [expected, expected, "2"]
@@ -142,15 +146,22 @@ def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> Non
 
 def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: Path) -> None:
     cut = kit.cut(tmp_path / "cut")
+    kit = dataclasses.replace(kit, pages=kit.pages // 2)
     logs = tmp_path / "logs"
     logs.mkdir()
     for _ in range(2):
         assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
     (log,) = logs.iterdir()
-    counts = log.read_bytes()[4096:]
-    assert len(counts) == -(-cut.size_before // 4096)
+    misses = read_misses(log)
+    assert (misses.name, misses.original_size) == (cut.library.name, cut.size_before)
+    assert misses.original.hex() == cut.original_sha256
     # Each of the two processes brought each page of code back once.
-    assert counts.count(2) >= kit.pages and set(counts) == {0, 2}
+    assert misses.counts.count(2) >= kit.pages and set(misses.counts) == {0, 2}
+    # The log is the next trace: what it names stays, and nothing is missed any more.
+    again = kit.cut(tmp_path / "again", misses.ranges())
+    log.unlink()
+    assert kit.run("plain", again.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
+    assert {count for log in logs.iterdir() for count in read_misses(log).counts} <= {0}
     nowhere = {"NEGATIVA_SPARE_LOG": "/dev/full"}
     assert kit.run("plain", cut.library, environ=nowhere).stdout == kit.output
 
@@ -208,5 +219,4 @@ def test_thousands_of_misses_bring_back_whole_holes(
     assert (done.returncode, done.stdout) == (0, kit.output)
     assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
     (log,) = logs.iterdir()
-    counts = log.read_bytes()[4096:]
-    assert sum(map(bool, counts)) < 6000
+    assert sum(map(bool, read_misses(log).counts)) < 6000
