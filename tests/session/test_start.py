@@ -201,6 +201,7 @@ def test_every_variable_of_the_package_is_known() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     project = Project(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), tmp_path / "cache")
     project.folder.mkdir()

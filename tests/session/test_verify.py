@@ -265,6 +265,7 @@ def test_an_interruption_ends_everything(
     assert traced.processes() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_while_the_supervisor_starts(
     traced: VerifiedProject, tmp_path: Path, number: signal.Signals

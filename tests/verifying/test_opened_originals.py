@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.processes.open_watch import Opens, OpenWatch
 from pytest_negativa.verifying.opened_originals import opened_originals
+from tests.support.compiling import compile_c, needs_compiler
 from tests.support.faults import PlantedFault
+from tests.support.libraries import IS_ROOT
 from tests.support.verified import VerifiedProject
 
 CHILD = """
@@ -82,3 +86,34 @@ def test_our_own_work_opens_no_original(traced: VerifiedProject) -> None:
     assert "\nPROVED" in traced.verify()
     assert traced.verdict["libraries"][0]["notes"] == []
     assert Path(traced.verdict["libraries"][0]["path"]).is_file()
+
+
+@needs_compiler
+@pytest.mark.planted_fault(
+    "A static program, also in a changed root or as another user, opens an original.",
+    says="a process opened the original 1 time while the tests ran on the copies",
+)
+@pytest.mark.parametrize("way", ["directly", "changed root", "another user"])
+def test_a_static_program_that_opens_the_original(
+    tmp_path: Path, fault: PlantedFault, way: str
+) -> None:
+    if way != "directly" and not IS_ROOT:
+        pytest.skip("only root may change the root and the user")
+    original = tmp_path / "a.so"
+    original.write_bytes(b"code")
+    program = compile_c("opens.c", tmp_path / "opens", "-static")
+    # Inside of the changed root, anybody may pass this folder.
+    tmp_path.chmod(0o755)
+    root = tmp_path if way == "directly" else Path("/")
+
+    def change() -> None:
+        if way != "directly":
+            os.chroot(tmp_path)
+            os.chdir("/")
+        if way == "another user":
+            os.setuid(65534)
+
+    with OpenWatch([str(original)]) as watch:
+        words = [str(root / path.name) for path in (program, original)]
+        subprocess.run(words, env={}, check=True, preexec_fn=change)
+    fault.check(opened_originals([watch.opens])[str(original)])
