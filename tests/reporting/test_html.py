@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.pages import unpacked
 from tests.support.sessions import unmeasured_environ
 from tests.support.usages import TEST
 
@@ -151,38 +149,6 @@ def test_small_elements_are_grouped(contents: ReportContents) -> None:
     assert sum(first >= 0 for first in page.kernels.first) == 2
     places = {*page.kernels.element, *page.copies.element}
     assert places <= set(range(len(page.elements.size)))
-
-
-def unpacked(data: bytes) -> dict[str, Any]:
-    """What the page's script reads, read a second time."""
-    data = zlib.decompress(data)
-    size = int.from_bytes(data[:4], "little")
-    header: dict[str, Any] = json.loads(data[4 : 4 + size])
-    numbers = sint64s(data[4 + size :])
-    for columns in header["tables"].values():
-        columns[:] = [(name, column(numbers, rows)) for name, rows in columns]
-    shared = column(numbers, len(header["texts"]))
-    for row, length in enumerate(shared):
-        header["texts"][row] = header["texts"][row - 1][:length] + header["texts"][row]
-    assert next(numbers, None) is None
-    return header
-
-
-def sint64s(data: bytes) -> Iterator[int]:
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield (value >> 1) ^ -(value & 1)
-            value = shift = 0
-
-
-def column(numbers: Iterator[int], rows: int) -> tuple[int, ...]:
-    values = [0]
-    for _ in range(rows):
-        values.append(values[-1] + next(numbers))
-    return tuple(values[1:])
 
 
 def test_packed_data_comes_back(contents: ReportContents) -> None:

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from pytest_negativa.storage.records import shipped_schema
+from tests.support.pages import read_page
 from tests.support.sessions import Project
 from tests.support.verified import VerifiedProject
 
@@ -54,6 +55,11 @@ def test_all_types(project: Project) -> None:
     assert (project.folder / "own.md").read_text() == markdown
     [row] = csv.DictReader((project.results / "report.csv").read_text().splitlines())
     assert (row["gpu_code"], row["unused"]) == ("67200", "60216")
+    page = read_page(project.results / "report.html")
+    tests, history = dict(page["tables"]["tests"]), dict(page["tables"]["history"])
+    assert page["texts"][tests["name"][0]] == "test_a.py::test_passes"
+    assert page["texts"][tests["outcome"][0]] == "passed"
+    assert history["unused_bytes"] == (60216,)
     found = properties(project.folder / "tests.xml")
     assert found["negativa.unused"] == found["negativa.library.libquickstart.so.unused"] == "60216"
     [suite] = ET.parse(project.folder / "tests.xml").iter("testsuite")

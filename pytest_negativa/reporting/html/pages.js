@@ -27,7 +27,8 @@ function notes({ report, proof }) {
     list(report.crossed, "bad", "Limits that were crossed"),
     list(report.not_covered, "warn", "Not covered by the trace, so what it may have used is kept"),
     list(report.warnings, "warn", "Warnings"),
-    list(report.compiled_kernels, "", "Kernels compiled at run time, which are in no library"),
+    report.compiled_kernels.length ? make("details", { class: "note" }, make("summary", {}, `${plural(report.compiled_kernels.length, "kernel was", "kernels were")} compiled at run time, and no library has them.`),
+      make("ul", {}, report.compiled_kernels.map((name) => make("li", {}, name)))) : null,
   ];
 }
 
