@@ -81,8 +81,8 @@ def tests(glob: str | None, similar: str | None, **flags: Any) -> None:
 
 @click.command()
 @click.argument("nodeids", nargs=-1, metavar="[NODEID]...")
-@click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match, as pytest -m.")
-@click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match, as pytest -k.")
+@click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match.")
+@click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
 @click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
 @click_options("run", "config", "directory")
 def needs(

@@ -373,6 +373,42 @@ def test_every_launched_kernel_of_a_library_is_in_the_trace(tmp_path: Path) -> N
     assert not missing
 
 
+LAUNCHES = """
+import torch
+
+
+def test_relu():
+    assert bool((torch.randn(64, 64, device="cuda").relu() >= 0).all())
+
+
+def test_sort():
+    values = torch.randn(1000, device="cuda")
+    assert torch.equal(values.sort().values.cpu(), values.cpu().sort().values)
+"""
+
+
+def test_run_kernels_are_the_launched_ones(tmp_path: Path) -> None:
+    """Kernel coverage, against an independent run under the profiler of PyTorch."""
+    (tmp_path / "test_launches.py").write_text(LAUNCHES)
+    (tmp_path / "whole_session_profile.py").write_text(PROFILE_PLUGIN)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    run(tmp_path, "-q", "-p", "whole_session_profile", PYTHONPATH=path)
+    launched = set((tmp_path / "launched.txt").read_text().split("\n"))
+
+    def covered(level: str) -> tuple[set[str], set[str]]:
+        options = (f"--negativa-level={level}", "--negativa-cover-library=libtorch_cuda.so")
+        run(tmp_path, "-q", "--negativa", *options)
+        [library] = latest(tmp_path, "report.json")["coverage"]
+        assert library["counted"] is (level == "launch")
+        names = {demangle(kernel["name"]): kernel["runs"] for kernel in library["kernels"]}
+        return set(names), {name for name, runs in names.items() if runs}
+
+    present, ran = covered("launch")
+    assert ran == launched & present
+    assert len(ran) > 2
+    assert ran <= covered("lookup")[1]
+
+
 def _kernels_at(tmp_path: Path, library: str, offset: int) -> set[str]:
     found = tmp_path / ".negativa" / "latest" / "map" / f"{Path(library).name}.json"
     library_map = load_map(found)
