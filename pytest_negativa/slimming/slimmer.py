@@ -155,20 +155,20 @@ class Slimmer:
             self.manifest = begin_run(self.root, self.manifest, self._token)
         run: str | None = None
         try:
-            self._link_names()
-            self._process(self._slim, self._publish, on_done)
+            try:
+                self._link_names()
+                self._process(self._slim, self._publish, on_done)
+            finally:
+                # Also when interrupted: what was replaced must be in order.
+                self._update_records()
         except KeyboardInterrupt:
             # Threads at work may still give their files names, which the next run removes.
             run = self.manifest.run
             raise
         finally:
-            # Also when interrupted: what was replaced must be in order.
-            try:
-                self._update_records()
-            finally:
-                self.manifest = msgspec.structs.replace(self.manifest, run=run)
-                if begun or self.manifest != before:
-                    save_manifest(self.root, self.manifest, self._token)
+            self.manifest = msgspec.structs.replace(self.manifest, run=run)
+            if begun or self.manifest != before:
+                save_manifest(self.root, self.manifest, self._token)
         return self.rows
 
     def _with_note(self, row: SlimRow) -> SlimRow:

@@ -78,6 +78,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.
     lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+    run: str | None = None
     try:
         for key, entry in entries.items():
             try:
@@ -90,6 +91,10 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):
                 del manifest.slimmed[key]
+    except KeyboardInterrupt:
+        # A hidden name may be left, which the next run removes.
+        run = manifest.run
+        raise
     finally:
         if manifest.run and not dry_run:
             # RECORD first: after a run that was killed in between, the next finds the entries.
@@ -99,7 +104,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             if not manifest.slimmed:
                 manifest.left.clear()
                 manifest.records.clear()
-            save_manifest(tree.root, msgspec.structs.replace(manifest, run=None), token)
+            save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
     return rows
 
 

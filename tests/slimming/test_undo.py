@@ -9,10 +9,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming import replace as replace_module
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
@@ -169,6 +172,31 @@ undo.undo_trees((Path({str(site.folder)!r}),))
     assert list(site.folder.rglob(".*")) == []
     undo_all(site)
     assert digests(site.folder) == before
+
+
+def test_interrupted_before_the_hidden_name_goes(
+    slimmed: tuple[Made, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run still knows the name for ours."""
+    site, before = slimmed
+    real = replace_module._leads_to
+    calls: list[Any] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> bool:
+        calls.append(arguments)
+        # First comes the look before an exchange, then the one after it.
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replace_module, "_leads_to", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            undo_all(site)
+    assert load_manifest(site.folder).run is not None
+    undo_all(site)
+    assert digests(site.folder) == before
+    assert list(site.folder.rglob(".*")) == []
 
 
 def test_target_that_was_not_slimmed(site: Made) -> None:
