@@ -80,7 +80,8 @@ def report_image(
         bare_cubins=len(tree.cubins),
         bare_cubin_bytes=sum(tree.cubins.values()),
         unreadable=tuple(unreadable),
-        notes=tuple(_notes(suite, libraries, slimmed)),
+        notes=tuple(_notes(suite, libraries)),
+        slimmed=tuple(sorted(slimmed)),
     )
 
 
@@ -231,14 +232,7 @@ def _package_rows(libraries: Iterable[ImageLibrary]) -> list[PackageRow]:
     return sorted(rows, key=lambda row: -row.code_bytes)
 
 
-def _notes(
-    suite: Suite | None, libraries: Sequence[ImageLibrary], slimmed: Sequence[str]
-) -> Iterator[str]:
-    if slimmed:
-        yield (
-            f"slimmed by negativa slim ({len(slimmed):,}): {', '.join(sorted(slimmed))}; only the "
-            "GPU code that is left in them counts, and none of it is slimmable"
-        )
+def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[str]:
     if suite is None:
         return
     yield from suite.notes

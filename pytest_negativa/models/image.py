@@ -122,6 +122,8 @@ class ImageReport(Record, frozen=True, kw_only=True):
         bare_cubin_bytes: their sizes.
         unreadable: files that could not be read, and why.
         notes: what a reader should know.
+        slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
+            and none of it is slimmable.
     """
 
     format_version: int
@@ -136,3 +138,4 @@ class ImageReport(Record, frozen=True, kw_only=True):
     bare_cubin_bytes: int
     unreadable: tuple[str, ...]
     notes: tuple[str, ...]
+    slimmed: tuple[str, ...] = ()

@@ -31,13 +31,39 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield _library_table(report, top)
         yield _package_table(report, top)
         yield from _summary(report)
+        yield from _empty_columns(report)
     if report.bare_cubins:
         yield (
             f"{format_items(report.bare_cubins, 'file is a bare cubin', 'files are bare cubins')} "
             f"of {format_bytes(report.bare_cubin_bytes)}, not counted above."
         )
+    if report.slimmed:
+        yield "\n".join(_slimmed(report.slimmed, top))
     if report.notes:
         yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
+
+
+def _empty_columns(report: ImageReport) -> Iterator[str]:
+    """Tell the options that fill the columns without an entry."""
+    if report.run_id is None and not report.devices:
+        yield (
+            "--run DIR (a traced run) or --lock FILE fills the columns by the suite and slimmable; "
+            "--arch sm_90 fills slimmable alone."
+        )
+    elif report.run_id is None:
+        yield "--run DIR (a traced run) or --lock FILE fills the column by the suite."
+
+
+def _slimmed(paths: Sequence[str], top: int) -> Iterator[str]:
+    files = format_items(len(paths), "file was", "files were")
+    yield (
+        f"{files} slimmed by negativa slim; only the GPU code that is left counts, and none of it "
+        "is slimmable:"
+    )
+    shown = paths[: top or None]
+    yield from (f"  {printable(path)}" for path in shown)
+    if len(shown) < len(paths):
+        yield f"  and {len(paths) - len(shown):,} more"
 
 
 def _library_table(report: ImageReport, top: int) -> str:

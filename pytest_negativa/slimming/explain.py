@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_negativa.arch import parse_arch
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.listing import SlimmedLibrary
@@ -22,6 +23,7 @@ from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.recipes import devices_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
 _MAPPINGS = Path("/proc/self/maps")
@@ -190,8 +192,9 @@ def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path
 
 
 def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
+    verdict = _verdict_on(error)
     if not slimmed:
-        yield from _nothing_slimmed(folders)
+        yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
     lacking = [library for library in slimmed if library.may_lack_code]
     if not lacking:
@@ -200,21 +203,36 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
             "has lost GPU code: slimming is not the cause."
         )
         return
-    verdict = _verdict_on(error)
     if error and verdict is None:
-        yield "Removed GPU code is not known to cause this error."
+        here = format_items(len(lacking), "slimmed library", "slimmed libraries")
         yield (
-            f"{format_items(len(lacking), 'slimmed library has', 'slimmed libraries have')} lost, "
-            "or may have lost, GPU code here; negativa explain without ERROR lists them."
+            f"Removed GPU code is not known to cause this error ({here} here; ask without an error "
+            "to list them)."
         )
         return
     if error:
         yield str(verdict)
     yield from _libraries(_likely_first(error, lacking))
+    yield from _remedies(lacking)
+
+
+def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:
     yield (
         "To make sure, run the program on the originals: use negativa slim undo if they were "
         "kept, or an installation that isn't slimmed."
     )
+    by_arch = [devices_of(one.entry.source) if one.entry else () for one in lacking]
+    devices = tuple(dict.fromkeys(device for named in by_arch for device in named))
+    if devices:
+        archs = ",".join(str(parse_arch(device)) for device in devices)
+        yield (
+            f"negativa slim --arch kept what GPUs of {', '.join(devices)} can load. On such a GPU, "
+            "look for another cause first. To run on another GPU (nvidia-smi --query-gpu="
+            "compute_cap --format=csv tells which), put the originals back and slim them for it, "
+            f"too: negativa slim --arch {archs},ARCH. --keep-ptx keeps code for later GPUs."
+        )
+    if all(by_arch):
+        return
     yield (
         "To keep more: trace the failing program there (pytest --negativa with a test of it, or "
         "negativa debloat -- COMMAND), combine that with the run of the lock (negativa combine RUN "
@@ -223,11 +241,12 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     )
 
 
-def _nothing_slimmed(folders: Sequence[Path]) -> Iterator[str]:
+def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:
     if not folders:
+        elsewhere = "" if unrelated else " If the error came from another process, ask there."
         yield (
-            "No library that this process has loaded was slimmed, so slimming is not the cause. If "
-            "the error came from another process, ask there."
+            "No library that this process has loaded was slimmed, so slimming is not the cause."
+            f"{elsewhere}"
         )
         return
     yield f"Nothing was slimmed in {', '.join(printable(str(f)) for f in folders)}."

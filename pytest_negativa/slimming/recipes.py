@@ -7,6 +7,7 @@ outcome depends on and nothing else: neither the names of the tests, nor the rel
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,6 +155,15 @@ class ByLock:
             notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
         removed = sum(map(_removed_from, cubins))
         return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
+
+
+_BY_ARCHS = re.compile(r"what devices of (.+) can load")
+
+
+def devices_of(source: str) -> tuple[str, ...]:
+    """The compute capabilities that ``ByArchs.source`` names; empty for another recipe's source."""
+    found = _BY_ARCHS.fullmatch(source)
+    return tuple(found[1].split(", ")) if found else ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from pytest_negativa.models.lock import (
 )
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
+from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
@@ -503,8 +504,20 @@ def test_slimmed_libraries(root: Path) -> None:
     assert report.without_code == 1
     assert report.without_code_bytes == (root / "empty.so").stat().st_size
     assert report.unreadable == ()
-    [note] = [note for note in report.notes if note.startswith("slimmed by negativa slim")]
-    assert note.startswith("slimmed by negativa slim (2): empty.so, small.so; only the GPU code")
+    assert report.slimmed == ("empty.so", "small.so")
+    text = "\n".join(render_image_report(report, top=1))
+    assert "2 files were slimmed by negativa slim; only the GPU code that is left counts" in text
+    assert text.endswith("\n  empty.so\n  and 1 more")
+
+
+def test_the_options_that_fill_empty_columns(root: Path) -> None:
+    put(MULTIARCH, root / "lib.so")
+    plain = "\n".join(render_image_report(report_image(root), top=0))
+    assert "--lock FILE fills the columns by the suite and slimmable; --arch sm_90 fills" in plain
+    by_arch = "\n".join(render_image_report(report_image(root, None, [SM_90]), top=0))
+    assert by_arch.endswith("--lock FILE fills the column by the suite.")
+    with_run = "\n".join(render_image_report(report_image(root, run_of()), top=0))
+    assert "fills" not in with_run
 
 
 def test_of_trimmed_cubins_counts_what_the_file_holds(root: Path) -> None:

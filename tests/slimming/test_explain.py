@@ -36,7 +36,17 @@ def test_names_library_and_who_said_what_stays(slim: Made) -> None:
     assert "A kernel gives this error if its code was removed" in done.output
     assert str(slim.one) in done.output
     assert "what devices of 9.0 can load" in done.output
-    assert "negativa combine" in done.output
+    # What a lock needs is no help after --arch.
+    assert "On such a GPU, look for another cause first." in done.output
+    assert "negativa slim --arch sm_90,ARCH" in done.output
+    assert "negativa combine" not in done.output
+
+
+def test_what_a_lock_needs(site: Made) -> None:
+    done = CliRunner().invoke(main, ["slim", "--lock", str(site.lock_file), str(site.folder)])
+    assert done.exit_code == 0, done.output
+    output = ask("--in", site.folder)
+    assert "negativa combine" in output and "--arch" not in output
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,13 @@ def ask_in_program(library: Path) -> str:
 
 def test_an_error_that_it_does_not_know_gets_a_short_answer(slim: Made) -> None:
     text = explain_error("CUDA out of memory", slimmed_in([slim.folder]))
-    assert "2 slimmed libraries" in text
+    assert text == (
+        "Removed GPU code is not known to cause this error (2 slimmed libraries here; ask without "
+        "an error to list them)."
+    )
+    assert explain_error("KeyError: 'x'", ()) == (
+        "No library that this process has loaded was slimmed, so slimming is not the cause."
+    )
     assert str(slim.one) not in text and "combine" not in text
 
 
