@@ -105,6 +105,8 @@ def iter_function_lines(data: bytes) -> Iterator[tuple[str, SourceLine]]:
     """
     if not is_cubin_header(data) or len(data) < EHDR.size:
         raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
+    if _DEBUG_LINE not in data:
+        return  # as most cubins; their tables may have 100,000 sections
     sections = section_headers(data)
     shstrndx = EHDR.unpack_from(data).e_shstrndx
     names = _content(data, sections, shstrndx)

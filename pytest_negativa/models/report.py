@@ -7,7 +7,8 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
 REPORT_VERSION = 3
-"""Of the JSON report. History: 3 adds ``coverage``; 2 adds ``first_uses``; 1 is the first."""
+"""Of the JSON report. History: 3 adds ``coverage``, ``proof`` and ``version``; 2 adds
+``first_uses``; 1 is the first."""
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):

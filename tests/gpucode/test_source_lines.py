@@ -67,7 +67,7 @@ def test_damaged_line_information_is_no_fault(data: st.DataObject) -> None:
         assert line.line > 0
 
 
-@given(st.integers(1, 0x6000))
+@given(st.integers(0x400, 0x6000))
 def test_a_cut_cubin_is_refused(end: int) -> None:
     with pytest.raises(PayloadError):
         list(iter_function_lines(CUBIN[:end][:-1]))

@@ -37,6 +37,7 @@ libquickstart.so          13            4  30.8%           12        4
 - (no namespace)          10            3  30.0%           10        3
 - matrices                 3            1  33.3%            2        1
 """
+
 UNUSED = """\
 Unused kernels of libquickstart.so, 9 of 13:
   void matrices::multiply<32>(float const*, float const*, float*, int, int, int)
@@ -60,6 +61,13 @@ MARKDOWN = f"""\
 | library | GPU code | unused | | wrong arch | no used kernel | kernels | used |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% | 57.8 kB | 2.4 kB | 13 | 4 |
+
+## Kernel coverage
+
+| library | source file or namespace | kernels | looked up | |
+| --- | --- | ---: | ---: | ---: |
+| `libquickstart.so` |  | 10 | 3 | 30.0% |
+| `libquickstart.so` | `matrices` | 3 | 1 | 33.3% |
 """
 
 

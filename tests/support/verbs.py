@@ -7,6 +7,6 @@ VERBS = frozenset(
     ("Analyse", "Call", "Check", "Compare", "Count", "Delete", "Deselect", "Do", "Drop", "End",
      "Evict", "Fail", "Find", "Heal", "Ignore", "Keep", "Leave", "List", "Lock", "Make", "Measure",
      "Overwrite", "Plan", "Print", "Process", "Put", "Read", "Record", "Remove", "Replay",
-     "Report", "Rerun", "Run", "Sample", "Search", "Set", "Show", "Start", "Strip", "Take", "Tell",
-     "Trace", "Use", "Verify", "Write")
+     "Report", "Rerun", "Run", "Sample", "Search", "Select", "Set", "Show", "Start", "Strip",
+     "Take", "Tell", "Trace", "Use", "Verify", "Write")
 )  # fmt: skip
