@@ -13,7 +13,8 @@
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
- * calls of itself. libc blocks signals only around code of its own.
+ * calls of itself. libc blocks signals only around code of its own. A child of vfork(2) shares the
+ * virtual handler with its parent.
  *
  * Handlers call only what signal-safety(7) allows. Nothing allocates, nothing locks.
  * Tested with glibc 2.36; the symbols are libc's own since 2.34.

@@ -267,7 +267,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="cpu",
         type=_SWITCH,
         default=False,
-        help="Trace, and prove, the pages of CPU code that the tests touch, too.",
+        help="Trace the pages of CPU code, too; a proof covers the untouched ones.",
         requires=_TESTED,
     ),
     Option(

@@ -190,6 +190,23 @@ def test_a_damaged_log_is_an_error(library: Path, program: Path, logs: Path) -> 
         read_page_logs(logs)
 
 
+@pytest.mark.slow
+def test_no_undefined_behaviour(tmp_path: Path, library: Path, program: Path, logs: Path) -> None:
+    checked = compile_shared(
+        "../../../pytest_negativa/processes/pages.c",
+        tmp_path / "checked.so",
+        *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
+    )
+    run(logs, program, library, LD_AUDIT=str(checked))
+    found = find(read_page_logs(logs), library)
+    allowed = tmp_path / "allowed"
+    file = identify(FileKey(found.path, found.device, found.inode, found.size, found.mtime_ns))
+    assert isinstance(file, HostFile)
+    allowed.write_bytes(encode_allowed(file, found.ranges, found.pages))
+    more = {"LD_AUDIT": str(checked), "NEGATIVA_PAGES_ALLOWED": str(allowed)}
+    run(logs, program, library, **more)
+
+
 def test_the_environment_is_put_back(logs: Path) -> None:
     environ = {"LD_AUDIT": "/other.so", "A": "1"}
     after = {**environ, **watch_environment(environ, logs)}
