@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ from tests.support.faults import PlantedFault
 from tests.support.kills import MOST
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.mounts import in_namespace, leave, small_disk
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, wrong_files
 
@@ -229,32 +229,20 @@ def test_file_that_may_not_get_so_large(site: Made, limit: int) -> None:
 
 
 @pytest.mark.planted_fault("The disk is full when slim starts.", says="No space left on device")
+@in_namespace
 def test_full_disk(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size = 2 * sum(path.stat().st_size for path in site.folder.rglob("*"))
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("no right to mount")
-    try:
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
         folder = disk / "site-packages"
         subprocess.run(["cp", "-a", site.folder, folder], check=True)
-        with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
         before = digests(folder)
-        with pytest.raises(StoreError) as caught:
-            slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
-        fault.check(str(caught.value))
+        with leave(disk, 0):
+            with pytest.raises(StoreError) as caught:
+                slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST))
+            fault.check(str(caught.value))
         assert digests(folder) == before
         assert hidden(folder) == []
-        (disk / "ballast").unlink()
         assert not slim_trees(SlimRequest(paths=(folder,), lock=site.lock, options=FAST)).failed
         assert wrong_files(folder) == []
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_two_at_a_time(site: Made) -> None:

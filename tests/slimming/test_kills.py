@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from tests.support.faults import PlantedFault
 from tests.support.kills import FULL_DISK, Ended, points, run
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.mounts import free_pages, in_namespace, leave, read_only, small_disk
 from tests.support.sites import digests, wrong_files
 
 pytestmark = [needs_compiler, pytest.mark.slow]
@@ -129,6 +127,7 @@ def test_slim(place: Workplace, by: int) -> None:
         place.assert_clean(after)
 
 
+@in_namespace
 def test_originals_on_another_disk(installed: Made, tmp_path: Path) -> None:
     """They are copied there, and no part of a copy is left."""
     place = Workplace(installed, tmp_path / "work", keep=True)
@@ -227,58 +226,74 @@ def test_killed_with_an_upgrade_out_of_its_place(
     assert seen
 
 
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[None]:
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("no right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
+@in_namespace
 def test_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
     """The file system itself says no, at any byte that is written."""
     place = Workplace(installed, tmp_path / "disk/work", keep=True)
-    with small_disk(tmp_path / "disk", 16 << 20):
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
         place.make()
         before = digests(place.site)
-        free = os.statvfs(tmp_path / "disk").f_bavail
+        free = free_pages(disk)
         assert place.slim().status == 0
         after = digests(place.site)
-        most = free - os.statvfs(tmp_path / "disk").f_bavail + 64
-        for pages in points(most, seed=1):
+        needed = free - free_pages(disk)
+        for pages in points(needed + 64, seed=1):
             place.make()
-            ballast = tmp_path / "disk/ballast"
-            left = os.statvfs(tmp_path / "disk").f_bavail - pages
-            with ballast.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, left * 4096)
-            ended = place.slim()
-            assert ended.status in (0, 1), ended
-            place.assert_whole(before, after)
-            ballast.unlink()
+            with leave(disk, pages):
+                ended = place.slim()
+                assert ended.status in (0, 1), ended
+                place.assert_whole(before, after)
             assert place.slim().status == 0
             place.assert_clean(after)
+
+
+@in_namespace
+def test_undo_and_copy_on_a_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
+    place = Workplace(installed, tmp_path / "disk/work", keep=True)
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        place.make()
+        before = digests(place.site)
+        assert place.slim().status == 0
+        after = digests(place.site)
+        needed = sum(path.stat().st_size for path in place.originals.iterdir()) // 4096
+        for pages in points(needed + 64, seed=1):
+            with leave(disk, pages):
+                assert_ended(place.undo(), FULL_DISK)
+                place.assert_whole(before, after)
+            assert place.undo().status == 0
+            place.assert_clean(before)
+            with leave(disk, pages):
+                assert_ended(place.copy(), FULL_DISK)
+            assert digests(place.site) == before
+            shutil.rmtree(place.target, ignore_errors=True)
+            assert sorted(p.name for p in place.folder.iterdir()) == ["originals", "site-packages"]
+            assert place.slim().status == 0
 
 
 @pytest.mark.planted_fault(
     "The folder to slim is on a disk that is mounted read-only.", says="Read-only file system"
 )
 @pytest.mark.parametrize("slimmed", [False, True])
+@in_namespace
 def test_read_only_folder(
     installed: Made, tmp_path: Path, fault: PlantedFault, slimmed: bool
 ) -> None:
     place = Workplace(installed, tmp_path / "disk/work", keep=True)
-    with small_disk(tmp_path / "disk", 16 << 20):
-        place.make()
-        if slimmed:
-            assert place.slim().status == 0
-        before = digests(place.site)
-        subprocess.run(["mount", "-o", "remount,ro", tmp_path / "disk"], check=True)
+    place.folder.parent.mkdir()
+    place.make()
+    if slimmed:
+        assert place.slim().status == 0
+    before = digests(place.site)
+    with read_only(place.folder):
         ended = place.undo() if slimmed else place.slim()
         assert ended.status == 1
         fault.check(ended.stderr)
         assert place.check().status == 0
+        assert digests(place.site) == before
+    # The originals alone: nothing changes that could not be undone.
+    place.originals.mkdir(exist_ok=True)
+    with read_only(place.originals):
+        ended = place.undo() if slimmed else place.slim()
+        assert (ended.status == 0) is slimmed
+    if not slimmed:
         assert digests(place.site) == before
