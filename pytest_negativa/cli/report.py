@@ -31,7 +31,14 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 
     RUN is an id that runs list prints, or a folder; by default, the last run. Without a TYPE, the
-    reports are those of negativa.yaml. See the option --report of locate for the types.
+    reports are those of negativa.yaml. A TYPE is:
+
+    \b
+    terminal, terminal-missing, github   printed
+    json, markdown, csv, html            written to PATH, by default in .negativa
+    lcov, cobertura                      kernel coverage, for coverage tools
+    markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
+    junit                                of pytest sessions alone
 
     \b
     negativa report

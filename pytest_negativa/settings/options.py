@@ -426,7 +426,7 @@ OPTIONS: tuple[Option, ...] = (
             ),
         ),
         default=({"format": "terminal", "path": None},),
-        help="Write this report, to a file of its own if it has a PATH.",
+        help="Write this report; negativa report --help lists the types.",
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. markdown. "
         "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "

@@ -495,7 +495,7 @@ class PerLibrary(ValueType):
 class Report(ValueType):
     """A format of report, with a path if the report is a file: ``json:build/gpu.json``."""
 
-    metavar = "FORMAT[:PATH]"
+    metavar = "TYPE[:PATH]"
 
     def __init__(self, *, pathless: Sequence[str], to_file: Sequence[str]) -> None:
         self.pathless = tuple(pathless)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_negativa.cli.report import report
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
 from pytest_negativa.models.verdict import FLAKY_RULE
@@ -417,6 +418,7 @@ def test_the_reference_names_the_formats_of_reports() -> None:
     assert isinstance(option.type, value_types.Reports)
     for word in option.type.report.formats:
         assert word in option.detail
+        assert word in str(report.help)
 
 
 def test_a_flag_is_named_as_the_command_has_it() -> None:
@@ -439,7 +441,7 @@ def test_what_an_option_requires() -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_help_is_one_line_and_one_sentence(option: Option) -> None:
     assert len(option.help) <= 72
-    assert option.help.split()[0].rstrip(";") in VERBS
+    assert option.help.split()[0].rstrip(";,") in VERBS
     assert option.help.endswith(".")
 
 
