@@ -13,7 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
-from pytest_negativa.planning.snapshot import compare_snapshots
+from pytest_negativa.planning.snapshot import compare_snapshots, short_names
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
@@ -99,15 +99,9 @@ def names_of(library: AnalyzedLibrary) -> LibraryNames:
     return LibraryNames(found.path, found.soname, library.distribution)
 
 
-def _path(library: AnalyzedLibrary) -> str:
-    return library.plan.library.path
-
-
-def _names_in(libraries: Sequence[AnalyzedLibrary]) -> Iterator[str]:
+def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:
     """The names that libraries have in a snapshot."""
-    names = [Path(_path(one)).name for one in libraries]
-    for one, name in zip(libraries, names, strict=True):
-        yield name if names.count(name) == 1 else _path(one)
+    return short_names(one.plan.library.path for one in libraries)
 
 
 def _total(changes: Iterable[LibraryChange]) -> LibraryChange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.wheels import unpack_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.snapshot import Snapshot
@@ -31,7 +33,7 @@ def load_snapshot(
     cache: MapCache | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Snapshot:
-    """The snapshot of a run, a lock, a baseline, a library, a folder or a distribution.
+    """The snapshot of a run, lock, baseline, library, folder, wheel or installed distribution.
 
     Args:
         argument: a path, the id of a run, or the name of an installed distribution.
@@ -50,7 +52,10 @@ def load_snapshot(
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
     if path.suffix == _WHEEL:
-        raise OptionError(f"{argument}: a wheel; unpack it and name the folder")
+        with tempfile.TemporaryDirectory(prefix="negativa-") as folder:
+            unpack_libraries(path, Path(folder))
+            # Their paths are gone when this ends, so the cache is of no use.
+            return _of_libraries(folder, path.name, headers_only, None, on_done)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(len(_ELF_MAGIC))
@@ -58,6 +63,16 @@ def load_snapshot(
             return load_baseline(path)
         if head != _ELF_MAGIC:
             return snapshot_lock(load_lock(path), argument)
+    return _of_libraries(argument, None, headers_only, cache, on_done)
+
+
+def _of_libraries(
+    argument: str,
+    title: str | None,
+    headers_only: bool,
+    cache: MapCache | None,
+    on_done: Callable[[int, int], None] | None,
+) -> Snapshot:
     found = find_libraries(argument)
     sizes = {path: path.stat().st_size for path in found.paths}
     request = MapRequest(scope=Scope(headers_only=headers_only), with_map=True, with_summary=False)
@@ -72,8 +87,8 @@ def load_snapshot(
         elif mapped.error is not None and found.explicit:
             raise mapped.error
     if not libraries:
-        raise OptionError(f"{argument}: no library with GPU code")
-    return make_snapshot(found.label, libraries)
+        raise OptionError(f"{title or argument}: no library with GPU code")
+    return make_snapshot(title or found.label, libraries)
 
 
 def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:

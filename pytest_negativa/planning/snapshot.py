@@ -33,17 +33,32 @@ def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
         libraries: named by their paths.
     """
     found = tuple(libraries)
-    names = Counter(PurePath(one.name).name for one in found)
-    named = [
-        replace(one, name=path.name if names[path.name] == 1 else str(path))
-        for one in found
-        for path in (PurePath(one.name),)
-    ]
+    names = short_names(one.name for one in found)
+    named = (replace(one, name=name) for one, name in zip(found, names, strict=True))
     return Snapshot(
         format_version=SNAPSHOT_VERSION,
         title=title,
         libraries=tuple(sorted(named, key=lambda one: one.name)),
     )
+
+
+def short_names(paths: Iterable[str]) -> tuple[str, ...]:
+    """The shortest ends of paths that tell them apart, such as their file names.
+
+    Two releases in different folders have the same names, so that they can be paired.
+    """
+    parts = [PurePath(path).parts for path in paths]
+    lengths = [1] * len(parts)
+    while True:
+        ends = [one[-length:] for one, length in zip(parts, lengths, strict=True)]
+        counts = Counter(ends)
+        longer = [
+            length + (counts[end] > 1 and length < len(one))
+            for one, end, length in zip(parts, ends, lengths, strict=True)
+        ]
+        if longer == lengths:
+            return tuple(str(PurePath(*end)) for end in ends)
+        lengths = longer
 
 
 def snapshot_map(

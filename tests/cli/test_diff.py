@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 
 from tests.support.libraries import FIXTURES
 from tests.support.sessions import Project
@@ -40,13 +41,31 @@ def test_two_folders(project: Project) -> None:
     assert "kernels appeared" not in quick and "5 more" in quick
 
 
+def test_two_wheels(project: Project) -> None:
+    library = project.folder / "quickstart/libquickstart.so"
+    for version, files in (("1.0", ("one.so",)), ("2.0", ("one.so", "two.so.1"))):
+        with zipfile.ZipFile(project.folder / f"ours-{version}.whl", "w") as wheel:
+            for file in files:
+                wheel.write(library, f"ours/lib/{file}")
+            metadata = f"ours-{version}.dist-info"
+            wheel.writestr(f"{metadata}/METADATA", f"Name: ours\nVersion: {version}\n")
+            wheel.writestr(f"{metadata}/RECORD", "".join(f"ours/lib/{f},,\n" for f in files))
+            wheel.writestr("../outside.so", "\x7fELF")
+
+    shown = project.negativa("diff", "ours-1.0.whl", "ours-2.0.whl").stdout
+
+    assert shown.startswith("GPU code of ours-2.0.whl, compared with ours-1.0.whl: 67.2 kB -> 134")
+    assert "two.so.1  2.0" in shown and "appeared +67.2 kB" in shown
+    assert not list(project.folder.rglob("outside.so"))
+
+
 def test_what_cannot_be_read(project: Project) -> None:
     library = "quickstart/libquickstart.so"
     project.write("torch.whl", "PK")
     project.write("text.lock", "no lock")
     (project.folder / "empty").mkdir()
     for other, status, message in (
-        ("torch.whl", 2, "torch.whl: a wheel; unpack it and name the folder"),
+        ("torch.whl", 1, "torch.whl: cannot be unpacked"),
         ("text.lock", 1, "text.lock"),
         ("empty", 2, "empty: no library with GPU code"),
         ("no-such-thing", 2, "no-such-thing: neither a file or folder nor a distribution"),

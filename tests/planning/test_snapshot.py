@@ -14,7 +14,12 @@ from pytest_negativa.models.snapshot import (
     SnapshotLibrary,
     SnapshotRow,
 )
-from pytest_negativa.planning.snapshot import compare_snapshots, make_snapshot, snapshot_map
+from pytest_negativa.planning.snapshot import (
+    compare_snapshots,
+    make_snapshot,
+    short_names,
+    snapshot_map,
+)
 from pytest_negativa.reporting.difference import render_difference
 from tests.support.libraries import QUICKSTART_LIBRARY
 
@@ -60,8 +65,15 @@ def test_a_library_as_its_map_tells() -> None:
 
 
 def test_libraries_are_named_by_file_and_if_need_be_by_path() -> None:
-    found = snapshot("x", library("/a/one.so"), library("/a/two.so"), library("/b/two.so"))
-    assert [one.name for one in found.libraries] == ["/a/two.so", "/b/two.so", "one.so"]
+    found = snapshot("x", library("/r/a/one.so"), library("/r/a/two.so"), library("/r/b/two.so"))
+    assert [one.name for one in found.libraries] == ["a/two.so", "b/two.so", "one.so"]
+    # Another folder for all of them changes no name.
+    assert short_names(["/1/x/a/l.so", "/1/y/a/l.so", "/1/l.so"]) == (
+        "x/a/l.so",
+        "y/a/l.so",
+        "1/l.so",
+    )
+    assert short_names(["l.so", "l.so", "x/l.so"]) == ("l.so", "l.so", "x/l.so")
 
 
 def test_what_grew_appeared_and_went() -> None:
