@@ -13,6 +13,7 @@ from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing import command as running
 from pytest_negativa.tracing.command import CommandNotFound, find_cupti, run_traced
+from pytest_negativa.tracing.native import injection_library
 
 ROOT = Path("/project")
 
@@ -20,14 +21,6 @@ ROOT = Path("/project")
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path / ".negativa" / "run")
-
-
-@pytest.fixture(autouse=True)
-def injection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Stands for the native library, which only CUDA would load."""
-    path = tmp_path / "injection.so"
-    monkeypatch.setattr(running, "injection_library", lambda: path)
-    return path
 
 
 def place(path: Path) -> Path:
@@ -47,12 +40,12 @@ def test_cupti_of_the_first_package_folder(tmp_path: Path, monkeypatch: pytest.M
     assert find_cupti(["", str(tmp_path / "none"), str(tmp_path / "a")]) == str(thirteen)
 
 
-def test_what_the_command_inherits(run: Run, tmp_path: Path, injection: Path) -> None:
+def test_what_the_command_inherits(run: Run, tmp_path: Path) -> None:
     code = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
     target = tmp_path / "environ.json"
     assert run_traced([sys.executable, "-c", code, str(target)], run, ROOT) == 0
     environ = json.loads(target.read_text())
-    assert environ["CUDA_INJECTION64_PATH"] == str(injection)
+    assert environ["CUDA_INJECTION64_PATH"] == str(injection_library())
     assert environ["NEGATIVA_TRACE_DIR"] == str(run.trace_dir)
     assert environ["NEGATIVA_RUN_ID"] == "run"
     assert environ["NEGATIVA_ROOT"] == str(ROOT)
