@@ -24,7 +24,8 @@ def remove_leftovers(tree: Tree) -> bool:
     """Remove what killed runs left in a folder that this process holds.
 
     Returns:
-        Whether a library may be another one than the tree says.
+        Whether a library may be another one than the tree says, or have another time of change: a
+        leftover may be one more name of its file.
 
     Raises:
         StoreError: the manifest can't be read.
@@ -45,6 +46,7 @@ def remove_leftovers(tree: Tree) -> bool:
                     changed |= _put_back(temporary, entry)
                     continue
             temporary.path.unlink()
+            changed = True
     return changed
 
 

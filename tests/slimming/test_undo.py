@@ -174,10 +174,11 @@ undo.undo_trees((Path({str(site.folder)!r}),))
     assert digests(site.folder) == before
 
 
+@pytest.mark.parametrize("interrupted_at", [2, 4, 6, 8])
 def test_interrupted_before_the_hidden_name_goes(
-    slimmed: tuple[Made, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    slimmed: tuple[Made, dict[str, str]], monkeypatch: pytest.MonkeyPatch, interrupted_at: int
 ) -> None:
-    """The next run still knows the name for ours."""
+    """The next run still knows the name for ours, also if it is one of a file that has others."""
     site, before = slimmed
     real = replace_module._leads_to
     calls: list[Any] = []
@@ -185,7 +186,7 @@ def test_interrupted_before_the_hidden_name_goes(
     def interrupted(*arguments: Any, **options: Any) -> bool:
         calls.append(arguments)
         # First comes the look before an exchange, then the one after it.
-        if len(calls) == 2:
+        if len(calls) == interrupted_at:
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
@@ -194,7 +195,7 @@ def test_interrupted_before_the_hidden_name_goes(
         with pytest.raises(KeyboardInterrupt):
             undo_all(site)
     assert load_manifest(site.folder).run is not None
-    undo_all(site)
+    assert {row.status for row in undo_all(site).values()} == {SlimStatus.UNDONE}
     assert digests(site.folder) == before
     assert list(site.folder.rglob(".*")) == []
 
