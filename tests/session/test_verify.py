@@ -641,7 +641,11 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     healed = project.negativa("heal", status=7).stdout
     assert "\nPROVED: 58.7 kB" in healed
     assert "lib.so [0x3448, 0x3a50): needed by" in healed and "found by bisection" in healed
-    assert "\nPROVED: 58.7 kB" in project.negativa("verify", status=7).stdout
+    again = project.negativa("verify", "--report=markdown:v.md", status=7).stdout
+    assert "\nPROVED: 58.7 kB" in again
+    # The rows are of the healed plan.
+    markdown = (project.folder / "v.md").read_text()
+    assert "\n58.7 kB of " in markdown and "\nProved: the tests end as before without" in markdown
     other = project.negativa("verify", "--", "true", status=1).stdout
     assert "1 test ran that the traced run doesn't have" in other
 
