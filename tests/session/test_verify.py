@@ -413,14 +413,16 @@ def test_use():
 
 def test_behind():
     if ROUND == "verify":
-        os.link(LIB, LIB.with_name("other.so"))
-        ctypes.CDLL(str(LIB.with_name("other.so")))
+        # glibc shows no auditor a path that is opened into another namespace (LM_ID_NEWLM, -1).
+        dlmopen = ctypes.CDLL(None).dlmopen
+        dlmopen.restype = ctypes.c_void_p
+        assert dlmopen(ctypes.c_long(-1), os.fsencode(LIB), os.RTLD_NOW)
 """,
     ).trace()
     shown = project.verify(status=1)
     status, detail = project.statuses()["lib.so"]
     assert status == "not proved" and detail is not None
-    assert f"opened the original, as {project.folder}/other.so" in detail and detail in shown
+    assert f"opened the original, as {project.folder}/lib.so" in detail and detail in shown
     assert project.differing() == {} and "1 library could not be proved: each row says why" in shown
 
 
