@@ -23,10 +23,13 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_REDIRECT_TABLE",
         "NEGATIVA_ROOT",
         "NEGATIVA_RUN_ID",
+        "NEGATIVA_SPARE_DIR",
+        "NEGATIVA_SPARE_LOG",
         "NEGATIVA_SUPERVISE",
         "NEGATIVA_LACKS",
         "NEGATIVA_OUTER_LACKS",
         "NEGATIVA_TRACE_DIR",
     }
 )
-"""The variables that the processes of a session set for each other: no options."""
+"""Variables that are no options: processes of a session set them for each other, and the runtime of
+cut libraries reads two (``spare/runtime.c``)."""
