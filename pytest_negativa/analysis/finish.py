@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
+from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
@@ -105,7 +106,9 @@ def write_reports(
         StoreError: one can't be written.
     """
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
-        contents = replace(contents, tests=load_tests(run), history=load_history(run))
+        contents = replace(
+            contents, tests=load_tests(run), history=load_history(run), host=gather(run)
+        )
     for file in render_to_files(contents, options):
         if file.is_appended:
             if appends and not anew:

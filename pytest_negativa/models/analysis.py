@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_negativa.models.coverage import LibraryCoverage
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
@@ -58,6 +59,7 @@ class ReportContents:
         usage: what was traced.
         tests: how the run's tests ended; empty if no pytest session ran.
         history: the reports of the saved runs, the oldest first.
+        host: what the run touched of CPU code; None if that was not traced.
     """
 
     report: RunReport
@@ -65,3 +67,4 @@ class ReportContents:
     usage: Usage
     tests: tuple[TestResult, ...] = ()
     history: tuple[RunReport, ...] = ()
+    host: HostUsage | None = None

@@ -90,6 +90,19 @@ class LaunchColumns(Record, frozen=True, kw_only=True):
     count: Column
 
 
+class HostColumns(Record, frozen=True, kw_only=True):
+    """CPU code of libraries whose pages were traced. Sizes in bytes.
+
+    Attributes:
+        path: text.
+        watched, touched: see ``HostLibrary``.
+    """
+
+    path: Column
+    watched: Column
+    touched: Column
+
+
 class HistoryColumns(Record, frozen=True, kw_only=True):
     """Saved runs, the oldest first. Sizes in bytes.
 
@@ -112,6 +125,7 @@ class Page(Record, frozen=True, kw_only=True):
         proof: the last verdict on the run as a sentence; None if there is none.
         unused_reasons: those values of ``reason`` that call an element unused.
         texts: each text once.
+        host_incomplete: why more CPU code may have been touched.
         left_out_kernels: unused kernels of a very large run that have no row.
     """
 
@@ -125,4 +139,6 @@ class Page(Record, frozen=True, kw_only=True):
     tests: TestColumns
     launches: LaunchColumns
     history: HistoryColumns
+    host: HostColumns
+    host_incomplete: tuple[str, ...]
     left_out_kernels: int

@@ -22,6 +22,8 @@ from msgspec.structs import asdict, replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import Page
 from pytest_negativa.models.report import ProofRow
@@ -99,6 +101,23 @@ def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
     assert build_page(contents).proof is None
 
 
+def test_cpu_code_is_by_library(contents: ReportContents) -> None:
+    traced = HostLibrary(
+        sha256="0", size=9000, build_id=None, paths=("/lib/liba.so", "/b/liba.so"),
+        watched=(Span(0, 8192),), touched=(Span(4096, 8192),),
+    )  # fmt: skip
+    host = HostUsage(
+        format_version=HOST_USAGE_VERSION, run_ids=("run",), processors=(), processes=1,
+        libraries=(traced, replace(traced, unwatched="it is a main program")),
+        incomplete=("a log is lost",),
+    )  # fmt: skip
+    page = build_page(replace_fields(contents, host=host))
+    assert texts(page, page.host.path) == ["/lib/liba.so"]
+    assert (page.host.watched, page.host.touched) == ((8192,), (4096,))
+    assert page.host_incomplete == ("a log is lost",)
+    assert not build_page(contents).host.path
+
+
 def test_names_stand_once(contents: ReportContents) -> None:
     """The report's rows repeat none of the columns."""
     page = build_page(contents)
@@ -158,7 +177,7 @@ def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = replace(page, history=replace(page.history, **numbers))
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
-    for name in ("elements", "kernels", "copies", "tests", "launches", "history"):
+    for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host"):
         assert dict(found["tables"][name]) == asdict(getattr(page, name))
     assert found["report"]["libraries"][0]["path"] == contents.report.libraries[0].path
 

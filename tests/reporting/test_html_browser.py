@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.plan import KernelUse
 from pytest_negativa.models.trace import Context, Launches, Phase
@@ -126,7 +128,24 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     nodeids = ("tests/test_a.py::test_b", str(hostile_test.nodeid), "tests/test_a.py::test_idle")
     tests = tuple(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in nodeids)
     history = tuple(replace(report, run_id=f"2026112{n}T010101Z-00000{n}") for n in range(3))
-    return ReportContents(report, analysis.libraries, usage, tests, history)
+    host = HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("run",),
+        processors=(),
+        processes=1,
+        libraries=(
+            HostLibrary(
+                sha256="0",
+                size=9000,
+                build_id=None,
+                paths=(f"/opt/{HOSTILE}",),
+                watched=(Span(0, 8192),),
+                touched=(Span(4096, 8192),),
+            ),
+        ),
+        incomplete=(HOSTILE,),
+    )
+    return ReportContents(report, analysis.libraries, usage, tests, history, host)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_negativa.models.page import Page
 
-_TABLES = ("elements", "kernels", "copies", "tests", "launches", "history")
+_TABLES = ("elements", "kernels", "copies", "tests", "launches", "history", "host")
 
 
 def pack(page: Page) -> bytes:
@@ -26,6 +26,7 @@ def pack(page: Page) -> bytes:
         "report": page.report,
         "proof": page.proof,
         "unusedReasons": page.unused_reasons,
+        "hostIncomplete": page.host_incomplete,
         "leftOutKernels": page.left_out_kernels,
         "tables": {
             name: [[column, len(values)] for column, values in columns.items()]

@@ -15,6 +15,7 @@ from pytest_negativa.models.page import (
     CopyColumns,
     ElementColumns,
     HistoryColumns,
+    HostColumns,
     KernelColumns,
     LaunchColumns,
     Page,
@@ -91,7 +92,8 @@ class _Builder:
         self._test_rows: dict[TextIndex, int] = {}
 
     def build(self, most_elements: int, most_kernels: int) -> Page:
-        report = self._contents.report
+        contents = self._contents
+        report = contents.report
         rows = {row.path: number for number, row in enumerate(report.libraries)}
         for test in self._contents.tests:
             milliseconds = round(1000 * test.duration)
@@ -131,6 +133,8 @@ class _Builder:
                 )
             ),
             history=self._history(),
+            host=self._host(),
+            host_incomplete=() if contents.host is None else contents.host.incomplete,
             texts=self._texts.all(),
             left_out_kernels=left_out,
         )
@@ -221,6 +225,15 @@ class _Builder:
         ]
         names = ("run", "code_bytes", "unused_bytes", "kernels", "used_kernels")
         return HistoryColumns(**_columns(names, rows))
+
+    def _host(self) -> HostColumns:
+        host = self._contents.host
+        rows = [
+            (self._texts.index(library.paths[0]), library.watched_bytes, library.touched_bytes)
+            for library in (() if host is None else host.libraries)
+            if library.unwatched is None
+        ]
+        return HostColumns(**_columns(("path", "watched", "touched"), rows))
 
 
 def _without_kernels(report: RunReport) -> RunReport:

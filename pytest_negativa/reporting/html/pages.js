@@ -27,6 +27,7 @@ function notes({ report, proof }) {
     list(report.crossed, "bad", "Limits that were crossed"),
     list(report.not_covered, "warn", "Not covered by the trace, so what it may have used is kept"),
     list(report.warnings, "warn", "Warnings"),
+    list(report.compared, "", "Compared with the baseline"),
     report.compiled_kernels.length ? make("details", { class: "note" }, make("summary", {}, `${plural(report.compiled_kernels.length, "kernel was", "kernels were")} compiled at run time, and no library has them.`),
       make("ul", {}, report.compiled_kernels.map((name) => make("li", {}, name)))) : null,
   ];
@@ -81,6 +82,15 @@ function pictures(data, width) {
     const list = [...archs].sort((a, b) => sum(b[1]) - sum(a[1])).slice(0, 14);
     half(() => card("GPU code by architecture", "What each GPU architecture adds to the libraries.",
       barRows(list.map(([name, parts]) => [name, `#/elements?arch=${encodeURIComponent(name)}`, parts.map((size, c) => [CATEGORIES[c].id, size]), formatBytes(sum(parts))]))));
+  }
+  const { host } = data;
+  if (host.length) {
+    const names = uniqueNames(Array.from(host.path, (path) => texts[path])), touched = sum(Array.from(host.touched)), watched = sum(Array.from(host.watched));
+    const largest = [...range(host.length)].sort((a, b) => host.watched[b] - host.watched[a]).slice(0, 12);
+    const doubt = data.hostIncomplete.length ? ` More may have been touched: ${data.hostIncomplete.join("; ")}.` : "";
+    half(() => card("CPU code by library", `The run touched ${formatBytes(touched)} of ${formatBytes(watched)} in ${plural(host.length, "library", "libraries")}.${doubt}`,
+      make("ul", { class: "legend" }, make("li", {}, swatch(0), "Touched"), make("li", {}, swatch(3), "Never touched")),
+      barRows(largest.map((i) => [names[i], null, [["used", host.touched[i]], ["alien", host.watched[i] - host.touched[i]]], `${formatBytes(host.touched[i])} of ${formatBytes(host.watched[i])}`]))));
   }
   const code = sum(rows.map((row) => row.code_bytes));
   const reasons = new Map();
