@@ -126,8 +126,7 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
 
 def _judge_library(library: RestrictedLibrary) -> ForbiddenPages:
     allowed = describe(library.file, library.allowed)
-    touched: frozenset[int] = frozenset().union(*(one.pages for one in library.found))
-    missed = touched - library.allowed.touched
+    missed = _missed(library)
     detail = None
     if not all(one.restricted for one in library.found):
         detail = "a process could touch all of its pages"
@@ -152,7 +151,9 @@ def prove_pages(
 ) -> PageVerdict:
     """Run the tests of a traced run without its untouched pages, and judge.
 
-    With ``healing``, pages that the tests need, too, are added to the run's trace first.
+    If the tests need more pages, they are traced once more, and the run's trace gets these pages:
+    no two runs touch quite the same, and a proof starts other code of this package than a trace.
+    ``healing`` does so more often.
 
     Args:
         say: shows a line of progress.
@@ -163,13 +164,19 @@ def prove_pages(
         Interrupted: a signal asked this process to end.
     """
     verdict = PageProof(run, program, settings, say).prove(status)
-    for _ in range(_MOST_HEALINGS if settings.healing else 0):
+    for _ in range(_MOST_HEALINGS if settings.healing else 1):
         if not any(row.missed for row in verdict.libraries):
             break
         say("negativa: tracing the CPU code once more, because the tests need more of it")
         PageProof(run, program, settings, say).trace_again()
         verdict = PageProof(run, program, settings, say).prove(status)
     return verdict
+
+
+def _missed(library: RestrictedLibrary) -> frozenset[int]:
+    """Addresses of the pages that were touched although they were forbidden."""
+    touched: frozenset[int] = frozenset().union(*(one.pages for one in library.found))
+    return touched - library.allowed.touched
 
 
 class PageProof:
@@ -211,12 +218,17 @@ class PageProof:
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
         found = _by_file(rounds)
+        libraries = tuple(
+            RestrictedLibrary(file, pages, tuple(found[file_key(file)])) for file, pages in traced
+        )
+        # A test that missed a page has a reason to end otherwise.
+        missed = any(_missed(library) for library in libraries)
         attempt = PageAttempt(
             run_id=self._run.run_id,
             tests=TestEvidence(
                 before=before,
                 after=after,
-                on_originals=self._known_of_originals(before, after),
+                on_originals=() if missed else self._known_of_originals(before, after),
                 used={},
                 gpu_tests=0,
                 traced_on=(),
@@ -225,10 +237,7 @@ class PageProof:
                 statuses=(self._session.exit_status, rounds[0].session.exit_status),
                 tolerate=self._settings.verify.tolerate,
             ),
-            libraries=tuple(
-                RestrictedLibrary(file, pages, tuple(found[file_key(file)]))
-                for file, pages in traced
-            ),
+            libraries=libraries,
             incomplete=incomplete,
             lost=sum(count_lost(r.run.page_logs) for r in rounds),
             rounds=tuple(self._rounds),
