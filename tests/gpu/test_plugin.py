@@ -464,7 +464,7 @@ def test_a_session_of_its_own():
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "workers"])
 @pytest.mark.planted_fault(
-    "A test starts a pytest session with --negativa, whose tests or workers use the GPU.",
+    "On a GPU: a test starts a pytest session with --negativa, whose tests or workers use it.",
     says="is traced into another run",
 )
 def test_a_session_that_a_test_starts(
