@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.slimming import check as check_module
 from pytest_negativa.slimming import slim as slim_module
 from pytest_negativa.slimming.copy_folder import copy_folder
@@ -243,16 +243,16 @@ class TestTarget:
 def test_check_beside_a_run(
     site: Made, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
 ) -> None:
-    """check has looked for a run at work, and looks at the libraries only now."""
-    real = check_module._folder_at_work
+    """check has read the manifest, and looks at the libraries only now."""
+    real = check_module.load_manifest
 
-    def slim_meanwhile(root: Path) -> Path | None:
+    def slim_meanwhile(root: Path) -> SlimManifest:
         found = real(root)
         monkeypatch.undo()
         slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
         return found
 
-    monkeypatch.setattr(check_module, "_folder_at_work", slim_meanwhile)
+    monkeypatch.setattr(check_module, "load_manifest", slim_meanwhile)
     [tree] = scan((site.folder,))
     [row] = check_module.check_tree(tree)
     fault.check(f"{row.status.value}: {row.detail}")

@@ -9,16 +9,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming import replace as replace_module
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, SWAP_SUFFIX
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
@@ -174,24 +172,24 @@ undo.undo_trees((Path({str(site.folder)!r}),))
     assert digests(site.folder) == before
 
 
-@pytest.mark.parametrize("interrupted_at", [2, 4, 6, 8])
+@pytest.mark.parametrize("interrupted_at", [1, 2, 3, 4])
 def test_interrupted_before_the_hidden_name_goes(
     slimmed: tuple[Made, dict[str, str]], monkeypatch: pytest.MonkeyPatch, interrupted_at: int
 ) -> None:
     """The next run still knows the name for ours, also if it is one of a file that has others."""
     site, before = slimmed
-    real = replace_module._leads_to
-    calls: list[Any] = []
+    real = Path.unlink
+    calls: list[Path] = []
 
-    def interrupted(*arguments: Any, **options: Any) -> bool:
-        calls.append(arguments)
-        # First comes the look before an exchange, then the one after it.
-        if len(calls) == interrupted_at:
-            raise KeyboardInterrupt
-        return real(*arguments, **options)
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith(SWAP_SUFFIX):
+            calls.append(path)
+            if len(calls) == interrupted_at:
+                raise KeyboardInterrupt
+        real(path, missing_ok)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replace_module, "_leads_to", interrupted)
+        patch.setattr(Path, "unlink", unlink)
         with pytest.raises(KeyboardInterrupt):
             undo_all(site)
     assert load_manifest(site.folder).run is not None
