@@ -19,6 +19,7 @@ from pytest_negativa.slimming import check as check_module
 from pytest_negativa.slimming import slim as slim_module
 from pytest_negativa.slimming.copy_folder import copy_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
@@ -244,10 +245,9 @@ def test_check_beside_a_run(
     site: Made, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
 ) -> None:
     """check has read the manifest, and looks at the libraries only now."""
-    real = check_module.load_manifest
 
     def slim_meanwhile(root: Path) -> SlimManifest:
-        found = real(root)
+        found = load_manifest(root)
         monkeypatch.undo()
         slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
         return found
