@@ -59,7 +59,8 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = os.umask(_UMASK)
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("XDG_"):
+            # readline writes the terminal's size there, in a worker without a terminal too.
+            if name.startswith("XDG_") or name in ("COLUMNS", "LINES"):
                 patch.delenv(name)
         # What the user has installed stays importable.
         patch.setenv("PYTHONUSERBASE", site.getuserbase())

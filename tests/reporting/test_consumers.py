@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
-from tests.reporting.test_faces import OURS
+from tests.support.reports import OURS
 
 SOURCES = {"src/a.cu": 20, "src/b.cu": 5}
 

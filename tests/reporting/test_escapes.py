@@ -19,7 +19,7 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import printable, wrap
-from tests.reporting.test_report import report, row
+from tests.support.reports import report, row
 
 HOSTILE = (
     "\x1b[2J\x1b]0;t\x07",  # clears the screen, sets the title

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.csv_table import render_csv
@@ -16,19 +16,8 @@ from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
-from tests.reporting.test_report import report, row
+from tests.support.reports import OURS, report, row
 
-ONE = KernelRun("tests/test_a.py::test_one", None)
-OURS = LibraryCoverage(
-    path="/project/libours.so",
-    kernels=(
-        KernelCoverage(name="_Z5scalePff", runs=(ONE,), file="src/a.cu", line=7),
-        KernelCoverage(name="_Z8multiplyILi16EEvv", runs=(ONE,), file="src/a.cu", line=12),
-        KernelCoverage(name="_Z8multiplyILi32EEvv", runs=(), file="src/a.cu", line=12),
-        KernelCoverage(name="blur", runs=(), file="src/b.cu", line=3),
-        KernelCoverage(name="hidden", runs=()),
-    ),
-)
 OPTIONS = Reports(formats=(), top=20, demangle=True)
 
 

@@ -10,79 +10,28 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import (
-    PLAN_VERSION,
     CodeRange,
-    Decision,
-    KernelUse,
-    LibraryPlan,
     TrimmedCubin,
 )
 from pytest_negativa.models.report import (
-    REPORT_VERSION,
     LibraryRow,
     ReasonRow,
-    RunReport,
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
-from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS, REPORTS_IN_PYTEST
+from tests.support.reports import PLAN, USED, report, row
 from tests.support.usages import usage_of
-
-DECISIONS = (
-    Decision(100, 200, True, "loaded", "test_a"),
-    Decision(200, 1700, False, "wrong-arch"),
-    Decision(1700, 1800, False, "wrong-arch"),
-    Decision(1800, 1850, False, "no-used-kernel"),
-    Decision(1850, 1850, True, "hook"),
-)
-
-
-USED = tuple(KernelUse(name, Context(phase=Phase.IMPORT)) for name in "abc")
-PLAN = LibraryPlan(
-    format_version=PLAN_VERSION,
-    library=LibraryIdentity(
-        path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
-    ),
-    devices=("9.0",),
-    decisions=DECISIONS,
-    used_kernels=USED,
-    unused_kernels=tuple(f"k{n}" for n in range(1197)),
-)
 
 COVERED = LibraryCoverage(
     path="/lib/libours.so",
     kernels=(KernelCoverage(name="a", runs=(KernelRun("test_a", None),)),),
 )
-
-
-def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
-    return replace(library_row(PLAN), **{"path": f"/lib/{name}", **changes})
-
-
-def report(*rows: LibraryRow, **changes: Any) -> RunReport:
-    base = RunReport(
-        format_version=REPORT_VERSION,
-        run_id="run",
-        directory=".negativa/run",
-        devices=("NVIDIA H200 (9.0)",),
-        replay=None,
-        gpu_used=True,
-        libraries=rows,
-        loaded_without_code=0,
-        compiled_kernels=(),
-        not_covered=(),
-        warnings=(),
-        crossed=(),
-        files=("usage.json", "report.json"),
-    )
-    return replace(base, **changes)
 
 
 def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
