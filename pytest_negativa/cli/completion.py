@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import EXIT_FAILED
+from pytest_negativa.errors import StoreError
 
 _VARIABLE = "_NEGATIVA_COMPLETE"
+# The last line of a script that may be overwritten. The first one of zsh's must be "#compdef".
+_MARK = "# negativa completion --install overwrites this file."
 # Where the shells look for the completions of a user. Sources: bash-completion, README, "FAQ";
 # fish, "Where to put completions". zsh has no such folder.
 _FOLDERS = {
@@ -33,8 +35,7 @@ def completion(shell: str | None, install: bool) -> None:
     from click.shell_completion import get_completion_class
 
     from pytest_negativa.cli.main import main
-    from pytest_negativa.reporting.text import print_error, printable
-    from pytest_negativa.storage.atomic import write_atomically
+    from pytest_negativa.reporting.text import printable
 
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in _FOLDERS:
@@ -45,13 +46,34 @@ def completion(shell: str | None, install: bool) -> None:
     if not install:
         click.echo(source)
         return
-    variable, below, name = _FOLDERS[shell]
-    target = Path(os.environ.get(variable) or Path.home() / below, name)
-    if target.exists() and _VARIABLE not in target.read_text(errors="replace"):
-        print_error(f"{target}: another file is there; move it, or print the script and place it")
-        click.get_current_context().exit(EXIT_FAILED)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, f"{source}\n".encode())
+    target = _script_of(shell)
+    try:
+        _install(target, source)
+    except OSError as e:
+        raise StoreError(f"{target}: cannot be written: {e.strerror}") from e
     click.echo(f"Written to {printable(str(target))}. A new {shell} completes negativa.")
     if shell == "zsh":
         click.echo(f"Put this line before compinit in .zshrc: fpath+=({target.parent})")
+
+
+def _script_of(shell: str) -> Path:
+    variable, below, name = _FOLDERS[shell]
+    folder = Path(os.environ.get(variable, ""))
+    # XDG Base Directory Specification: "consider the path invalid and ignore it".
+    return (folder if folder.is_absolute() else Path.home() / below) / name
+
+
+def _install(target: Path, source: str) -> None:
+    from pytest_negativa.storage.output import write_output
+    from pytest_negativa.storage.system import read_regular
+
+    try:
+        present = read_regular(target).decode(errors="replace")
+    except FileNotFoundError:
+        present = _MARK
+    if present.rstrip() != source.rstrip() and not present.rstrip().endswith(_MARK):
+        raise StoreError(
+            f"{target}: another file is there; move it, or print the script and place it"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_output(target, f"{source}\n{_MARK}\n".encode())

@@ -1,7 +1,7 @@
 """Kernel coverage in the formats of line coverage: LCOV and Cobertura.
 
 A kernel counts as one line: the first of its code. A kernel without line information is a line of
-an index, a text file beside the report that names the kernels of a library.
+an index, a text file in the run's folder that names the kernels of a library.
 
 Sources: geninfo(1), section FILES; htdocs/xml/coverage-04.dtd of the Cobertura project.
 """
@@ -38,15 +38,20 @@ class SourceFile(NamedTuple):
 
     Attributes:
         library: file name of the library.
-        path: of the source file.
+        path: of the source file, printable.
         kernels: by line.
-        index_text: the content of the file if it is an index; else None.
+        index_file: where to write ``index_text``; None if this is no index.
     """
 
     library: str
     path: str
     kernels: tuple[KernelLine, ...]
-    index_text: str | None = None
+    index_file: Path | None = None
+
+    @property
+    def index_text(self) -> str:
+        """The content of an index."""
+        return "".join(f"{kernel.name}\n" for kernel in self.kernels)
 
     @property
     def lines(self) -> dict[int, int]:
@@ -57,15 +62,15 @@ class SourceFile(NamedTuple):
         return found
 
 
-def group_by_file(coverage: Sequence[LibraryCoverage], report: Path) -> tuple[SourceFile, ...]:
+def group_by_file(coverage: Sequence[LibraryCoverage], folder: Path) -> tuple[SourceFile, ...]:
     """The kernels of all libraries by source file.
 
     Args:
         coverage: the rows.
-        report: the file of the report; indices lie beside it.
+        folder: of the run, for indices.
     """
     files: list[SourceFile] = []
-    taken: set[str] = set()
+    taken: set[Path] = set()
     for library in coverage:
         name = printable(Path(library.path).name)
         by_file: defaultdict[str | None, list[KernelCoverage]] = defaultdict(list)
@@ -74,10 +79,9 @@ def group_by_file(coverage: Sequence[LibraryCoverage], report: Path) -> tuple[So
         for path, kernels in sorted(by_file.items(), key=lambda item: item[0] or ""):
             if path is None:
                 # Two libraries may share a name.
-                stem = f"{report}.{name}"
-                index = next(
-                    p for n in range(len(coverage)) if (p := f"{stem}{n or ''}.txt") not in taken
-                )
+                stem = f"kernels.{Path(library.path).name}"
+                numbered = (folder / f"{stem}{n or ''}.txt" for n in range(len(coverage)))
+                index = next(path for path in numbered if path not in taken)
                 taken.add(index)
                 files.append(_index(name, index, kernels))
             else:
@@ -86,13 +90,11 @@ def group_by_file(coverage: Sequence[LibraryCoverage], report: Path) -> tuple[So
     return tuple(files)
 
 
-def _index(library: str, path: str, kernels: Sequence[KernelCoverage]) -> SourceFile:
+def _index(library: str, path: Path, kernels: Sequence[KernelCoverage]) -> SourceFile:
     lines = tuple(_line(number, kernel) for number, kernel in enumerate(kernels, start=1))
-    text = "".join(f"{kernel.name}\n" for kernel in lines)
     here = Path.cwd()
-    shown = Path(path).absolute()
-    relative = shown.relative_to(here) if shown.is_relative_to(here) else shown
-    return SourceFile(library, printable(str(relative)), lines, text)
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return SourceFile(library, printable(str(shown)), lines, path)
 
 
 def _line(number: int, kernel: KernelCoverage) -> KernelLine:

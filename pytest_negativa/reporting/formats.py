@@ -119,14 +119,10 @@ def _files_of(
     wanted: Report, path: Path, contents: ReportContents, options: Reports
 ) -> Iterator[ReportFile]:
     if wanted.format in _OF_COVERAGE:
-        is_file = str(path) != "-" and not path.is_relative_to("/dev")
-        base = (
-            path if is_file else Path(contents.report.directory, f"kernels.{wanted.format.value}")
-        )
-        files = group_by_file(contents.report.coverage, base)
+        files = group_by_file(contents.report.coverage, Path(contents.report.directory).absolute())
         for file in files:
-            if file.index_text is not None:
-                yield _whole(Path(file.path), file.index_text.encode())
+            if file.index_file is not None:
+                yield _whole(file.index_file, file.index_text.encode())
         yield _whole(path, _OF_COVERAGE[wanted.format](files))
     elif wanted.limit is not None:
         yield ReportFile(path, _appended(contents, wanted.limit), is_appended=True)

@@ -34,10 +34,10 @@ def run(*command: str) -> str:
 @pytest.mark.skipif(shutil.which("genhtml") is None, reason="needs genhtml (Debian: lcov)")
 def test_genhtml(sources: Path) -> None:
     report = sources / "k.lcov"
-    files = group_by_file([OURS], report)
+    files = group_by_file([OURS], sources)
     for file in files:
-        if file.index_text is not None:
-            (sources / file.path).write_text(file.index_text)
+        if file.index_file is not None:
+            file.index_file.write_text(file.index_text)
     report.write_text(render_lcov(files))
     shown = run("genhtml", str(report), "-o", "html", "--prefix", str(sources))
     assert "lines......: 50.0% (2 of 4 lines)" in shown
@@ -51,7 +51,7 @@ def test_genhtml(sources: Path) -> None:
 def test_diff_cover(sources: Path) -> None:
     """A change adds a kernel that no test uses."""
     report = sources / "k.xml"
-    report.write_bytes(render_cobertura(group_by_file([OURS], report), 0))
+    report.write_bytes(render_cobertura(group_by_file([OURS], sources), 0))
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.invalid")
     run(*git, "init", "-q", "-b", "main")
     run(*git, "add", "src/a.cu")

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.csv_table import render_csv
+from pytest_negativa.reporting.formats import render_to_files
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
 from tests.support.reports import OURS, report, row
+from tests.support.usages import usage_of
 
 OPTIONS = Reports(formats=(), top=20, demangle=True)
 
@@ -30,8 +33,8 @@ def test_csv() -> None:
 
 
 def test_lcov(tmp_path: Path) -> None:
-    files = group_by_file([OURS], tmp_path / "k.lcov")
-    index = tmp_path / "k.lcov.libours.so.txt"
+    files = group_by_file([OURS], tmp_path)
+    index = tmp_path / "kernels.libours.so.txt"
     assert render_lcov(files) == (
         f"TN:\nSF:{index}\nFN:1,hidden\nFNDA:0,hidden\nFNF:1\nFNH:0\nDA:1,0\nLF:1\nLH:0\n"
         "end_of_record\n"
@@ -41,20 +44,33 @@ def test_lcov(tmp_path: Path) -> None:
         "TN:\nSF:src/b.cu\nFN:3,blur\nFNDA:0,blur\nFNF:1\nFNH:0\nDA:3,0\nLF:1\nLH:0\n"
         "end_of_record\n"
     )
-    assert [file.index_text for file in files] == ["hidden\n", None, None]
+    assert files[0].index_text == "hidden\n"
+    assert [file.index_file for file in files] == [index, None, None]
 
 
 def test_libraries_of_one_name_have_an_index_each(tmp_path: Path) -> None:
     kernels = (KernelCoverage(name="k", runs=()),)
     two = [LibraryCoverage(path=f"/{n}/liba.so", kernels=kernels) for n in "ab"]
-    paths = [Path(file.path).name for file in group_by_file(two, tmp_path / "k")]
-    assert paths == ["k.liba.so.txt", "k.liba.so1.txt"]
+    paths = [Path(file.path).name for file in group_by_file(two, tmp_path)]
+    assert paths == ["kernels.liba.so.txt", "kernels.liba.so1.txt"]
+
+
+def test_an_index_lies_in_the_runs_folder(tmp_path: Path) -> None:
+    run = tmp_path / "a run\n"
+    contents = ReportContents(
+        replace(report(row(), coverage=(OURS,)), directory=str(run)), (), usage_of()
+    )
+    wanted = Report(format=ReportFormat.LCOV, path=str(tmp_path / "own.lcov"))
+    index, lcov = render_to_files(contents, replace(OPTIONS, formats=(wanted,)))
+    assert (index.path, lcov.path) == (run / "kernels.libours.so.txt", tmp_path / "own.lcov")
+    assert index.make(0) == b"hidden\n"
+    assert f"SF:{tmp_path}/a run\\n/kernels.libours.so.txt\n".encode() in lcov.make(0)
 
 
 def test_cobertura(tmp_path: Path) -> None:
     kernels = (OURS.kernels[0], OURS.kernels[3])
     one = LibraryCoverage(path=OURS.path, kernels=kernels)
-    shown = render_cobertura(group_by_file([one], tmp_path / "k.xml"), 5).decode()
+    shown = render_cobertura(group_by_file([one], tmp_path), 5).decode()
     expected = """\
 <?xml version='1.0' encoding='utf-8'?>
 <coverage line-rate="0.5" branch-rate="1" lines-covered="1" lines-valid="2" branches-covered="0" branches-valid="0" complexity="0" version="1" timestamp="5">
