@@ -52,11 +52,14 @@ _LIBRARY_OPTIONS = (
     "libraries.exclude",
     "keep.libraries",
     "coverage.libraries",
+)
+LIMIT_OPTIONS = (
     "coverage.fail_under_library",
     "thresholds.max_unused_percent_library",
     "thresholds.max_gpu_code_library",
     "compare.fail_library",
 )
+"""Limits by library glob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,11 @@ class _Analyzer:
         self._kernel_globs = GlobSet(settings.keep.kernels)
         self._places = (
             Places()
-            if any(g.startswith("dist:") for o in _LIBRARY_OPTIONS for g in self._globs(o))
+            if any(
+                glob.startswith("dist:")
+                for option in (*_LIBRARY_OPTIONS, *LIMIT_OPTIONS)
+                for glob in self._globs(option)
+            )
             else None
         )
         self._names: list[LibraryNames] = []
@@ -288,7 +295,7 @@ class _Analyzer:
             matched = {
                 g for g in self._globs(option) if any(matches_library(g, n) for n in self._names)
             }
-            candidates = _library_candidates(self._names)
+            candidates = library_candidates(self._names)
             yield from unmatched_globs(self._settings, option, matched, candidates)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
@@ -315,7 +322,8 @@ def _below(roots: Iterable[str], file: str) -> str:
     return str(path if root is None else path.relative_to(root))
 
 
-def _library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
+def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
+    """The names that a glob on libraries could have matched."""
     for library in names:
         yield Path(library.path).name
         if library.soname is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
 from pytest_negativa.analysis.baseline import compare_with_baseline, names_of
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
@@ -16,7 +17,7 @@ from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.reporting.rows import library_row
-from pytest_negativa.settings.globs import limit_of
+from pytest_negativa.settings.globs import limit_of, matches_library, unmatched_globs
 
 
 def build_report(
@@ -52,6 +53,7 @@ def build_report(
             *_crossed(settings, usage, rows, coverage),
             *_crossed_by_library(settings, analysis.libraries),
             *comparison.crossed,
+            *_limits_of_nothing(settings, analysis.libraries),
         ),
         files=tuple(files),
         coverage=coverage,
@@ -117,3 +119,13 @@ def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]
             gpu_code=one.plan.code_bytes, unused_bytes=one.plan.unused_bytes, used_kernels=0
         ):
             yield f"{Path(one.plan.library.path).name}: {text}"
+
+
+def _limits_of_nothing(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
+    """Limits whose glob matches no analysed library: what checks nothing must not pass."""
+    names = [names_of(one) for one in libraries]
+    for option in LIMIT_OPTIONS:
+        section, _, key = option.partition(".")
+        globs = getattr(getattr(settings, section), key)
+        matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
+        yield from unmatched_globs(settings, option, matched, library_candidates(names))

@@ -37,7 +37,8 @@ def load_settings(
         of_command: the flags are those of the ``negativa`` command; messages name them so.
 
     Raises:
-        OptionError: a source has a value that can't be used, or a folder has no UTF-8 name.
+        OptionError: a source has a value that can't be used, a folder has no UTF-8 name, or a limit
+            of growth has no baseline.
     """
     if (named := value_before_file("config", flags, environ)) is not None:
         config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
@@ -49,7 +50,18 @@ def load_settings(
     paths = () if of_command else (os.fspath(root), settings.directory)
     if (problem := next(filter(None, map(why_no_folder_for_runs, paths)), None)) is not None:
         raise OptionError(problem)
+    _require_baseline(settings)
     return settings
+
+
+def _require_baseline(settings: Settings) -> None:
+    """Refuse limits of growth that are never checked."""
+    compare = settings.compare
+    limits = {"compare.fail": compare.fail, "compare.fail_library": compare.fail_library}
+    for name, limit in limits.items():
+        if limit and compare.baseline is None:
+            where = settings.sources[name].where
+            raise OptionError(f"{where}: {name} needs a baseline to compare with: compare.baseline")
 
 
 def resolve(

@@ -38,6 +38,7 @@ from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.settings.schema import config_schema
 from pytest_negativa.settings.value_types import one_of
 from pytest_negativa.storage.yaml_document import parse_document
+from tests.support.analyses import settings
 from tests.support.libraries import DOCS, ROOT
 
 FORMATS = one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
@@ -155,6 +156,33 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     # The example shows every section, so that it can be copied and cut down.
     assert set(yaml.safe_load(example)) == set(config_schema()["properties"])
     jsonschema.validate(yaml.safe_load(example), config_schema())
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("compare: {fail: ['size:0%']}", "compare.fail"),
+        ("compare: {fail_library: {'*': ['size:0%']}}", "compare.fail_library"),
+    ],
+)
+def test_a_limit_of_growth_needs_a_baseline(tmp_path: Path, text: str, option: str) -> None:
+    with pytest.raises(OptionError, match=rf"negativa\.yaml:1:\d+: {option} needs a baseline"):
+        settings(tmp_path, text)
+    settings(tmp_path, text[:-1] + ", baseline: b.json}")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (str(page.relative_to(ROOT)), text)
+        for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+        for text in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        # The others are jobs of CI services.
+        if not re.search(r"^ +(runs-on|script):", text, re.MULTILINE)
+    ],
+)
+def test_examples_in_the_docs_are_read(tmp_path: Path, page: str, text: str) -> None:
+    assert settings(tmp_path, text).config == str(tmp_path / "negativa.yaml"), page
 
 
 def test_the_schema_line_of_the_example_names_the_file_of_the_package() -> None:
