@@ -18,7 +18,9 @@ import pytest
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.session import tracing_end
 from pytest_negativa.session.request import is_replaceable
+from pytest_negativa.storage.handover import ProcessIdentity, identify_process
 from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 
@@ -50,7 +52,12 @@ def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | N
     from pytest_negativa.processes.page_watch import LOGS_VARIABLE, why_unwatchable
 
     handed = json.loads(os.environ.get(_HANDOVER, "null"))
-    if handed and handed["pid"] == os.getpid():
+    # A test that calls pytest.main begins a session of its own.
+    if (
+        handed
+        and ProcessIdentity(*handed["process"]) == identify_process()
+        and not tracing_end.has_begun()
+    ):
         return PageTrace(Run(Path(handed["folder"])))
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
@@ -80,7 +87,7 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
     run.make()
     make_logs_folder(run.page_logs, run.folder.parent)
     begin(run)
-    handover = json.dumps({"pid": os.getpid(), "folder": str(run)})
+    handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
         **watch_environment(os.environ, run.page_logs),

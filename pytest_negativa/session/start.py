@@ -37,7 +37,7 @@ from pytest_negativa.session.round_reports import RoundReports, append_coverage,
 from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
-from pytest_negativa.storage.handover import Handover, find_handover
+from pytest_negativa.storage.handover import Handover, find_handover, identify_process
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -186,7 +186,10 @@ def _controller() -> Handover | None:
     """The session of which this process is a worker of pytest-xdist, if it is one."""
     session = find_handover(os.environ)
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    if session is None or not session.has_workers or session.pid != os.getppid():
+    if session is None or not session.has_workers:
+        return None
+    parent = (os.getppid(), identify_process().namespace)
+    if parent != (session.process.pid, session.process.namespace):
         return None
     return session if "PYTEST_XDIST_WORKER" in os.environ else None
 
@@ -200,7 +203,7 @@ def _role_and_run(
         return Role.WORKER, Run(Path(session.folder)), Path(session.root), round_spec
     runs = RunsFolder(Path(settings.directory))
     outer = find_handover(os.environ)
-    if outer is not None and outer.pid == os.getpid() and not tracing_end.has_begun():
+    if outer is not None and outer.process == identify_process() and not tracing_end.has_begun():
         # A conftest replaced the program of this process by execv.
         former, outer = _take_over(Run(Path(outer.folder))), None
     else:
@@ -215,7 +218,7 @@ def _role_and_run(
     namespace = config.known_args_namespace
     distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
     session = Handover(
-        pid=os.getpid(),
+        process=identify_process(),
         folder=str(run),
         root=str(config.rootpath),
         round_file=os.environ[ROUND_VARIABLE] if round_spec is not None else None,

@@ -6,11 +6,38 @@ part of a test. The session's own process finds it if ``execv`` replaced its pro
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from pytest_negativa.models.environment import SESSION_VARIABLE
+from pytest_negativa.storage.system import System
+
+
+class ProcessIdentity(NamedTuple):
+    """What tells a process from all others. ``execve`` keeps all of it.
+
+    Attributes:
+        pid: repeats in other pid namespaces, and after the process's end.
+        namespace: the pid namespace, as ``/proc/self/ns/pid`` names it; None if it can't be read.
+        started: field 22 of ``/proc/self/stat``, see proc(5); None if it can't be read.
+    """
+
+    pid: int
+    namespace: str | None
+    started: str | None
+
+
+def identify_process() -> ProcessIdentity:
+    """The identity of this process."""
+    namespace = started = None
+    with contextlib.suppress(OSError):
+        namespace = System.readlink("/proc/self/ns/pid")
+        # Field 2, the name in parentheses, may hold spaces and parentheses.
+        started = System.read_all("/proc/self/stat").rpartition(b")")[2].split()[19].decode()
+    return ProcessIdentity(System.getpid(), namespace, started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +45,7 @@ class Handover:
     """A session, as other processes need to know it.
 
     Attributes:
-        pid: of the process that reports.
+        process: the one that reports.
         folder: of its run or round.
         root: the project's folder.
         round_file: see ``models.round``; None outside of a round.
@@ -27,7 +54,7 @@ class Handover:
             all its runs. They are this session's own unless a test started it.
     """
 
-    pid: int
+    process: ProcessIdentity
     folder: str
     root: str
     round_file: str | None
@@ -43,6 +70,7 @@ class Handover:
 def find_handover(environ: Mapping[str, str]) -> Handover | None:
     """The session that set the variable; None if none did, or one of another release."""
     try:
-        return Handover(**json.loads(environ.get(SESSION_VARIABLE, "")))
-    except (ValueError, TypeError):
+        fields = json.loads(environ.get(SESSION_VARIABLE, ""))
+        return Handover(**{**fields, "process": ProcessIdentity(*fields["process"])})
+    except (ValueError, TypeError, KeyError):
         return None

@@ -10,6 +10,8 @@ import pytest
 
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in
@@ -99,6 +101,28 @@ def test_a_program_that_calls_pytest_cannot_be_traced(project: Project, library:
     done = project.run(sys.executable, "main.py")
     assert "CPU code was not traced: a program called pytest" in done.stdout
     assert "2 passed" in done.stdout
+
+
+INNER = """
+import pytest
+
+
+def test_calls_pytest(tmp_path):
+    (tmp_path / "test_inner.py").write_text("def test_fails(): assert False")
+    assert pytest.main(["-q", "--negativa", "--negativa-cpu", str(tmp_path)]) == 1
+"""
+
+
+@pytest.mark.slow
+def test_a_session_inside_a_test_leaves_the_outer_run_alone(
+    project: Project, library: Path
+) -> None:
+    project.write("test_cpu.py", INNER)
+    project.pytest("-q", "--negativa", "--negativa-cpu")
+    assert usage_of(project).incomplete == ()
+    assert "nothing is planned" not in project.negativa("pages").stdout
+    outcomes = Run(project.results / "latest").outcomes_file
+    assert [t.nodeid for t in read_outcomes(outcomes).tests] == ["test_cpu.py::test_calls_pytest"]
 
 
 ANOTHER = """

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.runs import Run
 from tests.support.verified import VerifiedProject
 
 TIMES = int(os.environ.get("TESTS_TIMES", "1"))
@@ -128,6 +132,37 @@ def test_a_conftest_that_restarts_pytest(tmp_path: Path) -> None:
     assert "\nPROVED" in project.verify("-s", "--negativa")
     names = {kernel[0] for kernel in project.latest("plan/lib.so.json")["used_kernels"]}
     assert names == {"vector_add", "statistics_weighted_sum"}, "what it used before counts"
+
+
+NAMESPACE = ["unshare", "-Urpf", "--kill-child"]
+INNER = """
+INNER = Path(__file__).parent / "inner"
+
+if not INNER.exists():
+    INNER.mkdir()
+    (INNER / "test_inner.py").write_text("def test_inner(): pass")
+    command = [sys.executable, "-m", "pytest", "-q", "--negativa", "test_inner.py"]
+    subprocess.run([*NAMESPACE, *command], cwd=INNER, check=True)
+
+def test_outer():
+    use(LIB, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_session_in_a_pid_namespace_is_not_the_outer_one(tmp_path: Path) -> None:
+    """Both are process 1, as pytest is in a container."""
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here")
+    suite = f"NAMESPACE = {NAMESPACE}\n{INNER}"
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.run(*NAMESPACE, sys.executable, "-m", "pytest", "-q", "--negativa")
+    files = [Run(run).outcomes_file for run in project.runs()]
+    # Ids of one second have no order.
+    assert sorted([t.nodeid for t in read_outcomes(file).tests] for file in files) == [
+        ["inner/test_inner.py::test_inner"],
+        ["test_a.py::test_outer"],
+    ]
 
 
 @pytest.mark.slow
