@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 
 from tests.support.libraries import FIXTURES, ROOT, TESTS
 
 NO_PACKAGES = {"data", "docs", "fixtures", "fuzz", "gpu", "real", "support"}
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
     """Everything in all modules of the tests, with the module's name."""
-    for path in sorted(TESTS.rglob("*.py")):
-        if FIXTURES not in path.parents:
-            name = str(path.relative_to(TESTS))
-            yield from ((name, node) for node in ast.walk(ast.parse(path.read_text())))
+    return [
+        (str(path.relative_to(TESTS)), node)
+        for path in sorted(TESTS.rglob("*.py"))
+        if FIXTURES not in path.parents
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
 
 
 def test_only_helpers_are_imported() -> None:

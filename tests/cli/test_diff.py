@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import zipfile
 
+import pytest
+
 from tests.support.libraries import FIXTURES
 from tests.support.sessions import Project
 
 
+@pytest.mark.slow
 def test_what_can_be_compared(project: Project) -> None:
     project.write("test_a.py", "def test_passes(): pass\n")
     project.pytest("-q", "--negativa")
@@ -74,6 +77,7 @@ def test_what_cannot_be_read(project: Project) -> None:
         assert message in project.negativa("diff", library, other, status=status).stderr
 
 
+@pytest.mark.slow
 def test_a_run_against_its_baseline(project: Project) -> None:
     project.write("test_a.py", "def test_passes(): pass\n")
     project.pytest("-q", "--negativa")

@@ -160,6 +160,7 @@ def test_figures_of_a_gpu(stage: Stage) -> None:
     assert "NVML shows no process of the command" in done.stdout
 
 
+@pytest.mark.slow
 def test_memory_of_the_library_shows(stage: Stage) -> None:
     # The padding lies in writable data: what is not there can't be made resident.
     code = (
@@ -173,6 +174,7 @@ def test_memory_of_the_library_shows(stage: Stage) -> None:
     assert LARGE - SMALL - 1_000_000 < saved < LARGE + 1_000_000
 
 
+@pytest.mark.slow
 def test_cold_runs_begin_without_the_page_cache(stage: Stage) -> None:
     found = json.loads(stage.measure_code("pass", "--runs=1", "--cold", "--json").stdout)
     assert found["cold"] is True

@@ -99,6 +99,7 @@ def test_without_a_traced_run_they_are_of_the_last_run_of_all_tests(
     assert (project.folder / "out.html").read_text() == "3 tests, 0 failed"
 
 
+@pytest.mark.slow
 def test_coverage_is_added_up(project: VerifiedProject) -> None:
     """Known before plugins are configured: coverage starts early."""
     project.write(

@@ -60,6 +60,7 @@ def test_selection(
     assert f"{4 - len(expected)} deselected" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tests", "arguments", "expected"),
     [

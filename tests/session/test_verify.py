@@ -279,6 +279,7 @@ def test_an_interruption_while_the_supervisor_starts(
     assert not done.stdout
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_session(traced: VerifiedProject) -> None:
     session = spawn(traced, sys.executable, "-m", "pytest", "--negativa-verify", FAULT="sleep")
     try:
@@ -336,6 +337,7 @@ hooks.lost_context = lambda: (
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers",
     [
@@ -672,6 +674,7 @@ def test_a_program_that_failed_when_traced(tmp_path: Path) -> None:
     assert "\nPROVED: 60.2 kB" in project.negativa("verify", "--accept-failed", status=7).stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_was_combined(traced: VerifiedProject, tmp_path: Path) -> None:
     """As one that was combined of several."""
     project = VerifiedProject(tmp_path / "project", "")

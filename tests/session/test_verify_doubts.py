@@ -102,6 +102,7 @@ def test_use():
     assert not (project.run_folder / "verdict.json").exists()
 
 
+@pytest.mark.slow
 def test_a_crossed_threshold_counts_though_the_plan_is_proved(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB)\n")
     limit = "--negativa-max-unused-percent=1"

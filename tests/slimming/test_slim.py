@@ -93,6 +93,7 @@ def test_slimmed_library_works(site: Made, tmp_path: Path) -> None:
     assert facts["catches 1"] == len("thrown in the library")
 
 
+@pytest.mark.slow
 def test_pip_is_content(site: Made) -> None:
     run(site)
     environment = {**os.environ, "PYTHONPATH": str(site.folder)}

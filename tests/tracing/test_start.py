@@ -128,6 +128,7 @@ print(len(list(children.untraced())))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("child", "seen"),
     [
