@@ -137,7 +137,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
     libraries = []
     for at in _iter_records(data):
-        _, kind, flags, major, minor, count, inode, size, time_ns, length, bits = (
+        record_size, kind, flags, major, minor, count, inode, size, time_ns, length, bits = (
             _RECORD.unpack_from(data, at)
         )
         ranges_at = at + _RECORD.size
@@ -151,6 +151,9 @@ def _parse(data: bytes) -> LoggedProcess | None:
             )
             if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
                 raise ValueError("a range has no whole pages")
+            bit_count = sum(end - start for start, end in ranges) // PAGE
+            if bits * 8 + bit_count > record_size * 8:
+                raise ValueError("the record can't hold the bits of its ranges")
             libraries.append(
                 LoggedLibrary(
                     path=path,

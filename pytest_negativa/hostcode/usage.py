@@ -50,7 +50,7 @@ def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
     logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
     for process in processes:
         for one in process.libraries:
-            logged[FileKey(one.path, one.device, one.inode, one.size, one.mtime_ns)].append(one)
+            logged[key_of(one)].append(one)
     return {
         key: FilePages(
             frozenset().union(*(one.ranges for one in group)),
@@ -59,6 +59,11 @@ def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
         )
         for key, group in logged.items()
     }
+
+
+def key_of(library: LoggedLibrary) -> FileKey:
+    """The file that a process loaded."""
+    return FileKey(library.path, library.device, library.inode, library.size, library.mtime_ns)
 
 
 def file_key(file: HostFile) -> FileKey:
@@ -70,6 +75,9 @@ def identify(key: FileKey) -> HostFile | str:
     """Read the content of a file, or tell why it is not known."""
     if not key.path:
         return "a library was gone from its path when it was loaded"
+    name = os.fsencode(key.path).decode("utf-8", "backslashreplace")
+    if name != key.path:
+        return f"{name}: its path is not UTF-8, and the files of a run can't hold it"
     try:
         with ByteSource(key.path) as source:
             status = os.fstat(source.fileno())

@@ -20,6 +20,7 @@ class ForbiddenPages(Record, frozen=True, kw_only=True):
         processes: how many processes loaded the library.
         missed: file offsets of forbidden pages that a process touched.
         detail: why it is not proved; None if it is.
+        left_out: whether the verdict says nothing of it.
     """
 
     path: str
@@ -28,6 +29,7 @@ class ForbiddenPages(Record, frozen=True, kw_only=True):
     processes: int
     missed: tuple[Span, ...]
     detail: str | None
+    left_out: bool = False
 
 
 class PageVerdict(Record, frozen=True, kw_only=True):
@@ -39,6 +41,7 @@ class PageVerdict(Record, frozen=True, kw_only=True):
         proved: nothing that was inaccessible is needed by the tests, on this CPU.
         reasons: why it is not proved; empty if it is.
         processor: the CPU of the proof.
+        limits: what the proof does not cover, a sentence each.
         libraries: those with untouched pages.
         tests: of both runs.
         rounds: every start of the program.
@@ -52,7 +55,9 @@ class PageVerdict(Record, frozen=True, kw_only=True):
     libraries: tuple[ForbiddenPages, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
+    limits: tuple[str, ...] = ()
 
     @property
-    def forbidden_bytes(self) -> int:
-        return sum(row.forbidden_bytes for row in self.libraries)
+    def covered(self) -> tuple[ForbiddenPages, ...]:
+        """The libraries that the verdict is about."""
+        return tuple(row for row in self.libraries if not row.left_out)

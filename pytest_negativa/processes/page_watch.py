@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.processes.auditors import why_no_auditor, with_auditor, without_auditor
+from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
@@ -50,9 +50,3 @@ def watch_environment(
     if allowed is not None:
         added[ALLOWED_VARIABLE] = str(allowed.absolute())
     return added
-
-
-def without_watch(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without our part; values that the user has set stay."""
-    result = {k: v for k, v in environ.items() if k not in (LOGS_VARIABLE, ALLOWED_VARIABLE)}
-    return without_auditor(result, watch_library())

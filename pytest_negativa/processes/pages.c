@@ -512,7 +512,7 @@ static Library *watch(const struct link_map *map) {
                                library->ranges[i].end - library->base};
     memcpy(ranges + library->range_count, path, length);
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = find_allowed(record);
+    library->allowed = watched ? find_allowed(record) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;

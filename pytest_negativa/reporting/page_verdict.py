@@ -24,8 +24,11 @@ def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
     for test in differs[:_MAX_ROWS]:
         before, after = (o.value if o else "not run" for o in (test.before, test.after))
         yield f"{printable(test.nodeid)}: {before} when traced, now {after}"
-    libraries = format_items(len(verdict.libraries), "library", "libraries")
-    what = f"{format_bytes(verdict.forbidden_bytes)} of CPU code in {libraries}"
+    if len(against) > _MAX_ROWS:
+        yield f"and {format_items(len(against) - _MAX_ROWS, 'library', 'libraries')} more"
+    libraries = format_items(len(verdict.covered), "library", "libraries")
+    size = sum(row.forbidden_bytes for row in verdict.covered)
+    what = f"{format_bytes(size)} of CPU code in {libraries}"
     if verdict.proved:
         yield f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
     else:
@@ -35,4 +38,5 @@ def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
                 *(f"  {printable(r)}" for r in verdict.reasons),
             ]
         )
+    yield "\n".join(map(printable, verdict.limits))
     yield f"Record: {printable(str(path))}"

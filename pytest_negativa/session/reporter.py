@@ -130,6 +130,9 @@ class Reporter:
                 self._write(f"{paragraph}\n")
         except NegativaError as e:
             self._write(f"negativa: no report of CPU code: {printable_lines(str(e))}", red=True)
+        except Exception as e:
+            text = f"{describe_fault(e)} (a fault in pytest-negativa)"
+            self._write(f"negativa: no report of CPU code: {printable_lines(text)}", red=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,14 @@ from pytest_negativa.hostcode.page_logs import (
     read_page_logs,
 )
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.hostcode.usage import FileKey, FilePages, describe, file_key
+from pytest_negativa.hostcode.usage import (
+    FileKey,
+    FilePages,
+    describe,
+    file_key,
+    identify,
+    key_of,
+)
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenPages, PageVerdict
@@ -40,7 +47,13 @@ from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces, merge_when_ended
 from pytest_negativa.verifying.evidence import problems_of, trace_files
-from pytest_negativa.verifying.judge import TestEvidence, facts_of, judge_tests, reasons_of_outcomes
+from pytest_negativa.verifying.judge import (
+    TestEvidence,
+    facts_of,
+    judge_tests,
+    reasons_of_outcomes,
+    session_status,
+)
 from pytest_negativa.verifying.originals import OriginalRuns, known_of_originals, undecided_tests
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import (
@@ -56,18 +69,27 @@ from pytest_negativa.verifying.verification import silence_limit
 # Tests that are scheduled otherwise in each run may need more pages each time.
 _MOST_HEALINGS = 3
 
+UNAUDITED = (
+    "A static or set-user-ID program, or one started without LD_AUDIT, leaves no mark, and the "
+    "proof says nothing of it."
+)
+UNCOMPARED = (
+    "Without a GPU trace, the proof compares the exit status of the first process alone, not those "
+    "of its children."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RestrictedLibrary:
     """What the processes of the rounds did with one library.
 
     Attributes:
-        file: the library.
+        files: those with its content that the traced run loaded.
         allowed: what the traced run did with it.
-        found: by process: what it did with it in the rounds.
+        found: by process: what it did with a file of this content in the rounds.
     """
 
-    file: HostFile
+    files: tuple[HostFile, ...]
     allowed: FilePages
     found: tuple[LoggedLibrary, ...]
 
@@ -81,6 +103,8 @@ class PageAttempt:
         tests: how the tests ended, and what else speaks against the run.
         libraries: those with untouched pages.
         incomplete: why the traced run may have touched more than is known.
+        unknown: why the content of a library of the rounds is not known.
+        compares_ends: whether the ends of other processes than the first are compared.
         lost: how many libraries were loaded without a record in the rounds.
         rounds: every start of the program.
     """
@@ -89,6 +113,8 @@ class PageAttempt:
     tests: TestEvidence
     libraries: tuple[RestrictedLibrary, ...]
     incomplete: tuple[str, ...]
+    unknown: tuple[str, ...]
+    compares_ends: bool
     lost: int
     rounds: tuple[RoundResult, ...]
     processor: Processor
@@ -99,6 +125,7 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
     tests = judge_tests(attempt.tests)
     rows = tuple(map(_judge_library, attempt.libraries))
     reasons = [f"the traced run is not complete: {text}" for text in attempt.incomplete]
+    reasons += [f"the proof is not complete: {text}" for text in attempt.unknown]
     reasons += reasons_of_outcomes(attempt.tests, tests)
     if attempt.lost:
         reasons.append(f"{attempt.lost:,} loads of libraries were not recorded")
@@ -106,11 +133,11 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
     if pages:
         reasons.append(
             f"{format_items(pages, 'page was', 'pages were')} touched that the traced run did not "
-            "touch; trace again and unite the runs (negativa combine)"
+            "touch; --negativa-heal adds them to the trace"
         )
     others = [row for row in rows if row.detail is not None and not row.missed]
-    reasons += [f"{row.path}: {row.detail}" for row in others]
-    if not any(row.processes for row in rows):
+    reasons += [f"{row.path}: {row.detail}" for row in others if not row.left_out]
+    if all(row.left_out for row in rows):
         reasons.append("no process loaded a library with untouched pages")
     return PageVerdict(
         format_version=PAGE_VERDICT_VERSION,
@@ -118,6 +145,7 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
         proved=not reasons,
         reasons=tuple(reasons),
         processor=attempt.processor,
+        limits=(UNAUDITED,) if attempt.compares_ends else (UNAUDITED, UNCOMPARED),
         libraries=rows,
         tests=tests,
         rounds=tuple(map(facts_of, attempt.rounds)),
@@ -125,20 +153,31 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
 
 
 def _judge_library(library: RestrictedLibrary) -> ForbiddenPages:
-    allowed = describe(library.file, library.allowed)
+    file = library.files[0]
+    allowed = describe(file, library.allowed)
     missed = _missed(library)
+    known = {_identity(file_key(one)) for one in library.files}
+    free = [one for one in library.found if not (one.watched and one.restricted)]
     detail = None
-    if not all(one.restricted for one in library.found):
-        detail = "a process could touch all of its pages"
-    elif missed:
+    left_out = False
+    if missed:
         detail = f"{format_items(len(missed), 'page is', 'pages are')} needed, too"
+    elif not library.found:
+        detail = "left out: no process of the proof loaded it"
+        left_out = True
+    elif any(_identity(key_of(one)) in known for one in free):
+        detail = "a process could touch all of its pages"
+    elif free:
+        detail = "left out: the proof loaded a copy that the traced run had not loaded"
+        left_out = True
     return ForbiddenPages(
-        path=library.file.path,
-        sha256=library.file.sha256,
+        path=file.path,
+        sha256=file.sha256,
         forbidden_bytes=allowed.watched_bytes - allowed.touched_bytes,
         processes=len(library.found),
-        missed=describe(library.file, library.allowed._replace(touched=missed)).touched,
+        missed=describe(file, library.allowed._replace(touched=missed)).touched,
         detail=detail,
+        left_out=left_out,
     )
 
 
@@ -210,16 +249,20 @@ class PageProof:
         # A verdict of before must not outlive a proof that is interrupted.
         remove_file(self._run.page_verdict_file)
         incomplete = require_usage(self._run).incomplete
-        traced = tuple(item for item in traced_pages(self._run) if item[1].watched)
-        allowed = b"".join(encode_allowed(file, p.ranges, p.touched) for file, p in traced)
+        loaded = traced_pages(self._run)
+        traced = _unite_contents(loaded)
+        allowed = b"".join(
+            encode_allowed(file, p.ranges, p.touched) for files, p in traced for file in files
+        )
         write_atomically(self._folder.allowed_pages_file, allowed)
         self._folder.allowed_pages_file.chmod(0o644)
         self._say("negativa: running the tests without the CPU code that was not touched")
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
-        found = _by_file(rounds)
+        found, unknown = _by_content(rounds, [file for file, _ in loaded])
         libraries = tuple(
-            RestrictedLibrary(file, pages, tuple(found[file_key(file)])) for file, pages in traced
+            RestrictedLibrary(files, pages, tuple(found[files[0].sha256]))
+            for files, pages in traced
         )
         # A test that missed a page has a reason to end otherwise.
         missed = any(_missed(library) for library in libraries)
@@ -234,11 +277,13 @@ class PageProof:
                 traced_on=(),
                 verified_on=(),
                 problems=(*problems_of(rounds), *self._ends(rounds, status)),
-                statuses=(self._session.exit_status, rounds[0].session.exit_status),
+                statuses=(self._session.exit_status, session_status(rounds)),
                 tolerate=self._settings.verify.tolerate,
             ),
             libraries=libraries,
             incomplete=incomplete,
+            unknown=unknown,
+            compares_ends=bool(self._run.trace_files()),
             lost=sum(count_lost(r.run.page_logs) for r in rounds),
             rounds=tuple(self._rounds),
             processor=read_processor(),
@@ -316,11 +361,52 @@ class PageProof:
         return result
 
 
-def _by_file(rounds: Sequence[RoundResult]) -> Mapping[FileKey, list[LoggedLibrary]]:
-    """What each process of the rounds did with each file."""
-    found: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
+def _identity(key: FileKey) -> tuple[int, ...]:
+    """What ``pages.c`` knows a file by: a file may have several paths."""
+    return (key.device, key.inode, key.size, key.mtime_ns)
+
+
+def _unite_contents(
+    traced: Iterable[tuple[HostFile, FilePages]],
+) -> tuple[tuple[tuple[HostFile, ...], FilePages], ...]:
+    """By content: its files, and what was touched of any; only what all processes watched."""
+    groups: dict[str, list[tuple[HostFile, FilePages]]] = defaultdict(list)
+    for item in traced:
+        groups[item[0].sha256].append(item)
+    return tuple(
+        (
+            tuple(file for file, _ in group),
+            FilePages(
+                frozenset().union(*(pages.ranges for _, pages in group)),
+                frozenset().union(*(pages.touched for _, pages in group)),
+                watched=True,
+            ),
+        )
+        for group in groups.values()
+        if all(pages.watched for _, pages in group)
+    )
+
+
+def _by_content(
+    rounds: Sequence[RoundResult], files: Iterable[HostFile]
+) -> tuple[Mapping[str, list[LoggedLibrary]], tuple[str, ...]]:
+    """By hash: what each process of the rounds did; why a content is not known."""
+    contents: dict[tuple[int, ...], str | None] = {
+        _identity(file_key(file)): file.sha256 for file in files
+    }
+    found: dict[str, list[LoggedLibrary]] = defaultdict(list)
+    unknown = []
     for result in rounds:
         for process in read_page_logs(result.run.page_logs):
             for one in process.libraries:
-                found[FileKey(one.path, one.device, one.inode, one.size, one.mtime_ns)].append(one)
-    return found
+                key = key_of(one)
+                identity = _identity(key)
+                if identity not in contents:
+                    content = identify(key)
+                    contents[identity] = content.sha256 if isinstance(content, HostFile) else None
+                    if not isinstance(content, HostFile):
+                        unknown.append(content)
+                sha256 = contents[identity]
+                if sha256 is not None:
+                    found[sha256].append(one)
+    return found, tuple(dict.fromkeys(unknown))

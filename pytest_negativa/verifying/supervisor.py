@@ -13,9 +13,10 @@ from pathlib import Path
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.processes.page_watch import why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.page_verdict import render_page_verdict
-from pytest_negativa.reporting.text import print_error
+from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.copy_kinds import verify_kinds
@@ -73,15 +74,18 @@ def verify_program(
         status = result.status if result.status >= 0 else 128 - result.status
         run = result.run
         own_status = result.status
-        if not run.plan_files() and _has_provable_pages(run, settings):
+        reason = why_no_page_proof(run) if settings.cpu else None
+        if not run.plan_files() and settings.cpu and reason is None:
             return _prove_pages(run, program, settings, own_status) or status
         if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
+            if reason is not None:
+                _say_unproved(reason)
             _say("negativa: nothing to verify: the traced run has no plan")
             report(run)
             return status or 1
         # A crossed threshold changes the status of the traced session alone.
         own_status = None if settings.thresholds.are_set else result.status
-    elif not run.plan_files() and _has_provable_pages(run, settings):
+    elif not run.plan_files() and settings.cpu and run.has_pages:
         return _prove_pages(run, program, settings, None)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
@@ -90,23 +94,38 @@ def verify_program(
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)
     report(run)
-    pages = 0
-    if _has_provable_pages(run, settings):
-        pages = _prove_pages(run, program, settings, own_status)
+    pages = _prove_pages(run, program, settings, own_status) if settings.cpu else 0
     return exit_code(verdict) or pages or status
 
 
-def _has_provable_pages(run: Run, settings: Settings) -> bool:
-    return settings.cpu and run.has_pages and not run.is_failed
+def why_no_page_proof(run: Run) -> str | None:
+    """Why the CPU code of a traced run can't be proved; None if it can."""
+    if not run.page_log_files.exists():
+        if run.has_pages:
+            return (
+                f"{run} unites several runs, and no session has their tests; verify one of them "
+                "with --negativa-heal, which adds pages to its trace"
+            )
+        return why_unwatchable() or f"{run} has no trace of CPU code; trace with --negativa-cpu"
+    if (failure := run.failure) is not None:
+        return f"the traced run failed: {failure}"
+    return None
 
 
 def _prove_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
     """Prove the trace of CPU code, and show the verdict; 1 if it is not proved."""
+    if (reason := why_no_page_proof(run)) is not None:
+        _say_unproved(reason)
+        return 1
     run.hold()
     verdict = prove_pages(run, program, settings, _say, status)
     for paragraph in render_page_verdict(verdict, run.page_verdict_file):
         _say(paragraph)
     return 0 if verdict.proved else 1
+
+
+def _say_unproved(reason: str) -> None:
+    _say(f"negativa: no proof of CPU code: {printable(reason)}")
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:

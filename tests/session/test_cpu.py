@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -70,6 +72,16 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
     assert "libpaged.so" in shown.stdout
     after = functions_in(library, find(usage_of(project), library).touched)
     assert after == {"in_constructor", "in_main", "in_child", "at_exit"}
+
+
+@pytest.mark.slow
+def test_a_library_at_a_path_that_is_not_utf_8(project: Project, library: Path) -> None:
+    odd = os.fsdecode(os.fsencode(library.parent) + b"/caf\xe9.so")
+    shutil.copy(library, odd)
+    project.environ["LIBRARY"] = odd
+    done = project.pytest("-q", "--negativa", "-k", "calls")
+    assert "1 passed" in done.stdout
+    assert r"caf\xe9.so: its path is not UTF-8" in project.negativa("pages").stdout
 
 
 @pytest.mark.slow

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary
 from pytest_negativa.hostcode.usage import FilePages
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.reporting.page_verdict import render_page_verdict
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
-from pytest_negativa.verifying.page_proof import PageAttempt, RestrictedLibrary, judge_pages
+from pytest_negativa.verifying.page_proof import (
+    UNAUDITED,
+    UNCOMPARED,
+    PageAttempt,
+    RestrictedLibrary,
+    judge_pages,
+)
+from pytest_negativa.verifying.supervisor import why_no_page_proof
 from tests.support.faults import PlantedFault
 
 RANGES = ((0x1000, 0x9000),)
@@ -63,8 +74,10 @@ def attempt(*found: LoggedLibrary) -> PageAttempt:
     return PageAttempt(
         run_id="run",
         tests=evidence(),
-        libraries=(RestrictedLibrary(FILE, allowed, found),),
+        libraries=(RestrictedLibrary((FILE,), allowed, found),),
         incomplete=(),
+        unknown=(),
+        compares_ends=False,
         lost=0,
         rounds=(),
         processor=Processor(model="X", flags=()),
@@ -97,6 +110,57 @@ def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
 def test_a_process_without_restriction(fault: PlantedFault) -> None:
     verdict = judge_pages(attempt(logged(0x1000), logged(0x1000, restricted=False)))
     fault.check("; ".join(verdict.reasons))
+    unwatched = replace(logged(), watched=False)
+    assert not judge_pages(attempt(logged(0x1000), unwatched)).proved
+
+
+@pytest.mark.planted_fault(
+    "the proof loads a library from a new file each time, so no page of it is forbidden",
+    says="libb.so: left out: no process of the proof loaded it",
+)
+def test_a_library_that_the_proof_did_not_restrict_is_left_out(fault: PlantedFault) -> None:
+    fine = attempt(logged(0x1000))
+    other = (structs.replace(FILE, path="/lib/libb.so", inode=7),)
+    copy = replace(logged(0x1000, restricted=False), inode=8)
+    (row,) = fine.libraries
+    for found, detail in (((), "no process of the proof loaded it"), ((copy,), "loaded a copy")):
+        added = RestrictedLibrary(other, row.allowed, found)
+        verdict = judge_pages(replace(fine, libraries=(row, added)))
+        assert verdict.proved and [r.path for r in verdict.covered] == [FILE.path]
+        assert detail in str(verdict.libraries[1].detail)
+        text = "\n".join(render_page_verdict(verdict, Path("cpu-verdict.json")))
+        assert "24.6 kB of CPU code in 1 library" in text
+        if not found:
+            fault.check(text)
+        assert not judge_pages(replace(fine, libraries=(added,))).proved
+
+
+def test_a_touch_under_another_name_of_the_file_counts() -> None:
+    link = replace(logged(0x4000), path="/mnt/liba.so")
+    assert not judge_pages(attempt(logged(0x1000), link)).proved
+
+
+def test_the_verdict_states_what_it_does_not_cover() -> None:
+    verdict = judge_pages(attempt(logged(0x1000)))
+    text = "\n".join(render_page_verdict(verdict, Path("cpu-verdict.json")))
+    assert verdict.limits == (UNAUDITED, UNCOMPARED)
+    assert UNAUDITED in text and UNCOMPARED in text
+
+
+@pytest.mark.planted_fault(
+    "a requested proof of CPU code is skipped",
+    says="no trace of CPU code",
+)
+def test_why_a_run_has_no_proof(tmp_path: Path, fault: PlantedFault) -> None:
+    run = Run(tmp_path)
+    fault.check(str(why_no_page_proof(run)))
+    run.host_usage_file.touch()
+    assert "unites several runs" in str(why_no_page_proof(run))
+    run.page_logs.mkdir()
+    run.page_log_files.touch()
+    assert why_no_page_proof(run) is None
+    run.mark_failed("1 test failed")
+    assert "the traced run failed: 1 test failed" in str(why_no_page_proof(run))
 
 
 def test_what_else_speaks_against_a_proof() -> None:
@@ -105,6 +169,7 @@ def test_what_else_speaks_against_a_proof() -> None:
         (replace(fine, tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
         (replace(fine, incomplete=("the disk was full",)), "not complete: the disk was full"),
         (replace(fine, lost=3), "3 loads of libraries were not recorded"),
+        (replace(fine, unknown=("x.so: gone",)), "the proof is not complete: x.so: gone"),
         (attempt(), "no process loaded a library with untouched pages"),
     ):
         verdict = judge_pages(changed)
