@@ -159,7 +159,7 @@ def _iter_units(program: bytes) -> Iterator[_Unit]:
             return
         if version in _VERSIONS:
             with contextlib.suppress(IndexError, ValueError, struct.error):
-                yield _Unit.parse(program, start, end, version)
+                yield _Unit.parse(program[start:end], start, version)
         start = end
 
 
@@ -167,31 +167,30 @@ class _Unit(NamedTuple):
     """The line program of one compilation unit.
 
     Attributes:
-        program: the section.
-        start, end: offsets of the unit in it.
+        program: its own bytes.
+        start: its offset in the section.
         line_base, line_range, opcode_base: how special opcodes advance the line.
         operands: how many operands each standard opcode has.
-        files: by number, from 1.
+        files: folder and name by number, from 1. The paths of a hostile unit could fill the memory.
     """
 
     program: bytes
     start: int
-    end: int
     line_base: int
     line_range: int
     opcode_base: int
     operands: bytes
-    files: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
 
     @classmethod
-    def parse(cls, program: bytes, start: int, end: int, version: int) -> _Unit:
+    def parse(cls, program: bytes, start: int, version: int) -> _Unit:
         """Read the header.
 
         Raises:
-            IndexError, ValueError: it leaves the section.
+            IndexError, ValueError, struct.error: it leaves the unit.
         """
-        at = start + _HEADER.size + (3 if version >= 4 else 2)
-        line_base, line_range, opcode_base = struct.unpack_from("<bBB", program[:end], at)
+        at = _HEADER.size + (3 if version >= 4 else 2)
+        line_base, line_range, opcode_base = struct.unpack_from("<bBB", program, at)
         if not line_range or not opcode_base:
             raise ValueError("no special opcodes")
         at += 3
@@ -208,18 +207,17 @@ class _Unit(NamedTuple):
             folder, at = _uleb(program, at)
             _time, at = _uleb(program, at)
             _size, at = _uleb(program, at)
-            inside = folder < len(folders) and folders[folder] and not name.startswith("/")
-            files.append(f"{folders[folder]}/{name}" if inside else name)
-        return cls(
-            program[:end], start, end, line_base, line_range, opcode_base, operands, tuple(files)
-        )
+            inside = folder < len(folders) and not name.startswith("/")
+            files.append((folders[folder] if inside else "", name))
+        return cls(program, start, line_base, line_range, opcode_base, operands, tuple(files))
 
     def line_at(self, offset: int) -> SourceLine | None:
-        """The first line of the sequence whose address is at ``offset``; None if it has none."""
-        if self.program[max(offset - len(_SET_ADDRESS), 0) : offset] != _SET_ADDRESS:
+        """The first line of the sequence whose address is at ``offset`` of the section, or None."""
+        at = offset - self.start
+        if self.program[max(at - len(_SET_ADDRESS), 0) : at] != _SET_ADDRESS:
             return None
         try:
-            return self._first_row(offset + 8)
+            return self._first_row(at + 8)
         except (IndexError, ValueError):
             return None
 
@@ -258,7 +256,8 @@ class _Unit(NamedTuple):
                 continue
             # A row.
             if not inlined and line > 0 and 0 < file <= len(self.files):
-                return SourceLine(self.files[file - 1], line)
+                folder, name = self.files[file - 1]
+                return SourceLine(f"{folder}/{name}" if folder else name, line)
         return None
 
 

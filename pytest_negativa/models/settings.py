@@ -65,11 +65,13 @@ class Report(Record, frozen=True, kw_only=True, omit_defaults=True):
         format: see there.
         path: absolute, or ``-``; None for a report without a file.
         limit: how large a file may get that reports are appended to; bytes.
+        replaces: it has such a limit, and is written anew all the same.
     """
 
     format: ReportFormat
     path: str | None
     limit: int | None = None
+    replaces: bool = False
 
 
 class Libraries(Record, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_nothing, render_report
-from pytest_negativa.reporting.text import terminal_width
+from pytest_negativa.reporting.text import print_warning, terminal_width
 
 
 class ReportFile(NamedTuple):
@@ -125,7 +125,8 @@ def _files_of(
                 yield _whole(file.index_file, file.index_text.encode())
         yield _whole(path, _OF_COVERAGE[wanted.format](files))
     elif wanted.limit is not None:
-        yield ReportFile(path, _appended(contents, wanted.limit), is_appended=True)
+        make = _appended(contents, path, wanted.limit)
+        yield ReportFile(path, make, is_appended=not wanted.replaces)
     else:
         yield _whole(path, _TO_FILE[wanted.format](contents, options))
 
@@ -134,6 +135,16 @@ def _whole(path: Path, data: bytes) -> ReportFile:
     return ReportFile(path, lambda _size: data)
 
 
-def _appended(contents: ReportContents, limit: int) -> Callable[[int], bytes]:
+def _appended(contents: ReportContents, path: Path, limit: int) -> Callable[[int], bytes]:
     text = render_markdown(contents.report)
-    return lambda size: cut_markdown(text, limit, limit - size).encode()
+
+    def make(size: int) -> bytes:
+        shown = cut_markdown(text, limit, limit - size)
+        if not shown:
+            print_warning(
+                f"{path}: no report appended: the file has {size:,} bytes, and GitHub shows no "
+                f"more than {limit:,}; remove it or name another one"
+            )
+        return shown.encode()
+
+    return make

@@ -80,6 +80,8 @@ def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
 def cut_markdown(text: str, limit: int, room: int) -> str:
     """``text`` in at most ``room`` bytes: cut at a line's end, with a line that says so.
 
+    It is empty if there is no room for that line.
+
     Args:
         text: the document.
         limit: of the whole file, in bytes, for that line.
@@ -89,8 +91,10 @@ def cut_markdown(text: str, limit: int, room: int) -> str:
     if len(data) <= room:
         return text
     said = _CUT.format(limit=limit // 1024)
-    head, _, _ = data[: max(room - len(said), 0)].rpartition(b"\n")
-    return (head.decode() + said)[: max(room, 0)]
+    if room < len(said):
+        return ""
+    head, _, _ = data[: room - len(said)].rpartition(b"\n")
+    return head.decode() + said
 
 
 def _name(path: str, *, in_table: bool = False) -> str:

@@ -132,6 +132,8 @@ def _with_path(
     found: dict[str, Any] = {"format": wanted, "path": path}
     if wanted == _APPENDED:
         found["limit"] = _SUMMARY_LIMIT if path == summary else _COMMENT_LIMIT
+        # Nothing else ever empties our own file.
+        found["replaces"] = report["path"] is None and path != summary
     return found
 
 

@@ -210,7 +210,10 @@ class Slimmer:
             except (OSError, NegativaError) as e:
                 reason = e.strerror if isinstance(e, OSError) else e
                 detail = f"cannot be replaced: {reason}"
-                size = (self.root / name).lstat().st_size
+                try:
+                    size = (self.root / name).lstat().st_size
+                except OSError:
+                    size = 0  # it may be gone, and link() failed for that
                 self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 
     def _process(

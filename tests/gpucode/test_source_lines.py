@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.cubin import section_bytes, section_headers
+from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, string_at
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.source_lines import (
@@ -65,6 +69,40 @@ def test_damaged_line_information_is_no_fault(data: st.DataObject) -> None:
         damaged[at] = data.draw(st.integers(0, 255))
     for _name, line in iter_function_lines(bytes(damaged)):
         assert line.line > 0
+
+
+def line_unit(folder: bytes, files: int) -> bytes:
+    """A unit without sequences; all files are in one folder."""
+    tables = bytes(2) + b"\0\1\1" + folder + b"\0\0" + b"a\0\1\0\0" * files + b"\0"
+    return struct.pack("<IHI", 6 + len(tables), 2, len(tables)) + tables
+
+
+def with_units(units: bytes) -> bytes:
+    """The cubin with more units behind its own, whose offsets stay."""
+    data = bytearray(CUBIN)
+    sections = section_headers(CUBIN)
+    names = sections[EHDR.unpack_from(CUBIN).e_shstrndx]
+    strings = section_bytes(CUBIN, names, "names")
+    [index] = (n for n, s in enumerate(sections) if string_at(strings, s.sh_name) == b".debug_line")
+    program = section_bytes(CUBIN, sections[index], "lines") + units
+    header = EHDR.unpack_from(CUBIN).e_shoff + index * SHDR.size
+    struct.pack_into("<QQ", data, header + 24, len(data), len(program))  # sh_offset, sh_size
+    return bytes(data) + program
+
+
+@pytest.mark.parametrize(
+    "units",
+    [line_unit(b"", 0) * 10_000, line_unit(b"long" * 20_000, 10_000)],
+    ids=["many units", "many files of a long folder"],
+)
+def test_memory_grows_with_the_section(units: bytes) -> None:
+    data = with_units(units)
+    tracemalloc.start()
+    lines = dict(iter_function_lines(data))
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lines == dict(iter_function_lines(CUBIN))
+    assert peak < 16 << 20
 
 
 @given(st.integers(0x400, 0x6000))

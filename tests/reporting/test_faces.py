@@ -12,7 +12,7 @@ from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.csv_table import render_csv
-from pytest_negativa.reporting.formats import render_to_files
+from pytest_negativa.reporting.formats import ReportFile, render_to_files
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
@@ -198,8 +198,29 @@ def test_a_cut_document_says_so() -> None:
     assert cut.endswith("\n\n*This report is cut at 1 KiB. The files of the run hold all of it.*\n")
     assert cut.startswith("line 0 ü\nline 1 ü\n")
     # Other reports have filled the file.
-    assert len(cut_markdown(text, 1 << 10, 20).encode()) <= 20
-    assert cut_markdown(text, 1 << 10, -5) == ""
+    assert cut_markdown(text, 1 << 10, 20) == cut_markdown(text, 1 << 10, -5) == ""
+
+
+def test_a_full_summary_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    contents = ReportContents(report(row()), (), usage_of())
+
+    def summary(*, replaces: bool) -> ReportFile:
+        wanted = Report(
+            format=ReportFormat.MARKDOWN_APPEND, path="/a.md", limit=4096, replaces=replaces
+        )
+        [file] = render_to_files(contents, replace(OPTIONS, formats=(wanted,)))
+        return file
+
+    appended = summary(replaces=False)
+    assert appended.is_appended
+    assert appended.make(0) == render_markdown(contents.report).encode()
+    assert capsys.readouterr().err == ""
+    assert appended.make(4090) == b""
+    assert capsys.readouterr().err == (
+        "negativa: warning: /a.md: no report appended: the file has 4,090 bytes, and GitHub shows "
+        "no more than 4,096; remove it or name another one\n"
+    )
+    assert not summary(replaces=True).is_appended
 
 
 def test_markdown_has_kernel_coverage() -> None:

@@ -44,6 +44,20 @@ def by_writing(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def test_a_name_that_is_removed_before_it_gets_the_result(site: Made) -> None:
+    other = site.folder / "gpu/other_name.so"
+    os.link(site.one, other)
+    original = site.one.read_bytes()
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST)
+    slim_trees(request)
+    # As if a killed run had left the second name; then an uninstaller removes it.
+    by_rename(other, original)
+    report = slim_trees(request, on_start=lambda _origins: other.unlink())
+    [row] = (row for row in report.rows if row.status is SlimStatus.FAILED)
+    assert (row.path, row.before) == ("gpu/other_name.so", 0)
+    assert not other.exists()
+
+
 def by_half(path: Path) -> None:
     """As pip installs: the old file goes, and the new one grows."""
     path.unlink()
