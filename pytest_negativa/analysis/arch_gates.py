@@ -30,9 +30,8 @@ def missing_archs(
 ) -> Iterator[str]:
     """Why libraries can't run on the devices, a sentence for each library and device."""
     for libraries, mapped_libraries in inspected:
-        with_code = [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
-        if not with_code and not any(m.error for m in mapped_libraries):
-            # A gate that checks nothing must not pass.
+        with_code = _with_code(mapped_libraries)
+        if _checks_nothing(mapped_libraries):
             yield f"{libraries.label}: no GPU code, so none for {_names(devices)}"
         for mapped in with_code:
             assert mapped.library_map is not None and mapped.summary is not None
@@ -65,14 +64,26 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
     return tuple(sorted(rows, key=lambda row: -row.dead_bytes))
 
 
-def too_much_dead(dead: Sequence[DeadCode], limit: float) -> Iterator[str]:
-    """Which distributions have more dead code than a limit in percent."""
-    for row in dead:
+def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]:
+    """Which distributions have more dead code than a limit in percent, which arguments no code."""
+    for libraries, mapped_libraries in inspected:
+        if _checks_nothing(mapped_libraries):
+            yield f"{libraries.label}: no GPU code, so --max-dead checks nothing"
+    for row in dead_code(inspected):
         if row.percent > limit:
             yield (
                 f"{row.distribution or 'libraries of no distribution'}: {row.percent:.1f}% of the "
                 f"GPU code is dead, more than {limit:g}%"
             )
+
+
+def _with_code(mapped_libraries: Sequence[MappedLibrary]) -> list[MappedLibrary]:
+    return [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
+
+
+def _checks_nothing(mapped_libraries: Sequence[MappedLibrary]) -> bool:
+    """Whether there is no GPU code: a gate that checks nothing must not pass."""
+    return not _with_code(mapped_libraries) and not any(m.error for m in mapped_libraries)
 
 
 def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:

@@ -34,7 +34,9 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 @click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
 @arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
 @arch_option(
-    "--require-arch", "required", "Fail (exit 1) unless each library has code for these archs."
+    "--require-arch",
+    "required",
+    "Fail (exit 1) unless each library has some code for each of these archs.",
 )
 @click.option("--dead", is_flag=True, help="Show the GPU code that no device of --arch loads.")
 @click.option(
@@ -91,7 +93,9 @@ def inspect(
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 
-    With --require-arch or --dead, the command answers these questions alone, from headers.
+    With --require-arch or --dead, the command answers these questions alone, from headers. The
+    table of --require-arch counts the regions without code for an arch: libraries may have regions
+    for other GPUs alone.
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
@@ -103,7 +107,7 @@ def inspect(
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
         raise click.UsageError("--match, --top and --demangle go with --kernels")
-    from pytest_negativa.analysis.arch_gates import dead_code, missing_archs, too_much_dead
+    from pytest_negativa.analysis.arch_gates import missing_archs, too_much_dead
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,
         errors_of,
@@ -137,7 +141,7 @@ def inspect(
             click.echo(f"\n{part}" if number else part)
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
-    errors += too_much_dead(dead_code(inspected), max_dead) if max_dead is not None else ()
+    errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()
     for error in errors:
         print_error(error)
     if errors:

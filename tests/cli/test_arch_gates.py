@@ -110,6 +110,13 @@ class TestDead:
         assert done.exit_code == 1
         assert done.stderr.endswith(": 71.8% of the GPU code is dead, more than 71.5%\n")
 
+    def test_a_gate_that_checks_nothing_fails(self) -> None:
+        assert inspect(PLAIN, "--dead", "--arch=90").exit_code == 0
+        done = inspect(PLAIN, "--dead", "--arch=90", "--max-dead=0")
+        assert done.exit_code == 1
+        assert done.stderr.endswith(": no GPU code, so --max-dead checks nothing\n")
+        assert inspect(PLAIN, MULTIARCH, "--dead", "--arch=90", "--max-dead=100").exit_code == 1
+
     @pytest.mark.parametrize(
         ("words", "problem"),
         [
