@@ -21,8 +21,10 @@ def load_contents(run: Run) -> ReportContents:
     """What the reports of a run show. Rows are of the plans, which healing may have changed.
 
     Raises:
-        StoreError: the run isn't located yet, or one of its files can't be read.
+        StoreError: the run isn't located yet, has no trace of GPU code, or one of its files can't
+            be read.
     """
+    run.require_gpu_trace()
     report = load_report(run)
     verdict = load_verdict(run)
     report = replace(

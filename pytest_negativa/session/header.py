@@ -19,11 +19,11 @@ def describe_session(
         settings: of the session.
         gpus: names of this machine's GPUs, if known.
         is_replay: whether a recording stands in for a GPU.
-        not_traced: why nothing is traced; None if it is.
+        not_traced: why no GPU code is traced; None if it is.
         root: paths below this folder are shown relative to it.
     """
     if not_traced is not None:
-        state = f"not traced: {not_traced}"
+        state = f"GPU code not traced: {not_traced}"
     elif is_replay:
         state = f"no GPU, replaying {_shown(settings.trace.replay or '', root)}"
     else:

@@ -146,7 +146,11 @@ class Reporter:
             failure = self._settings.untraced_failure
             reasons = "; ".join(filter(None, (not_traced.reason, failure)))
             fails = not_traced.is_faulty or failure is not None
-            self._write(f"negativa: nothing was traced: {reasons}", red=fails)
+            if self._pages is None or self._pages.run is None:
+                self._write(f"negativa: nothing was traced: {reasons}", red=fails)
+            else:
+                self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
+                self._tell_of_unwritten_reports()
             return (reasons,) if fails else ()
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
@@ -158,6 +162,12 @@ class Reporter:
         self._reported = usage
         self._show(contents)
         return contents.report.crossed
+
+    def _tell_of_unwritten_reports(self) -> None:
+        files = [w.format.value for w in self._settings.reports.formats if w.path is not None]
+        if files:
+            text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
+            self._write(f"negativa: warning: {text}", yellow=True)
 
     def _merge(self) -> Usage:
         """What all traces add up to; this process still runs."""

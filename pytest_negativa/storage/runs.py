@@ -239,11 +239,24 @@ class Run:
         Raises:
             StoreError: there is none.
         """
+        self.require_gpu_trace()
         found = find_traces(self.traces_folder)
         if not found:
             where = f"here or in its folder {self.trace_dir.name}"
             raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}")
         return found
+
+    def require_gpu_trace(self) -> None:
+        """Refuse a run of CPU code alone.
+
+        Raises:
+            StoreError: it is one.
+        """
+        if self.has_pages and not self.trace_files():
+            raise StoreError(
+                f"{self}: only CPU code was traced; show it with: negativa pages --run "
+                f"{shlex.quote(str(self))}"
+            )
 
     @property
     def traces_folder(self) -> Path:

@@ -75,6 +75,17 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 
 @pytest.mark.slow
+def test_reports_of_gpu_code_are_refused(project: Project, library: Path) -> None:
+    done = project.pytest("--negativa", "--negativa-report=html,json", "-k", "calls")
+    assert "negativa: GPU code not traced: " in done.stdout
+    assert "negativa: no GPU code was traced: " in done.stdout
+    assert "html, json not written: these reports need a trace of GPU code" in done.stdout
+    for command in (("report", "html"), ("locate",)):
+        refused = project.negativa(*command, status=1)
+        assert "only CPU code was traced; show it with: negativa pages" in refused.stderr
+
+
+@pytest.mark.slow
 def test_a_library_at_a_path_that_is_not_utf_8(project: Project, library: Path) -> None:
     odd = os.fsdecode(os.fsencode(library.parent) + b"/caf\xe9.so")
     shutil.copy(library, odd)

@@ -39,7 +39,7 @@ def test_the_line(replaying: Settings, tmp_path: Path) -> None:
     elsewhere = describe(replaying, tmp_path / "below", is_replay=True)
     assert f"replaying {tmp_path}/recorded" in elsewhere
     shown = describe(replaying, tmp_path, not_traced="why\x1b")
-    assert shown == f"negativa: not traced: why\\x1b{end}"
+    assert shown == f"negativa: GPU code not traced: why\\x1b{end}"
 
 
 def test_names_of_gpus(tmp_path: Path) -> None:
