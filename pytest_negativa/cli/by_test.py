@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.cli.common import run_of, settings_of, warn_of_hooks
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.settings.flags import click_options
 
@@ -97,6 +97,7 @@ def needs(
     The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
     class, file or folder of tests. What belongs to no test counts for every test: imports, shared
     fixtures, variables, child processes. --plan writes a plan; verify it with the same selection.
+    The plan of a failed run is marked as failed, too.
 
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
@@ -129,13 +130,17 @@ def needs(
         from pytest_negativa.storage.runs import RunsFolder
 
         new = RunsFolder(Path(settings.directory)).new_run()
+        warn_of_hooks([run])
+        words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
+        if (failure := run.failure) is not None:
+            new.mark_failed(f"{run}: {failure}")
+            words.append("--negativa-accept-failed")
         write_results(new, part, settings)
         copy_outcomes(run.outcomes_file, new.outcomes_file, names)
-        words = [*nodeids]
+        words += nodeids
         words += ["-m", markers] if markers else []
         words += ["-k", keywords] if keywords else []
-        verify = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *words])
-        click.echo(f"\nPlan in {new}. Prove it: {verify}")
+        click.echo(f"\nPlan in {new}. Prove it: {shlex.join(words)}")
 
 
 def _usage(run: Run) -> Usage:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_negativa.errors import OptionError, Stopped
+from pytest_negativa.errors import OptionError, Stopped, StoreError
 from pytest_negativa.settings.flags import pick_flags
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
+    from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
 
@@ -161,6 +162,27 @@ def named_run(name: str, settings: Settings) -> Run:
     if Path(name).is_dir():
         return Run(Path(name).resolve())
     raise OptionError(f"{name}: no such run; negativa runs list prints those in {folder.parent}")
+
+
+def warn_of_hooks(runs: Sequence[Run]) -> None:
+    """Warn if a plan of the runs kept code for a hook, which no command calls."""
+    from pytest_negativa.models.plan import KeepReason
+    from pytest_negativa.reporting.text import print_warning
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.storage.results import load_plans
+
+    for run in runs:
+        plans: tuple[LibraryPlan, ...] = ()
+        # None are there yet, or an earlier release wrote them.
+        with contextlib.suppress(StoreError):
+            plans = load_plans(run)
+        kept = sum(d.reason == KeepReason.HOOK.value for plan in plans for d in plan.decisions)
+        if kept:
+            print_warning(
+                f"{run}: its plan kept {format_items(kept, 'element', 'elements')} for the hook "
+                "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
+                "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
+            )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +16,13 @@ from pytest_negativa.cli.common import (
     as_json_option,
     run_of,
     settings_of,
+    warn_of_hooks,
 )
 from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.reporting.text import print_error, print_warning
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
-    from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
 
@@ -105,7 +103,7 @@ def locate(as_json: bool, **flags: Any) -> None:
         settings = _with_json(settings)
     run = run_of(settings)
     traces = run.require_traces()
-    _warn_of_hooks([run])
+    warn_of_hooks([run])
     _conclude(traces, run, settings, failure=run.failure)
 
 
@@ -152,7 +150,7 @@ def combine(runs: tuple[Path, ...], **flags: Any) -> None:
     traced = [part for part in parts if part.trace_files() or not part.has_pages]
     traces = tuple(dict.fromkeys(p.resolve() for part in traced for p in part.require_traces()))
     require_ended(traces)
-    _warn_of_hooks(parts)
+    warn_of_hooks(parts)
     run = RunsFolder(Path(settings.directory)).new_run()
     run.add_traces(traces)
     combine_pages(run, parts)
@@ -214,25 +212,6 @@ def _exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     if failure is not None:
         click.echo(f"negativa: {failure}", err=True)
     click.get_current_context().exit(status or int(failure is not None))
-
-
-def _warn_of_hooks(runs: Sequence[Run]) -> None:
-    """Warn if a plan of the runs kept code for a hook, which no command calls."""
-    from pytest_negativa.models.plan import KeepReason
-    from pytest_negativa.storage.results import load_plans
-
-    for run in runs:
-        plans: tuple[LibraryPlan, ...] = ()
-        # None are there yet, or an earlier release wrote them.
-        with contextlib.suppress(StoreError):
-            plans = load_plans(run)
-        kept = sum(d.reason == KeepReason.HOOK.value for plan in plans for d in plan.decisions)
-        if kept:
-            print_warning(
-                f"{run}: its plan kept {format_items(kept, 'element', 'elements')} for the hook "
-                "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
-                "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
-            )
 
 
 def _conclude(

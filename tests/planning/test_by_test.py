@@ -155,6 +155,7 @@ TESTS = (
         ({"nodeids": ["a/"], "keywords": "g"}, {0, 1}),
         ({"nodeids": ["b"]}, None),
         ({"markers": "gpu("}, None),
+        ({"keywords": "("}, None),
         ({"markers": "gpu(n=1)"}, None),
     ],
 )
@@ -166,6 +167,12 @@ def test_selection(given: dict[str, Any], chosen: set[int] | None) -> None:
         assert select_tests(TESTS, **given) == tuple(
             test for n, test in enumerate(TESTS) if n in chosen
         )
+
+
+def test_tests_without_keywords_cannot_be_selected_by_them() -> None:
+    with pytest.raises(OptionError, match="has no keywords"):
+        select_tests([result("t.py::f")], keywords="f")
+    assert select_tests([result("t.py::f", ("gpu",))], markers="gpu")
 
 
 def test_jaccard_similarity() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.storage.runs import Run
 from tests.support.verified import VerifiedProject
 
 SUITE = """
@@ -59,6 +60,41 @@ def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None
     assert "\nPROVED" in out
     project.negativa("lock", "--run", folder[1], "-o", "proved.lock")
     assert "proved: true" in (project.folder / "proved.lock").read_text()
+
+
+HOOK = """
+def pytest_negativa_keep_element(settings, library, element):
+    return "ours"
+"""
+# As a version of pytest would that names it otherwise.
+OTHER_PYTEST = """
+from _pytest.mark import KeywordMatcher
+
+del KeywordMatcher.from_item
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_part_of_a_failed_run_is_marked_as_failed(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", f"{SUITE}        assert False\n")
+    project.write("pytest.ini", INI)
+    project.write("conftest.py", HOOK + OTHER_PYTEST)
+    words = ("--negativa-level=launch", "--negativa-accept-failed")
+    project.pytest("-q", "--negativa", *words, status=1)
+
+    done = project.negativa("needs", "-m", "fast", "--plan")
+
+    assert "Commands call no hooks" in done.stderr
+    folder = re.search(
+        r"Plan in (\S+)\. Prove it: .* --negativa-accept-failed -m fast", done.stdout
+    )
+    assert folder is not None
+    failure = Run(Path(folder[1])).failure
+    assert failure is not None and failure.endswith(": 1 test failed")
+    select = ("--negativa-verify", f"--negativa-run={folder[1]}", "-m", "fast")
+    assert "this run failed" in project.pytest("-q", *select, status=1).stderr
+    lost = project.negativa("needs", "-k", "add", status=2).stderr
+    assert "-k: the run has no keywords of its tests" in lost
 
 
 @pytest.mark.slow
