@@ -33,12 +33,15 @@ def history_of_lock(path: Path) -> tuple[HistoryPoint, ...]:
     A revision of another release's format has no libraries and says why.
 
     Raises:
-        StoreError: git is not there or has no revision of the file.
+        StoreError: git is not there, or has no revision of the file that can be read.
     """
     revisions = _git(path, "log", "--reverse", "--format=%h %cs", "--", path.name).decode()
     if not revisions:
         raise StoreError(f"{path}: git has no revision of it; commit it first")
-    return tuple(_of_revision(path, *line.split()) for line in revisions.splitlines())
+    points = tuple(_of_revision(path, *line.split()) for line in revisions.splitlines())
+    if all(point.problem is not None for point in points):
+        raise StoreError(f"{path}: none of its revisions can be read: {points[-1].problem}")
+    return points
 
 
 def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:

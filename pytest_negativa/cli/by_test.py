@@ -103,7 +103,7 @@ def needs(
     """
     from pytest_negativa.analysis.analyze import analyze
     from pytest_negativa.planning.by_test import usage_of_tests
-    from pytest_negativa.planning.select_tests import select_tests
+    from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
     from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.storage.results import load_healed, load_plans
@@ -116,7 +116,9 @@ def needs(
     plans = load_plans(run)
     _require_launches(run, usage)
     recorded = read_outcomes(run.outcomes_file).tests
-    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=nodeids)
+    root = usage.processes[0].header.root
+    wanted = resolve_nodeids(nodeids, recorded, root=Path(root), cwd=Path.cwd())
+    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
     names = {test.nodeid for test in chosen}
     part = analyze(usage_of_tests(usage, names), settings, healed=load_healed(run))
     click.echo(

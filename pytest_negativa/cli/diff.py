@@ -11,17 +11,15 @@ import click
 from pytest_negativa.cli.common import run_of, settings_of
 from pytest_negativa.settings.flags import click_options
 
-_TOP = 10
 _BASELINE = "negativa-baseline.json"
 
 
 @click.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--top", default=_TOP, show_default=True, help="Show N rows of each list; 0: all.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
-@click_options("config", "directory")
-def diff(before: str, after: str, top: int, headers_only: bool, **flags: Any) -> None:
+@click_options("config", "directory", "reports.top")
+def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
     """Show what changed in the GPU code from A to B.
 
     A and B are runs (an id or a folder), lock files, baselines, libraries, folders of libraries,
@@ -54,7 +52,7 @@ def diff(before: str, after: str, top: int, headers_only: bool, **flags: Any) ->
         return "::".join(filter(None, split_signature(demangle(name))))
 
     difference = compare_snapshots(*sides)
-    click.echo("\n\n".join(render_difference(difference, template_of, top)))
+    click.echo("\n\n".join(render_difference(difference, template_of, settings.reports.top)))
 
 
 @click.command()
@@ -108,6 +106,7 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
     """
     from pytest_negativa.analysis.history import history_of_lock, history_of_runs
     from pytest_negativa.reporting.history import render_history
+    from pytest_negativa.settings.globs import matches
     from pytest_negativa.storage.runs import RunsFolder
 
     settings = settings_of(flags)
@@ -115,4 +114,10 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
         points = history_of_runs(RunsFolder(Path(settings.directory)))
     else:
         points = history_of_lock(lock)
+    names = sorted({one.name for point in points for one in point.libraries})
+    if glob is not None and not any(matches(glob, name) for name in names):
+        raise click.BadParameter(
+            f"{glob!r} is no library of the history; it has {', '.join(names) or 'none'}",
+            param_hint="--library",
+        )
     click.echo("\n\n".join(render_history(points, glob)))

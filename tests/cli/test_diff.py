@@ -40,6 +40,7 @@ def test_two_folders(project: Project) -> None:
     # Six archs; no code of the old library changed.
     assert shown.count("libquickstart.so  sm_") == 6
     assert "13 kernels appeared:" in shown and "libquickstart.so: vector_add" in shown
+    assert "'-1'" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "5 more" in quick
 
@@ -115,6 +116,9 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
         name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         project.run("git", *name, *words, GIT_CONFIG_GLOBAL="/dev/null")
 
+    unknown = project.negativa("history", "--library", "zz*", status=2).stderr
+    assert "'zz*' is no library of the history; it has libquickstart.so" in unknown
+
     git("init", "-q")
     git("add", "negativa.lock")
     git("commit", "-qm", "one")
@@ -129,3 +133,8 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     lock = project.negativa("history", "negativa.lock").stdout
     assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
     assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock
+    project.write("other.lock", "no lock")
+    git("add", "other.lock")
+    git("commit", "-qm", "three")
+    unread = project.negativa("history", "other.lock", status=1).stderr
+    assert "other.lock: none of its revisions can be read: other.lock@" in unread

@@ -115,7 +115,7 @@ def test_who_used_what(tmp_path: Path) -> None:
         ["fast", "slow", "1", "2", "0.50"],
         ["parametrize", "slow", "1", "2", "0.50"],
     ]
-    for selection in (["-k", "Matrices"], ["test_a.py::TestMatrices"], ["-m", "not fast"]):
+    for selection in (["-k", "Matrices"], ["./test_a.py::TestMatrices"], ["-m", "not fast"]):
         assert project.negativa("needs", *selection).stdout.startswith("1 of 3 tests")
 
 
