@@ -22,6 +22,7 @@ class Round(Record, frozen=True, kw_only=True):
 
     Attributes:
         supervisor: the process that started the program and waits for it.
+        pid_namespace: that of the supervisor; see ``storage.handover``.
         folder: the round's folder.
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, even if it is pytest.
@@ -32,6 +33,7 @@ class Round(Record, frozen=True, kw_only=True):
 
     kind: RoundKind
     supervisor: int
+    pid_namespace: str | None
     folder: str
     is_pytest: bool
     tests: tuple[str, ...] | None = None

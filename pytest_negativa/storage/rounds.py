@@ -13,6 +13,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.runs import Run
 
 
@@ -29,7 +30,10 @@ def current_round(environ: Mapping[str, str]) -> Round | None:
     if not path:
         return None
     found = load_round(Path(path))
-    return found if found.is_pytest and found.supervisor == os.getppid() else None
+    # Ids repeat in other pid namespaces: a test may start one.
+    parent = (os.getppid(), identify_process().namespace)
+    is_child = parent == (found.supervisor, found.pid_namespace)
+    return found if found.is_pytest and is_child else None
 
 
 def load_round(path: Path) -> Round:

@@ -41,6 +41,7 @@ from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import make_logs_folder
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
@@ -350,6 +351,7 @@ class PageProof:
         round_spec = Round(
             kind=kind,
             supervisor=os.getpid(),
+            pid_namespace=identify_process().namespace,
             folder=str(run),
             is_pytest=self._program.is_pytest,
             tests=None if tests is None else tuple(tests),

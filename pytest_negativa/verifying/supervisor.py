@@ -18,6 +18,7 @@ from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.copy_kinds import verify_kinds
 from pytest_negativa.verifying.page_proof import prove_pages
@@ -133,6 +134,7 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     round_spec = Round(
         kind=RoundKind.TRACE,
         supervisor=os.getpid(),
+        pid_namespace=identify_process().namespace,
         folder=str(RunsFolder(Path(settings.directory)).new_run()),
         is_pytest=program.is_pytest,
     )

@@ -36,6 +36,7 @@ from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -197,6 +198,7 @@ class Verification:
         round_spec = Round(
             kind=kind,
             supervisor=os.getpid(),
+            pid_namespace=identify_process().namespace,
             folder=str(run),
             is_pytest=self.program.is_pytest,
             tests=None if tests is None else tuple(tests),

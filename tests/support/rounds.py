@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 
 
@@ -13,6 +14,7 @@ def round_spec(folder: Path, name: str = "001", *, is_pytest: bool = False) -> R
     return Round(
         kind=RoundKind.VERIFY,
         supervisor=os.getpid(),
+        pid_namespace=identify_process().namespace,
         folder=str(folder / name),
         is_pytest=is_pytest,
     )

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.storage.rounds import current_round
+from pytest_negativa.storage.rounds import current_round, save_round
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import (
     MAX_ROUNDS,
@@ -92,6 +93,16 @@ def test_only_the_program_itself_is_of_the_round(tmp_path: Path, is_pytest: bool
     assert current_round({}) is None
     with pytest.raises(StoreError, match="not a round of this release"):
         current_round({ROUND_VARIABLE: str(tmp_path / "seen")})
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_parent_of_the_same_id_in_another_pid_namespace(tmp_path: Path, is_same: bool) -> None:
+    spec = structs.replace(round_spec(tmp_path, is_pytest=True), supervisor=os.getppid())
+    if not is_same:
+        spec = structs.replace(spec, pid_namespace="pid:[1]")
+    (tmp_path / "001").mkdir()
+    found = current_round({ROUND_VARIABLE: str(save_round(spec))})
+    assert found == (spec if is_same else None)
 
 
 @pytest.mark.slow
