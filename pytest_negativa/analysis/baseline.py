@@ -13,7 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
-from pytest_negativa.planning.snapshot import compare_snapshots, short_names
+from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
@@ -70,17 +70,24 @@ def compare_figures(
 ) -> BaselineComparison:
     """Compare a run with a baseline that was read."""
     after = snapshot_run("this run", libraries)
+    before = pair(before, after)
     changes = compare_snapshots(before, after).libraries
     names = dict(zip(_names_in(libraries), libraries, strict=True))
-    known = {one.name: set(one.kernels or ()) for one in before.libraries}
+    listed = {one.name: one.kernels for one in before.libraries}
+    # Kernels that the baseline doesn't list are not new for that.
+    unlisted = [
+        name
+        for name, one in names.items()
+        if one.coverage is not None and name in listed and listed[name] is None
+    ]
     untested = {
         name: sorted(
             kernel.name
             for kernel in one.coverage.kernels
-            if not kernel.is_run and kernel.name not in known.get(name, ())
+            if not kernel.is_run and kernel.name not in (listed.get(name) or ())
         )
         for name, one in names.items()
-        if one.coverage is not None
+        if one.coverage is not None and name not in unlisted
     }
     total = _total(changes)
     all_untested = [name for found in untested.values() for name in found]
@@ -90,7 +97,8 @@ def compare_figures(
             limits = limit_of(settings.fail_library, names_of(library)) or ()
             where = f"{change.name}: compare.fail_library"
             crossed += _crossed(where, limits, change, untested.get(change.name, []))
-    return BaselineComparison(tuple(_lines(total, changes, all_untested)), tuple(crossed))
+    lines = [*_lines(total, changes, all_untested), *map(_unlisted_line, unlisted)]
+    return BaselineComparison(tuple(lines), tuple(crossed))
 
 
 def names_of(library: AnalyzedLibrary) -> LibraryNames:
@@ -150,6 +158,10 @@ def _lines(
         yield f"{len(changed) - _MOST_LINES:,} more libraries changed"
     if untested:
         yield f"{format_items(len(untested), 'new kernel', 'new kernels')} without a test"
+
+
+def _unlisted_line(name: str) -> str:
+    return f"{name}: the baseline lists no kernels of it, so new ones are unknown; write it anew"
 
 
 def _describe(change: Change) -> str:

@@ -82,8 +82,8 @@ def _of_libraries(
         if on_done is not None:
             on_done(done, sum(sizes.values()))
         if mapped.library_map is not None and mapped.library_map.sections:
-            version = places.of(os.path.realpath(mapped.path)).version
-            libraries.append(snapshot_map(mapped.library_map, version=version))
+            version, place = _version_and_place(places, os.path.realpath(mapped.path))
+            libraries.append(snapshot_map(mapped.library_map, None, version, place))
         elif mapped.error is not None and found.explicit:
             raise mapped.error
     if not libraries:
@@ -97,7 +97,19 @@ def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
     return make_snapshot(
         title,
         (
-            snapshot_map(one.library_map, one.plan, places.of(one.plan.library.path).version)
+            snapshot_map(
+                one.library_map, one.plan, *_version_and_place(places, one.plan.library.path)
+            )
             for one in planned
         ),
     )
+
+
+def _version_and_place(places: Places, path: str) -> tuple[str | None, str | None]:
+    """Version of the distribution, and the path in its site or in the current folder."""
+    place = places.of(path)
+    if not Path(place.path).is_absolute():
+        return place.version, place.path
+    here = Path(os.path.realpath("."))
+    below = Path(path).relative_to(here) if Path(path).is_relative_to(here) else None
+    return place.version, None if below is None else below.as_posix()

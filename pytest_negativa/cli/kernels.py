@@ -129,14 +129,16 @@ def _list(
 ) -> LibraryKernels:
     from pytest_negativa.models.listing import LibraryKernels
 
+    kernels = tuple(_kernels(plan, launches, used=used))
     found = [
         kernel
-        for kernel in _kernels(plan, launches, used=used)
+        for kernel in kernels
         if not wanted.globs or wanted.match(kernel.name, kernel.signature)
     ]
     return LibraryKernels(
         path=plan.library.path,
         total=len(plan.used_kernels) + len(plan.unused_kernels),
+        listed=len(kernels),
         found=len(found),
         kernels=tuple(found[: top or None]),
     )

@@ -31,12 +31,14 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
     Attributes:
         path: real path.
         total: how many there are.
-        found: how many of them are asked for.
+        listed: how many of them are of the kind that is listed, such as unused.
+        found: how many of these match the globs that are asked for.
         kernels: the first of these, or all.
     """
 
     path: str
     total: Offset
+    listed: Offset
     found: Offset
     kernels: tuple[ListedKernel, ...]
 

@@ -32,7 +32,9 @@ class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One library with GPU code.
 
     Attributes:
-        name: by which it is paired with its like: the file name, with its folder if two share it.
+        name: the file name, with its folder if two share it.
+        place: its path below ``site-packages``, or else below the project's folder; None if it lies
+            elsewhere. Libraries are paired by place, or else by name.
         version: of the distribution that installed it.
         size: of the file in bytes; None if the source doesn't tell.
         rows: its code by arch and reason.
@@ -42,6 +44,7 @@ class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     rows: tuple[SnapshotRow, ...]
+    place: str | None = None
     version: str | None = None
     size: Offset | None = None
     kernels: tuple[str, ...] | None = None

@@ -62,7 +62,10 @@ def short_names(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def snapshot_map(
-    library_map: LibraryMap, plan: LibraryPlan | None = None, version: str | None = None
+    library_map: LibraryMap,
+    plan: LibraryPlan | None = None,
+    version: str | None = None,
+    place: str | None = None,
 ) -> SnapshotLibrary:
     """A library as its map tells, by reason if there is a plan.
 
@@ -87,6 +90,7 @@ def snapshot_map(
     is_listed = plan is not None or not library_map.scope.headers_only
     return SnapshotLibrary(
         name=library_map.library.path,
+        place=place,
         version=version,
         size=library_map.library.size,
         rows=tuple(
@@ -105,6 +109,7 @@ def snapshot_lock(lock: Lock, title: str) -> Snapshot:
         (
             SnapshotLibrary(
                 name=one.path,
+                place=None if PurePath(one.path).is_absolute() else one.path,
                 version=one.version,
                 size=one.size,
                 rows=(
@@ -121,8 +126,46 @@ def snapshot_lock(lock: Lock, title: str) -> Snapshot:
     )
 
 
+def pair(before: Snapshot, after: Snapshot) -> Snapshot:
+    """``before`` with the names that its libraries have in ``after``.
+
+    A name depends on what else was loaded, a place does not. Libraries are paired by place, then by
+    name, then by a name that is the end of one other name.
+    """
+    names: dict[str, str] = {}
+
+    def left() -> tuple[list[SnapshotLibrary], list[SnapshotLibrary]]:
+        taken = set(names.values())
+        return (
+            [one for one in before.libraries if one.name not in names],
+            [one for one in after.libraries if one.name not in taken],
+        )
+
+    old, new = left()
+    places = {one.place: one.name for one in new if one.place is not None}
+    names.update((one.name, places[one.place]) for one in old if one.place in places)
+    old, new = left()
+    same = {one.name for one in old} & {one.name for one in new}
+    names.update(zip(same, same, strict=True))
+    old, new = left()
+    ends = [(a.name, b.name) for a in old for b in new if _is_end(a.name, b.name)]
+    counts = Counter(name for names_of_both in ends for name in names_of_both)
+    names.update((a, b) for a, b in ends if counts[a] == counts[b] == 1)
+    return replace(
+        before,
+        libraries=tuple(
+            replace(one, name=names.get(one.name, one.name)) for one in before.libraries
+        ),
+    )
+
+
+def _is_end(one: str, other: str) -> bool:
+    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
+
+
 def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
     """What became larger or smaller, appeared or went, by library, arch, reason and kernel."""
+    before = pair(before, after)
     old = {one.name: one for one in before.libraries}
     new = {one.name: one for one in after.libraries}
     names = sorted({*old, *new})

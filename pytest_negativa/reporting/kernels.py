@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_negativa.models.listing import KernelList, ListedKernel
+from pytest_negativa.models.listing import KernelList, LibraryKernels, ListedKernel
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 
@@ -12,14 +12,18 @@ from pytest_negativa.reporting.units import format_items
 def render_kernels(listing: KernelList, *, demangled: bool) -> Iterator[str]:
     """The lines: a headline for each library, and its kernels."""
     for library in listing.libraries:
-        yield (
-            f"{printable(library.path)}: {library.found:,} of {library.total:,} kernels "
-            f"{printable(listing.listed)}"
-        )
+        yield f"{printable(library.path)}: {_headline(library, printable(listing.listed))}"
         for kernel in library.kernels:
             yield from _lines(kernel, demangled=demangled)
         if library.found > len(library.kernels):
             yield f"  and {library.found - len(library.kernels):,} more"
+
+
+def _headline(library: LibraryKernels, kind: str) -> str:
+    if library.found == library.listed:
+        return f"{library.found:,} of {library.total:,} kernels {kind}"
+    kernels = f"{kind} kernels" if kind in ("used", "unused") else f"kernels {kind}"
+    return f"{library.found:,} of {library.listed:,} {kernels} match"
 
 
 def _lines(kernel: ListedKernel, *, demangled: bool) -> Iterator[str]:

@@ -119,6 +119,18 @@ def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> N
     )
 
 
+def test_a_library_that_is_covered_later_has_no_new_kernels(
+    libraries: tuple[AnalyzedLibrary, ...],
+) -> None:
+    [one] = libraries
+    old = make_baseline("run", [replace_coverage(one, None)])
+    strict = limits(new_kernels_untested=0)
+    wanted = Compare(baseline="b", fail=strict, fail_library={"*": strict})
+    found = compare_figures(old, libraries, wanted)
+    assert found.crossed == ()
+    assert found.lines[-1].startswith(f"{NAME}: the baseline lists no kernels of it")
+
+
 def test_a_baseline_is_small_and_equals_its_run(
     libraries: tuple[AnalyzedLibrary, ...], tmp_path: Path
 ) -> None:

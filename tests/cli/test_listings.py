@@ -59,8 +59,10 @@ def test_kernels(located: Project) -> None:
     assert used["kernels"][0]["first"].endswith(" (call)")
 
     shown = located.negativa("kernels", "--match", "image_*", "--top", "2").stdout.splitlines()
-    assert shown[0].endswith("libquickstart.so: 3 of 13 kernels unused")
+    assert shown[0].endswith("libquickstart.so: 3 of 9 unused kernels match")
     assert shown[1:] == ["  image_blur", "  image_flip", "  and 1 more"]
+    [none] = located.negativa("kernels", "--match", "zz").stdout.splitlines()
+    assert none.endswith("libquickstart.so: 0 of 9 unused kernels match")
 
 
 @pytest.mark.slow

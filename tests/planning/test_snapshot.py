@@ -76,6 +76,35 @@ def test_libraries_are_named_by_file_and_if_need_be_by_path() -> None:
     assert short_names(["l.so", "l.so", "x/l.so"]) == ("l.so", "l.so", "x/l.so")
 
 
+def test_libraries_are_paired_whatever_else_was_loaded() -> None:
+    one, two = (
+        replace(library(f"/v/site-packages/{name}/l.so", sm_80=size), place=f"{name}/l.so")
+        for name, size in (("a", 100), ("b", 50))
+    )
+    for few, many in (([one], [one, two]), ([two], [two, one])):
+        [added] = {found.place for found in many} - {few[0].place}
+        grown = compare_snapshots(snapshot("1", *few), snapshot("2", *many)).libraries
+        assert {c.name: c.code.before for c in grown} == {
+            few[0].place: few[0].code_bytes,
+            added: None,
+        }
+        shrunk = compare_snapshots(snapshot("1", *many), snapshot("2", *few)).libraries
+        assert [c.code.after for c in shrunk if c.name == "l.so"] == [few[0].code_bytes]
+        assert [c.code.after for c in shrunk if c.name == added] == [None]
+
+
+def test_libraries_without_a_place_are_paired_by_the_end_of_one_name() -> None:
+    before = snapshot("1", library("l.so", sm_80=100))
+    after = snapshot("2", library("/x/a/l.so", sm_80=100))
+    assert [one.code.growth for one in compare_snapshots(before, after).libraries] == [0]
+    longer = replace(after, libraries=(replace(after.libraries[0], name="a/l.so"),))
+    [change] = compare_snapshots(before, longer).libraries
+    assert (change.name, change.code) == ("a/l.so", Change(100, 100))
+    # Either could be the one of before.
+    both = snapshot("2", library("/x/a/l.so", sm_80=100), library("/x/b/l.so", sm_80=100))
+    assert len(compare_snapshots(before, both).libraries) == 3
+
+
 def test_what_grew_appeared_and_went() -> None:
     before = snapshot("1.0", library("a.so", sm_80=100, sm_90=50), library("old.so", sm_80=10))
     after = snapshot("2.0", library("a.so", sm_80=90, sm_100=200), library("new.so", sm_90=5))
