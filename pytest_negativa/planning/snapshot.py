@@ -142,7 +142,14 @@ def pair(before: Snapshot, after: Snapshot) -> Snapshot:
         )
 
     old, new = left()
-    places = {one.place: one.name for one in new if one.place is not None}
+    # Two sites may have the same place.
+    twice = {
+        place
+        for side in (old, new)
+        for place, count in Counter(one.place for one in side).items()
+        if count > 1
+    }
+    places = {one.place: one.name for one in new if one.place not in {None, *twice}}
     names.update((one.name, places[one.place]) for one in old if one.place in places)
     old, new = left()
     same = {one.name for one in old} & {one.name for one in new}

@@ -93,6 +93,15 @@ def test_libraries_are_paired_whatever_else_was_loaded() -> None:
         assert [c.code.after for c in shrunk if c.name == added] == [None]
 
 
+def test_two_sites_have_the_same_place() -> None:
+    both = [
+        replace(library(f"/{venv}/site-packages/l.so", sm_80=size), place="l.so")
+        for venv, size in (("v", 100), ("w", 50))
+    ]
+    grown = compare_snapshots(snapshot("1", *both), snapshot("2", *both)).libraries
+    assert sorted(one.code for one in grown) == [Change(50, 50), Change(100, 100)]
+
+
 def test_libraries_without_a_place_are_paired_by_the_end_of_one_name() -> None:
     before = snapshot("1", library("l.so", sm_80=100))
     after = snapshot("2", library("/x/a/l.so", sm_80=100))
