@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
@@ -14,6 +13,7 @@ from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Role, Usage
 from pytest_negativa.reporting.formats import render_to_files
+from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.storage.output import append_output, write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, load_history, load_tests, write_run
@@ -167,9 +167,3 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
             uses[place, "call", call] = f"all code of an image in {name} ({call})"
     uses.update({("incomplete", warning.text): warning.text for warning in usage.incomplete})
     return uses
-
-
-def path_for_people(path: Path) -> str:
-    """``path`` from the current folder if it lies inside."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -6,13 +6,14 @@ import sys
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.finish import path_for_people, write_reports
+from pytest_negativa.analysis.finish import write_reports
 from pytest_negativa.analysis.report import rows_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import Settings, SourceKind
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.rows import proof_row
+from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.storage.results import load_planned, load_report, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run
 
@@ -60,8 +61,8 @@ def report_verified(run: Run, settings: Settings) -> None:
     if not run.report_file.exists() or not (prints or any(w.path for w in options.formats)):
         return
     contents = load_contents(run)
+    write_reports(contents, options, run)
     if prints:
         for paragraph in render_to_screen(contents, options):
             sys.stdout.write(f"{paragraph}\n\n")
         sys.stdout.flush()
-    write_reports(contents, options, run)

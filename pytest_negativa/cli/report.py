@@ -55,8 +55,8 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     settings = settings_of(flags)
     run = named_run(named[0], settings) if named else run_of(settings)
     contents = load_contents(run)
-    print_reports(contents, settings.reports)
     write_reports(contents, settings.reports, run)
+    print_reports(contents, settings.reports)
 
 
 def print_reports(contents: ReportContents, options: Reports) -> None:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import path_for_people, printable
 
 
 class KernelLine(NamedTuple):
@@ -92,9 +92,7 @@ def group_by_file(coverage: Sequence[LibraryCoverage], folder: Path) -> tuple[So
 
 def _index(library: str, path: Path, kernels: Sequence[KernelCoverage]) -> SourceFile:
     lines = tuple(_line(number, kernel) for number, kernel in enumerate(kernels, start=1))
-    here = Path.cwd()
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return SourceFile(library, printable(str(shown)), lines, path)
+    return SourceFile(library, printable(path_for_people(path)), lines, path)
 
 
 def _line(number: int, kernel: KernelCoverage) -> KernelLine:

@@ -27,7 +27,14 @@ from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_nothing, render_report
-from pytest_negativa.reporting.text import print_warning, terminal_width
+from pytest_negativa.reporting.text import (
+    path_for_people,
+    print_warning,
+    printable,
+    terminal_width,
+    wrap,
+)
+from pytest_negativa.storage.output import STDOUT
 
 
 class ReportFile(NamedTuple):
@@ -102,10 +109,21 @@ _OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
 
 
 def render_to_screen(contents: ReportContents, options: Reports) -> Iterator[str]:
-    """The paragraphs of all wanted reports that go to the screen."""
+    """The paragraphs of all wanted reports that go to the screen, and where the others are."""
     for wanted in options.formats:
         if wanted.format in _TO_SCREEN:
             yield from _TO_SCREEN[wanted.format](contents, options)
+    if render_nothing(contents.report) is None:
+        yield from _written(options)
+
+
+def _written(options: Reports) -> Iterator[str]:
+    files = [Path(wanted.path) for wanted in options.formats if wanted.path is not None]
+    # A report on standard output may go to a program, which would read this line, too.
+    on_devices = any(str(path) == STDOUT or path.is_relative_to("/dev") for path in files)
+    if files and not on_devices:
+        names = dict.fromkeys(printable(path_for_people(path)) for path in files)
+        yield wrap(f"Reports: {', '.join(names)}", terminal_width(), "  ")
 
 
 def render_to_files(contents: ReportContents, options: Reports) -> Iterator[ReportFile]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 
 _CUT = "..."
 # GitHub Actions runs a printed line that begins so (ActionCommand.TryParseV2 in
@@ -32,6 +33,12 @@ def printable_lines(text: str) -> str:
 
 def _no_command(line: str) -> str:
     return _COMMAND.sub(r"\1\\x3a", line).replace("##[", "#\\x23[")
+
+
+def path_for_people(path: Path) -> str:
+    """``path`` from the current folder if it lies inside; not escaped."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def terminal_width() -> int:

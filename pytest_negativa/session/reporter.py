@@ -19,6 +19,7 @@ from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable_lines
 from pytest_negativa.session.exit_status import exit_status
 from pytest_negativa.session.header import describe_session
+from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.gpu import gpu_names
 
@@ -289,7 +290,8 @@ class Reporter:
         report = contents.report
         nothing = render_nothing(report) is not None
         paragraphs = tuple(render_to_screen(contents, self._settings.reports))
-        if paragraphs and not nothing:
+        formats = {wanted.format.value for wanted in self._settings.reports.formats}
+        if paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS):
             self._section()
         for paragraph in paragraphs:
             self._write(paragraph if nothing else f"{paragraph}\n")

@@ -259,7 +259,7 @@ def test_thresholds_and_reports(recorded: Project) -> None:
 
     done = recorded.negativa("locate", "--run", ".negativa/run", "--report=json:a.json", status=1)
 
-    assert done.stdout == ""
+    assert done.stdout == "Reports: a.json\n"
     crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
     assert crossed == ["max_unused_percent: 89.6% of the GPU code is unused, the limit is 50%"]
 

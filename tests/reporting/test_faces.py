@@ -12,7 +12,7 @@ from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.csv_table import render_csv
-from pytest_negativa.reporting.formats import ReportFile, render_to_files
+from pytest_negativa.reporting.formats import ReportFile, render_to_files, render_to_screen
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
 from pytest_negativa.reporting.missing import render_missing
@@ -199,6 +199,27 @@ def test_a_cut_document_says_so() -> None:
     assert cut.startswith("line 0 ü\nline 1 ü\n")
     # Other reports have filled the file.
     assert cut_markdown(text, 1 << 10, 20) == cut_markdown(text, 1 << 10, -5) == ""
+
+
+def test_the_places_of_the_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    contents = ReportContents(report(row()), (), usage_of())
+
+    def shown(*paths: str) -> list[str]:
+        wanted = tuple(Report(format=ReportFormat.CSV, path=path) for path in paths)
+        return list(render_to_screen(contents, replace(OPTIONS, formats=wanted)))
+
+    own = f"{tmp_path}/.negativa/report.csv"
+    assert shown(own, "/a\n.csv", own) == ["Reports: .negativa/report.csv, /a\\n.csv"]
+    assert shown() == shown(own, "-") == shown("/dev/stdout") == []
+    nothing = replace(contents.report, gpu_used=False)
+    assert not any(
+        "Reports" in line
+        for line in render_to_screen(
+            ReportContents(nothing, (), usage_of()),
+            replace(OPTIONS, formats=(Report(format=ReportFormat.CSV, path=own),)),
+        )
+    )
 
 
 def test_a_full_summary_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:

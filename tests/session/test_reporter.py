@@ -121,7 +121,7 @@ def test_figures_of_quickstart(quickstart: Project) -> None:
     assert shown == (
         f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{COVERAGE}\n{UNUSED}\n"
         f"Files in .negativa/{run}: trace/, trace.json, usage.json, map/, plan/, spans/, "
-        "report.json\n\n"
+        "report.json\n\nReports: .negativa/report.md\n\n"
     )
     assert "3 passed, 14 skipped" in done.stdout
     assert done.stderr == ""
@@ -213,6 +213,7 @@ def test_only_the_reports_that_are_asked_for(quickstart: Project) -> None:
     )
 
     assert "GPU code" not in done.stdout
+    assert "\nReports: out/n.json, a.md\n" in done.stdout
     written = json.loads((quickstart.folder / "out" / "n.json").read_text())
     assert written == quickstart.latest("report.json")
     assert (quickstart.folder / "a.md").read_text() == MARKDOWN
