@@ -136,7 +136,7 @@ def test_a_library_that_the_proof_did_not_restrict_is_left_out(fault: PlantedFau
 
 
 def test_a_touch_under_another_name_of_the_file_counts() -> None:
-    link = replace(logged(0x4000), path="/mnt/liba.so")
+    link = replace(logged(0x4000), path="/linked/liba.so")
     assert not judge_pages(attempt(logged(0x1000), link)).proved
 
 
