@@ -37,6 +37,20 @@ PASS_ON = {"allow_interspersed_args": False}
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option("--jobs", "-j", type=click.IntRange(min=1), help="Use this many processes.")
+MATCH = click.option(
+    "--match",
+    "globs",
+    metavar="GLOB",
+    multiple=True,
+    help="List only kernels whose mangled or demangled name matches.",
+)
+TOP_KERNELS = click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="List at most N kernels of each library; 0 lists all.",
+)
 NO_CACHE = click.option("--no-cache", is_flag=True, help="Ignore the cache of library maps.")
 
 

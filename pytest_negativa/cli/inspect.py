@@ -9,7 +9,9 @@ import click
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     JOBS,
+    MATCH,
     NO_CACHE,
+    TOP_KERNELS,
     arch_option,
     as_json_option,
     settings_of,
@@ -47,20 +49,8 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
-@click.option(
-    "--match",
-    "globs",
-    metavar="GLOB",
-    multiple=True,
-    help="List only kernels whose mangled or demangled name matches.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="List at most N kernels of each library; 0 lists all.",
-)
+@MATCH
+@TOP_KERNELS
 @click.option("--demangle", is_flag=True, help="List kernels by C++ signature instead.")
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")

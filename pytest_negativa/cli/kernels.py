@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, run_of, settings_of
+from pytest_negativa.cli.common import (
+    MATCH,
+    TOP_KERNELS,
+    as_json_option,
+    encode_json,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
@@ -27,21 +34,9 @@ if TYPE_CHECKING:
     default="*",
     help="List only kernels of these libraries: path, file name or soname.",
 )
-@click.option(
-    "--match",
-    "globs",
-    metavar="GLOB",
-    multiple=True,
-    help="List only kernels whose mangled or demangled name matches.",
-)
+@MATCH
 @click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="List at most N kernels of each library; 0 lists all.",
-)
+@TOP_KERNELS
 @as_json_option("kernels")
 @click_options("run", "config", "directory", "reports.demangle")
 def kernels(

@@ -6,7 +6,6 @@ pages inaccessible. A touch of one is noted, and is a SIGSEGV of the program.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,13 +34,12 @@ from pytest_negativa.hostcode.usage import (
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenPages, PageVerdict
-from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import make_logs_folder
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file, write_atomically
-from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
@@ -348,14 +346,8 @@ class PageProof:
             begin(run)
             allowed = self._folder.allowed_pages_file if restricted else None
             environ |= watch_environment(environ, run.page_logs, allowed)
-        round_spec = Round(
-            kind=kind,
-            supervisor=os.getpid(),
-            pid_namespace=identify_process().namespace,
-            folder=str(run),
-            is_pytest=self._program.is_pytest,
-            tests=None if tests is None else tuple(tests),
-            expected=str(self._run.outcomes_file),
+        round_spec = self._program.new_round(
+            kind, run, tests=tests, expected=self._run.outcomes_file
         )
         limit = silence_limit(self._settings, self._session)
         result = run_round(self._program, round_spec, environ, limit)

@@ -7,6 +7,7 @@ Its outcomes file tells which test was running.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import (
     CommandOutcome,
     by_nodeid,
@@ -57,6 +59,32 @@ class Program:
     environ: Mapping[str, str]
     is_pytest: bool
     interactive: bool = False
+
+    def new_round(
+        self,
+        kind: RoundKind,
+        run: Run,
+        *,
+        tests: Sequence[str] | None = None,
+        expected: Path | None = None,
+        stop_at_failure: bool = False,
+    ) -> Round:
+        """A round of this program that this process supervises.
+
+        Args:
+            run: its folder.
+            tests, expected, stop_at_failure: see ``Round``.
+        """
+        return Round(
+            kind=kind,
+            supervisor=os.getpid(),
+            pid_namespace=identify_process().namespace,
+            folder=str(run),
+            is_pytest=self.is_pytest,
+            tests=None if tests is None else tuple(tests),
+            expected=None if expected is None else str(expected),
+            stop_at_failure=stop_at_failure,
+        )
 
 
 def program_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
-from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
-from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.copy_kinds import verify_kinds
 from pytest_negativa.verifying.page_proof import prove_pages
@@ -131,13 +129,8 @@ def _say_unproved(reason: str) -> None:
 
 def _trace(program: Program, settings: Settings) -> RoundResult:
     """Run the traced session."""
-    round_spec = Round(
-        kind=RoundKind.TRACE,
-        supervisor=os.getpid(),
-        pid_namespace=identify_process().namespace,
-        folder=str(RunsFolder(Path(settings.directory)).new_run()),
-        is_pytest=program.is_pytest,
-    )
+    folder = RunsFolder(Path(settings.directory)).new_run()
+    round_spec = program.new_round(RoundKind.TRACE, folder)
     return run_round(program, round_spec, program.environ, None)
 
 

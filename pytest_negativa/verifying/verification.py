@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ import msgspec
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
-from pytest_negativa.models.round import Round, RoundKind
+from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings, TraceLevel
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import Verdict, Versions
@@ -36,7 +35,6 @@ from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file
-from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -195,14 +193,11 @@ class Verification:
     ) -> RoundResult:
         """Run a single round; see ``run``."""
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        round_spec = Round(
-            kind=kind,
-            supervisor=os.getpid(),
-            pid_namespace=identify_process().namespace,
-            folder=str(run),
-            is_pytest=self.program.is_pytest,
-            tests=None if tests is None else tuple(tests),
-            expected=str(self.traced.run.outcomes_file),
+        round_spec = self.program.new_round(
+            kind,
+            run,
+            tests=tests,
+            expected=self.traced.run.outcomes_file,
             stop_at_failure=kind is RoundKind.PROBE,
         )
         environ = self._environment(run, table)
