@@ -380,9 +380,7 @@ def test_a_used_function_is_missed_in_silence(project: Project, fault: PlantedFa
     assert project.differences() == {}
 
 
-@pytest.mark.planted_fault(
-    "a test loads its own copy of the original", says="opened the original"
-)
+@pytest.mark.planted_fault("a test loads its own copy of the original", says="opened the original")
 def test_an_original_behind_the_redirects_back(project: Project, fault: PlantedFault) -> None:
     traced(project, BEHIND_ITS_BACK)
     out = project.pytest("--negativa-verify", status=1)
