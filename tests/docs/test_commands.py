@@ -144,3 +144,14 @@ def test_every_flag_of_pytest_exists() -> None:
         if flag not in known
     }
     assert not unknown
+
+
+def test_every_ci_job_that_proves_fails_without_a_gpu() -> None:
+    found = [
+        block
+        for page in PAGES
+        for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        if "pytest --negativa --negativa-verify" in block
+    ]
+    assert len(found) >= 3
+    assert all(re.search(r'NEGATIVA_REQUIRE_GPU: "1"', block) for block in found)
