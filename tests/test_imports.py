@@ -18,7 +18,8 @@ import pytest
         ),
         (
             "pytest_negativa.cli.main",
-            "msgspec elftools zstandard lz4 cupti rich tabulate yaml packaging",
+            "msgspec elftools zstandard lz4 cupti rich tabulate yaml packaging "
+            "pytest_negativa.settings pytest_negativa.reporting",
         ),
         (
             "pytest_negativa.analysis.inspect",

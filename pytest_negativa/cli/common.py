@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pytest_negativa.errors import OptionError, Stopped, StoreError
-from pytest_negativa.settings.flags import pick_flags
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -131,6 +130,7 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
     from pytest_negativa.reporting.text import print_warning
+    from pytest_negativa.settings.flags import pick_flags
     from pytest_negativa.settings.options import REPORTS_IN_PYTEST
     from pytest_negativa.settings.overlooked import find_tables, find_variables
     from pytest_negativa.settings.resolve import load_settings

@@ -13,62 +13,73 @@ import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
-from pytest_negativa.reporting.text import print_error
 
-_MODULES = {
-    command: module
-    for module, commands in {
-        "by_test": ("needs", "tests"),
-        "completion": ("completion",),
-        "diff": ("baseline", "diff", "history"),
-        "image_report": ("image-report",),
-        "inspect": ("inspect",),
-        "kernels": ("kernels",),
-        "measure": ("measure",),
-        "report": ("report",),
-        "pages": ("pages",),
-        "run": ("combine", "debloat", "locate", "trace"),
-        "runs": ("runs",),
-        "slim": ("explain", "lock", "slim"),
-        "verify": ("heal", "reconstruct", "verify"),
-    }.items()
-    for command in commands
+_COMMANDS = {
+    "baseline": ("diff", "Write the figures of a run to a small file, to compare later runs with."),
+    "combine": ("run", "Find the GPU code that none of several RUNS used."),
+    "completion": ("completion", "Print a script that completes negativa's commands and options."),
+    "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
+    "diff": ("diff", "Show what changed in the GPU code from A to B."),
+    "explain": ("slim", "Tell whether slimmed libraries can cause a CUDA ERROR."),
+    "heal": ("verify", "Verify, find the code that COMMAND needs, and keep it."),
+    "history": (
+        "diff",
+        "Show how GPU code grew over the saved runs, or over the revisions of LOCK.",
+    ),
+    "image-report": ("image_report", "Show the GPU code in a file tree, and what a suite needs."),
+    "inspect": ("inspect", "Show the GPU code in libraries."),
+    "kernels": ("kernels", "List the unused kernels of a traced run, or the used ones."),
+    "locate": ("run", "Find the unused GPU code of a traced run."),
+    "lock": ("slim", "Lock what a run proved, for machines without a GPU."),
+    "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
+    "needs": ("by_test", "Show the GPU code that a part of the tests needs alone."),
+    "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
+    "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
+    "report": ("report", "Write reports of a traced run."),
+    "runs": ("runs", "List, show and delete traced runs."),
+    "schema": ("schema", "Print the JSON Schema of a file or output format."),
+    "slim": ("slim", "Remove unused GPU code from installed libraries."),
+    "tests": ("by_test", "List the tests of a traced run that ran kernels, with their launches."),
+    "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
+    "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
 }
-"""The module of ``cli`` that has a command, by the command's name."""
+"""By name: the module of ``cli`` that has the command, and what ``negativa --help`` says of it.
+
+The sentence is the first one of the command's own help. It stands here, too, because a list of the
+commands should not import them.
+"""
 
 
 class _Group(click.Group):
-    """A group that imports a command when it runs or is listed."""
+    """A group that imports a command when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted((*self.commands, *_MODULES))
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module = import_module(f"pytest_negativa.cli.{_MODULES[cmd_name]}")
+        module = import_module(f"pytest_negativa.cli.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; click would cut their sentences to one line."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, c.get_short_help_str(200)) for name, c in commands if c])
+            formatter.write_dl([(name, text) for name, (_module, text) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with interruptible():
                 return super().invoke(ctx)
-        except NegativaError as e:
+        except (NegativaError, OSError) as e:
+            # Such as a full disk behind a redirection; click sees to a closed pipe itself.
+            if isinstance(e, OSError) and e.errno not in SYSTEM_REFUSALS:
+                raise
+            from pytest_negativa.reporting.text import print_error
+
             print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
-        except OSError as e:
-            # Such as a full disk behind a redirection; click sees to a closed pipe itself.
-            if e.errno not in SYSTEM_REFUSALS:
-                raise
-            print_error(e)
-            ctx.exit(EXIT_FAILED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,21 +91,3 @@ def main() -> None:
     2 for wrong usage, such as an invalid setting. A command that runs a program ends with its
     status. 128 + N if signal N, such as Ctrl-C, interrupted it.
     """
-
-
-@main.command()
-@click.argument("name", required=False)
-def schema(name: str | None) -> None:
-    """Print the JSON Schema of a file or output format.
-
-    Without NAME, list the names.
-    """
-    from pytest_negativa.storage.records import schema_names, shipped_schema
-
-    names = schema_names()
-    if name is None:
-        click.echo("\n".join(names))
-    elif name in names:
-        click.echo(shipped_schema(name), nl=False)
-    else:
-        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")

@@ -48,7 +48,7 @@ def test_help_of_a_command_begins_with_what_it_does(name: str, command: click.Co
     assert first.split()[0].rstrip(",") in VERBS
 
 
-def test_no_sentence_is_cut() -> None:
+def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_negativa", "--help"],
         capture_output=True,
@@ -56,8 +56,14 @@ def test_no_sentence_is_cut() -> None:
         check=True,
     )
     assert done.stdout.startswith("Usage: python -m pytest_negativa ")
-    assert "..." not in done.stdout.partition("Commands:")[2]
-    assert "\n  inspect " in done.stdout
+    context = click.Context(main)
+    listed = {
+        name: command.get_short_help_str(200)
+        for name in main.list_commands(context)
+        if (command := main.get_command(context, name))
+    }
+    words = done.stdout.partition("Commands:")[2].split()
+    assert words == " ".join(f"{name} {text}" for name, text in sorted(listed.items())).split()
 
 
 def test_debloat_says_what_it_does_not_do() -> None:

@@ -1,0 +1,23 @@
+"""The command that prints the schemas of files: schema."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("name", required=False)
+def schema(name: str | None) -> None:
+    """Print the JSON Schema of a file or output format.
+
+    Without NAME, list the names.
+    """
+    from pytest_negativa.storage.records import schema_names, shipped_schema
+
+    names = schema_names()
+    if name is None:
+        click.echo("\n".join(names))
+    elif name in names:
+        click.echo(shipped_schema(name), nl=False)
+    else:
+        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")
