@@ -23,8 +23,9 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.library import map_library, map_slimmed
 from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
-from pytest_negativa.gpucode.source import ByteSource, Stamp
+from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, Stamp, open_source
 from pytest_negativa.gpucode.summary import summarize
+from pytest_negativa.models.archive import Member
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
@@ -62,6 +63,7 @@ class MappedLibrary(NamedTuple):
     """The result for one library: ``error``, or what the request asks for.
 
     Attributes:
+        path: the library's; that of a file in an archive is as if the archive were a folder.
         removed: what slim took out, of a slimmed library.
         cached: whether it came from the cache.
     """
@@ -75,7 +77,7 @@ class MappedLibrary(NamedTuple):
 
 
 def map_libraries(
-    paths: Sequence[Path],
+    paths: Sequence[Path | Member],
     request: MapRequest,
     cache: MapCache | None = None,
     jobs: int | None = None,
@@ -84,15 +86,17 @@ def map_libraries(
 ) -> Iterator[MappedLibrary]:
     """Map libraries and yield each when it is done, in no particular order.
 
-    A library that can't be read yields its error and does not stop the others.
+    A library that can't be read yields its error and does not stop the others. Libraries in
+    archives are never cached.
 
     Args:
+        paths: files, and files in archives.
         jobs: how many processes; None: one for each processor that this process may use.
         min_parallel_size: bytes of libraries that one process reads alone.
     """
     # The largest first: otherwise one process could read it alone at the end.
     paths = sorted(paths, key=_size, reverse=True)
-    known: dict[Path, _Tables | None] = dict.fromkeys(paths)
+    known: dict[Path | Member, _Tables | None] = dict.fromkeys(paths)
     workers = _workers(paths, jobs, min_parallel_size)
     if workers > 1:
         for path in paths:
@@ -110,15 +114,20 @@ def map_libraries(
             yield _map(path, request, cache, tables)
 
 
-def _workers(paths: Sequence[Path], jobs: int | None, min_parallel_size: int) -> int:
+def _workers(paths: Sequence[Path | Member], jobs: int | None, min_parallel_size: int) -> int:
     """How many processes are worth their start if all of ``paths`` must be read."""
     if sum(map(_size, paths[1:])) <= min_parallel_size:
         return 1
-    return min(jobs or len(os.sched_getaffinity(0)), len(paths))
+    count = min(jobs or len(os.sched_getaffinity(0)), len(paths))
+    # Each may hold one of these at a time.
+    in_memory = [m.size for m in paths if isinstance(m, Member) and m.crc is not None]
+    while count > 1 and sum(in_memory[:count]) > MAX_IN_MEMORY:
+        count -= 1
+    return count
 
 
 def _read_in_processes(
-    known: Mapping[Path, _Tables | None],
+    known: Mapping[Path | Member, _Tables | None],
     request: MapRequest,
     cache: MapCache | None,
     workers: int,
@@ -147,7 +156,7 @@ def _read_in_processes(
             except BrokenProcessPool:
                 # The pool does not tell which library the dead process was reading.
                 problem = "not read: a process died (out of memory?); try --jobs 1"
-                path = pending[future]
+                path = _path_of(pending[future])
                 yield MappedLibrary(path, error=FormatError(path, None, problem))
                 continue
             if encoded is not None:
@@ -177,7 +186,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _size(path: Path) -> int:
+def _path_of(where: Path | Member) -> Path:
+    return where.path if isinstance(where, Member) else where
+
+
+def _size(path: Path | Member) -> int:
+    if isinstance(path, Member):
+        return path.size
     try:
         return path.stat().st_size
     except OSError:
@@ -201,10 +216,10 @@ class _Tables(NamedTuple):
 
 
 def _look_up_alone(
-    path: Path, request: MapRequest, cache: MapCache | None
+    path: Path | Member, request: MapRequest, cache: MapCache | None
 ) -> MappedLibrary | _Tables | None:
     """Look a library up in the cache; on a miss, return the tables that were read for the key."""
-    if cache is None or _size(path) < _MIN_CACHED_SIZE:
+    if cache is None or isinstance(path, Member) or _size(path) < _MIN_CACHED_SIZE:
         return None
     try:
         _check_name(path)
@@ -272,23 +287,44 @@ def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
 
 
 def _map(
-    path: Path, request: MapRequest, cache: MapCache | None, known: _Tables | None = None
+    where: Path | Member, request: MapRequest, cache: MapCache | None, known: _Tables | None = None
 ) -> MappedLibrary:
-    """Look a library up, or read it; its file is opened and its tables are read once.
+    """Open a library, and look it up or read it.
 
     Args:
         known: its tables, if they were read before.
     """
+    path = _path_of(where)
+    try:
+        with open_source(where) as source:
+            cache = cache if isinstance(where, Path) else None
+            return map_source(path, source, request, cache, known)
+    except NegativaError as e:
+        return MappedLibrary(path, error=e)
+
+
+def map_source(
+    path: Path,
+    source: ByteSource,
+    request: MapRequest,
+    cache: MapCache | None = None,
+    known: _Tables | None = None,
+) -> MappedLibrary:
+    """Look up or read a library that is open; its tables are read once.
+
+    Args:
+        path: of the result.
+        known: its tables, if they were read before.
+    """
     try:
         _check_name(path)
-        with ByteSource(path) as source:
-            if has_marker(source):
-                return _read_slimmed(path, source, request)
-            if known is None or known.stamp != source.stamp:
-                known = _Tables.read(source, cache)
-            return _look_up(path, source, known.key, request, cache) or _read(
-                path, source, known, request, cache
-            )
+        if has_marker(source):
+            return _read_slimmed(path, source, request)
+        if known is None or known.stamp != source.stamp:
+            known = _Tables.read(source, cache)
+        return _look_up(path, source, known.key, request, cache) or _read(
+            path, source, known, request, cache
+        )
     except NegativaError as e:
         return MappedLibrary(path, error=e)
 
@@ -327,7 +363,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
 
 
 def _map_encoded(
-    path: Path, request: MapRequest, cache: MapCache | None, known: _Tables | None
+    path: Path | Member, request: MapRequest, cache: MapCache | None, known: _Tables | None
 ) -> tuple[MappedLibrary, bytes | None]:
     """Map in a worker process; JSON crosses to the parent faster than pickled records."""
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.

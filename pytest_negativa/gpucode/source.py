@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import zlib
 from pathlib import Path
 from typing import Protocol
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.models.archive import Member
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",
@@ -25,6 +27,13 @@ _FILE_TYPES = {
 
 # Bytes. A step that fits a processor's cache is hashed fastest.
 _HASH_STEP = 256 << 10
+
+MAX_IN_MEMORY = 4 << 30
+"""The most bytes of one library that are unpacked to memory."""
+
+# Two bits of deflated data stand for 258 bytes at most (RFC 1951).
+_MAX_DEFLATE_RATIO = 1032
+_INFLATE_STEP = 1 << 20
 
 
 Stamp = tuple[int, int, int, int]
@@ -66,9 +75,11 @@ class ByteSource:
         FormatError: not a regular file, or it can't be opened or read.
     """
 
+    _start = 0
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            self.path = os.path.realpath(path)
+            self.path = self._opened = os.path.realpath(path)
             # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as e:
@@ -98,11 +109,12 @@ class ByteSource:
                 offset,
                 f"{length:#x} bytes wanted, but the file ends at {self.size:#x}; is it truncated?",
             )
+        start = self._start + offset
         try:
-            data = os.pread(self._fd, length, offset)
+            data = os.pread(self._fd, length, start)
             # One pread returns at most 2 GiB - 4 KiB, see pread(2).
             while len(data) < length and (
-                more := os.pread(self._fd, length - len(data), offset + len(data))
+                more := os.pread(self._fd, length - len(data), start + len(data))
             ):
                 data += more
         except OSError as e:
@@ -133,7 +145,7 @@ class ByteSource:
     def is_unchanged(self) -> bool:
         """Whether the path still names the file that was opened, and no write changed it since."""
         try:
-            return self.stamp == _stamp(Path(self.path).stat())
+            return self.stamp == _stamp(Path(self._opened).stat())
         except OSError:
             return False
 
@@ -145,3 +157,102 @@ class ByteSource:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+class StoredMember(ByteSource):
+    """A file that lies in an archive as it is; read in place.
+
+    Raises:
+        FormatError: the archive can't be opened, or it ends within the file.
+    """
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.archive)
+        self._start = member.start
+        self.path = str(member.path)
+        if member.start + member.size > self.size:
+            problem = f"ends at {member.start + member.size:#x} of the archive"
+            self.close()
+            raise FormatError(self.path, None, f"{problem}, which has {self.size:#x} bytes")
+        self.size = member.size
+
+
+class MemorySource(ByteSource):
+    """Bytes of a library that lies in no file of its own.
+
+    Args:
+        path: for messages.
+        data: the bytes.
+        mtime_ns: modification time of the archive that they come from, ns since the epoch.
+    """
+
+    def __init__(self, path: str, data: bytes | bytearray, mtime_ns: int) -> None:
+        self.path = path
+        self.size = len(data)
+        self.mtime_ns = mtime_ns
+        self.stamp = (self.size, mtime_ns, 0, 0)
+        self._data = memoryview(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See ``ByteSource.read``."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise FormatError(
+                self.path,
+                offset,
+                f"{length:#x} bytes wanted, but the file ends at {self.size:#x}; is it truncated?",
+            )
+        return bytes(self._data[offset : offset + length])
+
+    def is_unchanged(self) -> bool:
+        """Always: no other process can write to this memory."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_source(where: Path | Member) -> ByteSource:
+    """Open a library for reading. A deflated member is unpacked to memory.
+
+    Raises:
+        FormatError: it can't be opened or unpacked.
+    """
+    if isinstance(where, Path):
+        return ByteSource(where)
+    if where.crc is None:
+        return StoredMember(where)
+    with ByteSource(where.archive) as archive:
+        return MemorySource(str(where.path), _inflate(archive, where), archive.mtime_ns)
+
+
+def _inflate(archive: ByteSource, member: Member) -> bytearray:
+    if member.size > min(MAX_IN_MEMORY, (member.packed_size + 1) * _MAX_DEFLATE_RATIO):
+        raise FormatError(
+            member.path,
+            None,
+            f"would take {member.size:,} bytes of memory from {member.packed_size:,} in the "
+            f"archive, the limit is {MAX_IN_MEMORY:,}; unpack the archive and name the folder",
+        )
+    data = bytearray(member.size)
+    stream, done, left = zlib.decompressobj(-zlib.MAX_WBITS), 0, member.packed_size
+    waiting = b""
+    try:
+        while not stream.eof:
+            if not waiting and left:
+                step = min(_INFLATE_STEP, left)
+                waiting = archive.read(member.start + member.packed_size - left, step)
+                left -= step
+            # 1 more than is left: a longer member must be told from a sound one.
+            part = stream.decompress(waiting, min(member.size - done + 1, _INFLATE_STEP))
+            waiting = stream.unconsumed_tail
+            if not (part or waiting or left):
+                break
+            if done + len(part) > member.size:
+                raise FormatError(member.path, None, "is longer than the archive says; damaged")
+            data[done : done + len(part)] = part
+            done += len(part)
+    except zlib.error as e:
+        raise FormatError(member.path, None, f"cannot be unpacked: {e}; damaged") from e
+    if done < member.size or zlib.crc32(data) != member.crc:
+        raise FormatError(member.path, None, "does not match the archive's checksum; damaged")
+    return data
