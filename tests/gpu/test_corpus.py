@@ -1,0 +1,206 @@
+"""Small CUDA programs in many styles: all that they launch is traced, and their plans are proved.
+
+A program is a library of ``corpus/``. Its function ``run`` checks its results, and ``host.c`` calls
+it. CUPTI's activity records (``activity.c``) tell what it launched, apart from the tracer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.storage.results import load_planned, load_usage
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.command import find_cupti
+
+CORPUS = Path(__file__).parent / "corpus"
+ARCHS = (
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a program is built and run.
+
+    Args:
+        flags: for nvcc, and sources besides its own and ``idle.cu``.
+        builds: libraries that are built of it, each with a flag of its own.
+        times: how often its libraries are loaded.
+        with_module: it loads ``module.cu`` itself.
+        shared_runtime: CUDA's runtime is a shared library, else it is linked statically.
+        not_looked_up: kernels that run without a look-up by name. They are kept with their image.
+    """
+
+    flags: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ("-DVALUE=1",)
+    times: int = 1
+    with_module: bool = False
+    shared_runtime: bool = False
+    not_looked_up: tuple[str, ...] = ()
+
+
+PROGRAMS = {
+    "archs": Program(),
+    "asserts": Program(),
+    "attributes": Program(),
+    "cooperative": Program(),
+    "data_only": Program(),
+    "driver": Program(with_module=True),
+    "enumerates": Program(
+        with_module=True, not_looked_up=("in_module", "also_in_module", "idle_in_module")
+    ),
+    "from_device": Program(
+        flags=("-rdc=true", "-lcudadevrt"), not_looked_up=("_Z5childPi", "_Z10grandchildPi")
+    ),
+    "graphs": Program(),
+    "ipc": Program(),
+    "library": Program(with_module=True),
+    "managed": Program(),
+    "pointers": Program(),
+    "reload": Program(builds=("-DVALUE=1", "-DVALUE=2"), times=4),
+    "run_time": Program(),
+    "streams": Program(flags=("-default-stream=per-thread",)),
+    "symbols": Program(shared_runtime=True),
+    "templates": Program(flags=("--extended-lambda",)),
+    "textures": Program(shared_runtime=True),
+    "units": Program(flags=("-rdc=true", "units_other.cu")),
+}
+PTX_ONLY = {"symbols": ("-gencode=arch=compute_80,code=compute_80",)}
+"""Programs that are built as PTX alone, too."""
+
+
+def run(folder: Path, *command: str | Path, **environ: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def negativa(folder: Path, *arguments: str | Path, **environ: str) -> str:
+    return run(folder, sys.executable, "-m", "pytest_negativa", *arguments, **environ)
+
+
+def build(program: str, how: Program, archs: tuple[str, ...], folder: Path) -> list[Path]:
+    """Build the libraries of a program, and ``host``, into the folder."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.fail("nvcc is not on PATH: the programs can't be built")
+    sources = folder / "src"
+    shutil.copytree(CORPUS, sources)
+    run(sources, "cc", "host.c", "-o", folder / "host", "-ldl")
+    command: list[str | Path] = [nvcc, "-std=c++17", "-shared", "-Xcompiler=-fPIC", "--threads=2"]
+    command += [*archs, f"{program}.cu", "idle.cu", *how.flags]
+    if how.with_module:
+        run(sources, nvcc, "-fatbin", *ARCHS, "module.cu", "-o", "module.fatbin")
+        run(sources, "cc", "-c", "module.S", "-o", "module.o")
+        command.append("module.o")
+    if how.shared_runtime:
+        dry = subprocess.run([nvcc, "--dryrun", "idle.cu"], cwd=sources, stderr=subprocess.PIPE)
+        folders = re.findall(rb'"?-L([^" ]+)', dry.stderr)
+        assert folders, dry.stderr
+        command += ["-cudart=shared", *(f"-Xlinker=-rpath={os.fsdecode(f)}" for f in folders)]
+    libraries = [folder / f"lib{program}{number}.so" for number in range(len(how.builds))]
+    for library, flag in zip(libraries, how.builds, strict=True):
+        run(sources, *command, flag, "-o", library)
+    return libraries
+
+
+def run_time_compilers() -> dict[str, str]:
+    """Where NVRTC and nvJitLink are: packages of NVIDIA, or a toolkit."""
+    folders = [Path(folder, "nvidia/cu13/lib") for folder in sys.path]
+    folders += [Path("/usr/local/cuda/lib64")]
+    found = {}
+    for name in ("nvrtc", "nvJitLink"):
+        files = [f for folder in folders if (f := folder / f"lib{name}.so.13").exists()]
+        if not files:
+            pytest.skip(f"no lib{name}.so.13 here")
+        found[f"CORPUS_{name.upper()}"] = str(files[0])
+    return found
+
+
+def launched(folder: Path, command: list[str | Path]) -> set[str]:
+    """The kernels that ran, by CUPTI's activity records."""
+    recorder, names = folder / "activity.so", folder / "launched.txt"
+    run(CORPUS, "cc", "-shared", "-fPIC", "activity.c", "-o", recorder, "-ldl")
+    names.touch()
+    run(
+        folder,
+        *command,
+        CUDA_INJECTION64_PATH=str(recorder),
+        CORPUS_CUPTI=find_cupti(sys.path) or "libcupti.so.13",
+        CORPUS_LAUNCHES=str(names),
+    )
+    return set(names.read_text().split())
+
+
+def looked_up(usage: Usage) -> set[str]:
+    return {kernel.name for image in usage.iter_images() for kernel in image.kernels}
+
+
+def proofs(folder: Path) -> list[Any]:
+    """Prove the last run lazily and eagerly; the rows of its libraries."""
+    rows = []
+    for mode in ("LAZY", "EAGER"):
+        out = negativa(folder, "verify", CUDA_MODULE_LOADING=mode)
+        assert "PROVED: " in out and "NOT PROVED" not in out, out
+        verdict = json.loads((folder / ".negativa/latest/verdict.json").read_text())
+        assert verdict["proved"], verdict
+        rows += verdict["libraries"]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("program", "archs"),
+    [
+        *(pytest.param(program, ARCHS, id=program) for program in PROGRAMS),
+        *(pytest.param(program, archs, id=f"{program}-ptx") for program, archs in PTX_ONLY.items()),
+    ],
+)
+def test_program(
+    program: str, archs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = PROGRAMS[program]
+    libraries = build(program, how, archs, tmp_path)
+    command: list[str | Path] = [tmp_path / "host", str(how.times), *libraries]
+    if program == "run_time":
+        for name, file in run_time_compilers().items():
+            monkeypatch.setenv(name, file)
+    ran = launched(tmp_path, command)
+    (tmp_path / "negativa.yaml").write_text(f'libraries:\n  include: ["lib{program}*.so"]\n')
+
+    negativa(tmp_path, "debloat", "--", *command)
+
+    latest = Run(tmp_path / ".negativa/latest")
+    usage = load_usage(latest)
+    assert usage is not None
+    traced = looked_up(usage)
+    print(f"{program}: launched {len(ran)}, looked up {len(traced)}, both {len(ran & traced)}")
+    assert not usage.incomplete
+    assert ran - traced <= {*how.not_looked_up}
+    assert not any("idle" in name for name in traced)
+    for row in proofs(tmp_path):
+        assert row["unused_elements"] > 0, row
+    negativa(tmp_path, "locate", "--granularity=kernel")
+    filled = [trimmed for planned in load_planned(latest) for trimmed in planned.plan.trimmed]
+    kept = {name for trimmed in filled for name in trimmed.kept}
+    print(f"{program}: {len(filled)} cubins without their unused kernels; kept: {sorted(kept)}")
+    proofs(tmp_path)
