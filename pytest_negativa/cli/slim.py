@@ -113,6 +113,7 @@ class _Flags(NamedTuple):
     require: bool
     target: Path | None
     keep_originals: Path | None
+    spare: Path | None
     dry_run: bool
     no_load_check: bool
     jobs: int | None
@@ -211,6 +212,12 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the originals in DIR, for negativa slim undo.",
 )
+@click.option(
+    "--spare",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put removed code into DIR: it comes back when it is used.",
+)
 @_dry_run
 @click.option(
     "--no-load-check",
@@ -237,10 +244,14 @@ def slim(as_json: bool, **flags: Any) -> None:
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
     changes no other files, except RECORD, and lists what it did in negativa-slim.json.
 
+    With --spare, removed code lies in a spare and comes back when a program uses it: see
+    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself.
+
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
 
     \b
+    negativa slim --arch sm_90 --spare /opt/spares
     negativa slim --lock negativa.lock --require --strip-others
     negativa slim --arch sm_90 --dry-run DIR
 
@@ -261,7 +272,10 @@ def slim(as_json: bool, **flags: Any) -> None:
 def slim_undo(
     paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, as_json: bool
 ) -> None:
-    """Put back the originals that --keep-originals kept.
+    """Put back the originals.
+
+    --keep-originals kept them, or the libraries and their spares give them back (--spare). The
+    spares stay: other folders may use them.
 
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
     that runs negativa.
@@ -283,6 +297,8 @@ def slim_undo(
 def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
+    A library with a spare and its spare must give the original back.
+
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
     Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, or if slim is at work
@@ -299,6 +315,7 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) 
 def _request(flags: _Flags) -> SlimRequest:
     from pytest_negativa.slimming.slim import SlimRequest
     from pytest_negativa.slimming.slimmer import SlimOptions
+    from pytest_negativa.slimming.spares import SparePolicy
 
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
@@ -311,6 +328,12 @@ def _request(flags: _Flags) -> SlimRequest:
             "--drop-never-loaded goes with a lock, which tells what was loaded",
         ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
+        (
+            flags.spare,
+            not flags.no_strip and not flags.strip_others,
+            "--spare: symbol tables and debug information go into the spare with the code; leave "
+            "out --no-strip and --strip-others",
+        ),
         (
             flags.target,
             flags.keep_originals is None,
@@ -335,6 +358,7 @@ def _request(flags: _Flags) -> SlimRequest:
             load_check=not flags.no_load_check,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else aside.absolute(),
+            spare=None if flags.spare is None else SparePolicy(flags.spare.absolute()),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )

@@ -60,13 +60,16 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         sha256, size, mtime_ns: of the result. It has the times of the original.
         recipe: digest of what was removed, see ``slimming.recipes``.
         source: what told what stays, for people: the lock, or archs.
-        gpu_code_removed: bytes of GPU code that are gone, or overwritten; 0 if only stripped.
+        gpu_code_removed: bytes of GPU code that are gone, overwritten, or in the spare; 0 if only
+            stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
         rows: what RECORD files said of the original.
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
         never_loaded: all its GPU code is gone, because the run of the lock did not load it.
         origin: the distribution that brought the original, if one is known.
+        spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
+            together give the original.
     """
 
     names: tuple[str, ...]
@@ -83,6 +86,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     never_loaded: bool = False
     origin: Origin | None = None
+    spare: str | None = None
 
 
 class LeftFile(Record, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
 from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
+from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 _Recorded = Mapping[str, Records]
@@ -98,7 +99,9 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
         wrong = [record for line, record in records.items() if line != record_digest(digest)]
         if wrong:
             return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
-        return SlimStatus.SOUND, None
+        if entry.spare is not None and (problem := problem_of(path)) is not None:
+            return SlimStatus.DAMAGED, problem
+        return SlimStatus.SOUND, None if entry.spare is None else "its spare fits"
     if digest == entry.original_sha256:
         return SlimStatus.DIFFERENT, "the original is back"
     if record_digest(digest) in records:

@@ -6,7 +6,9 @@ outcome depends on and nothing else: neither the names of the tests, nor the rel
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,13 +30,14 @@ from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
 from pytest_negativa.rewriting.compact.records import (
-    Compacted,
+    CannotCompactError,
     CompactOptions,
     NotCompacted,
 )
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.slimming.spares import SparePolicy, cut, foresee, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -87,10 +90,23 @@ class NotSlimmed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A library that was slimmed."""
+    """A library that was slimmed.
+
+    Attributes:
+        original_sha256, sha256: hex digests of the original and the result.
+        size_after: bytes of the file.
+        gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
+        notes: remarks for the report.
+        spare: what brings removed code back; None: nothing does.
+    """
 
     removal: Removal
-    compacted: Compacted
+    original_sha256: str
+    sha256: str
+    size_after: int
+    gpu_code_removed: int
+    notes: tuple[str, ...] = ()
+    spare: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +128,11 @@ class Recipe(Protocol):
         """What tells what stays, for people."""
         ...
 
+    @property
+    def spare(self) -> SparePolicy | None:
+        """Where removed code goes; None: it is lost."""
+        ...
+
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         """Read a library and find what to remove from it.
 
@@ -129,12 +150,13 @@ class ByLock:
     fill: int
     strip: bool
     source: str
+    spare: SparePolicy | None = None
 
     @property
     def digest(self) -> str:
         kept = [(code.offset, code.functions) for code in self.locked.kept]
         fill = self.fill if needs_content(self.locked) else None
-        return _digest("lock", self.locked.sha256, kept, fill, self.strip)
+        return _digest("lock", self.locked.sha256, kept, fill, self.strip, spare=self.spare)
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         locked = self.locked
@@ -147,7 +169,8 @@ class ByLock:
             library_map = _with_digest(read_library(path, scope), locked.sha256)
             plan = plan_from_lock(locked, library_map)
             notes = [_NOT_COMPACTED] if locked.copies == (_OVERWRITTEN,) else []
-            if not plan.trimmed:
+            # The code within a cubin comes back with the cubin or not at all.
+            if not plan.trimmed or self.spare is not None:
                 return Removal(library_map, plan, notes=tuple(notes))
             edits, cubins = trim_kernels(source, library_map, plan, self.fill)
         left = [cubin for cubin in cubins if cubin.left_alone is not None]
@@ -174,6 +197,7 @@ class ByArchs:
     keep_ptx: bool
     strip: bool
     strip_others: bool
+    spare: SparePolicy | None = None
 
     @property
     def source(self) -> str:
@@ -183,7 +207,7 @@ class ByArchs:
     def digest(self) -> str:
         archs = sorted(map(str, self.devices))
         # Whether others are stripped doesn't change what becomes of GPU code.
-        return _digest("archs", archs, self.keep_ptx, self.strip)
+        return _digest("archs", archs, self.keep_ptx, self.strip, spare=self.spare)
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         def plan_for(library_map: LibraryMap) -> LibraryPlan:
@@ -206,6 +230,7 @@ class NeverLoaded:
     lock: str
     strip: bool
     strip_others: bool
+    spare: SparePolicy | None = None
 
     @property
     def source(self) -> str:
@@ -213,7 +238,7 @@ class NeverLoaded:
 
     @property
     def digest(self) -> str:
-        return _digest("never loaded", self.strip)
+        return _digest("never loaded", self.strip, spare=self.spare)
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         return _plan_by_headers(path, plan_for_none, strip_others=self.strip_others)
@@ -224,6 +249,7 @@ class Strip:
     """Only drop symbol tables and debug information."""
 
     source = "stripping, which removes no GPU code"
+    spare = None
 
     @property
     def digest(self) -> str:
@@ -234,7 +260,7 @@ class Strip:
 
 
 def slim_library(
-    recipe: Recipe, path: Path, target: Path, *, strip: bool, load_check: bool
+    recipe: Recipe, path: Path, target: Path, name: str, *, strip: bool, load_check: bool
 ) -> Result | NotSlimmed:
     """Write what a recipe makes of a library.
 
@@ -242,6 +268,7 @@ def slim_library(
         recipe: what to remove.
         path: the original.
         target: the new file; nothing is left there on any failure.
+        name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
         load_check: whether to load the result in a child process.
 
@@ -251,6 +278,8 @@ def slim_library(
     removal = recipe.plan_removal(path)
     if isinstance(removal, NotSlimmed):
         return removal
+    if recipe.spare is not None:
+        return _cut(recipe.spare, removal, path, target, name, load_check=load_check)
     compacted = compact_library(
         path,
         target,
@@ -262,10 +291,51 @@ def slim_library(
     )
     if isinstance(compacted, NotCompacted):
         return NotSlimmed(compacted.reason)
-    return Result(removal, compacted)
+    return Result(
+        removal,
+        compacted.original_sha256,
+        compacted.sha256,
+        compacted.size_after,
+        removal.code_removed(compacted.spared),
+        compacted.notes,
+    )
 
 
-def foresee_library(recipe: Recipe, path: Path, *, strip: bool) -> Foreseen | NotSlimmed:
+def _cut(
+    spare: SparePolicy, removal: Removal, path: Path, target: Path, name: str, *, load_check: bool
+) -> Result | NotSlimmed:
+    planned = plan_cut(path, removal.library_map, removal.plan)
+    try:
+        done = cut(path, target, planned, spare, name, load_check=load_check)
+    except CannotCompactError as e:
+        return NotSlimmed(e.reason)
+    expected = None if removal.plan is None else removal.plan.library.sha256
+    changed = removal.state is not None and state_of(path) != removal.state
+    if changed or expected not in (None, done.original_sha256):
+        target.unlink(missing_ok=True)
+        raise StaleLibraryError(f"{path} changed while it was read; try again")
+    gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
+    with ByteSource(target) as result:
+        sha256 = result.sha256()
+    return Result(removal, done.original_sha256, sha256, done.size_after, gone, spare=done.spare)
+
+
+def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
+    """Bytes of unused code in gaps; both are ascending."""
+    starts = [start for start, _ in gaps]
+    total = 0
+    for decision in plan.decisions:
+        if decision.kept:
+            continue
+        at = max(bisect.bisect_right(starts, decision.start) - 1, 0)
+        for start, end in itertools.islice(gaps, at, None):
+            if start >= decision.end:
+                break
+            total += max(min(end, decision.end) - max(start, decision.start), 0)
+    return total
+
+
+def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Foreseen | NotSlimmed:
     """What ``slim_library`` would write; loading is not tried.
 
     Raises:
@@ -274,6 +344,12 @@ def foresee_library(recipe: Recipe, path: Path, *, strip: bool) -> Foreseen | No
     removal = recipe.plan_removal(path)
     if isinstance(removal, NotSlimmed):
         return removal
+    if recipe.spare is not None:
+        planned = plan_cut(path, removal.library_map, removal.plan)
+        try:
+            return Foreseen(removal, foresee(path, planned, recipe.spare, name))
+        except CannotCompactError as e:
+            return NotSlimmed(e.reason)
     forecast = foresee_compaction(
         path, removal.library_map, removal.plan, removal.edits, CompactOptions(strip=strip)
     )
@@ -308,5 +384,7 @@ def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
     return msgspec.structs.replace(library_map, library=library)
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: Any, spare: SparePolicy | None = None) -> str:
+    if spare is not None:
+        parts += ("spare", spare.key)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -109,10 +109,10 @@ def slim_trees(
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
     trees = scan(request.paths)
+    for tree in trees:
+        _check_aside(request.options, tree)
     if request.target is not None:
         return _slim_copy(request, trees, request.target, on_progress)
-    for tree in trees:
-        _check_aside(request.options.keep_originals, tree)
     with hold(*(tree.root for tree in trees)):
         # Again: another process may have slimmed them while this one waited.
         trees = scan_held(request.paths, dry_run=request.options.dry_run)
@@ -120,8 +120,13 @@ def slim_trees(
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
         if request.options.keep_originals is None and not request.options.dry_run:
-            lost = [(slimmer, task) for slimmer in slimmers for task in slimmer.work.tasks]
-            on_start([slimmer.origin_of(task) for slimmer, task in lost if task.before is None])
+            lost = [
+                (slimmer, task)
+                for slimmer in slimmers
+                for task in slimmer.work.tasks
+                if task.before is None and task.recipe.spare is None
+            ]
+            on_start([slimmer.origin_of(task) for slimmer, task in lost])
         return _run(slimmers, unmet, on_progress)
 
 
@@ -182,6 +187,7 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             strip=options.strip,
             others=_others(request),
             unloaded=request.drop_never_loaded,
+            spare=options.spare,
             jobs=options.jobs,
         )
     else:
@@ -202,7 +208,10 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
 
 
 def _by_archs(request: SlimRequest) -> ByArchs:
-    return ByArchs(request.devices, request.keep_ptx, request.options.strip, request.strip_others)
+    options = request.options
+    return ByArchs(
+        request.devices, request.keep_ptx, options.strip, request.strip_others, options.spare
+    )
 
 
 def _others(request: SlimRequest) -> Recipe | None:
@@ -308,13 +317,20 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
             raise OptionError(f"{tree.root / group.name}: not a shared library (ELF, *.so*)")
 
 
-def _check_aside(aside: Path | None, tree: Tree) -> None:
-    if aside is None:
-        return
-    real = aside.resolve()
-    if real == tree.root or tree.root in real.parents:
-        raise OptionError(
-            f"{aside}: originals can't be kept in the folder to slim; name one outside"
-        )
-    if not os.path.isabs(aside):  # noqa: PTH117
-        raise ValueError(f"{aside} is relative")
+def _check_aside(options: SlimOptions, tree: Tree) -> None:
+    """Refuse folders for originals or spares in a folder to slim.
+
+    Raises:
+        OptionError: a folder is in it.
+    """
+    spares = None if options.spare is None else options.spare.folder
+    for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
+        if aside is None:
+            continue
+        real = aside.resolve()
+        if real == tree.root or tree.root in real.parents:
+            raise OptionError(
+                f"{aside}: {what} can't be kept in the folder to slim; name one outside"
+            )
+        if not os.path.isabs(aside):  # noqa: PTH117
+            raise ValueError(f"{aside} is relative")

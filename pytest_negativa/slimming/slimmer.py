@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,12 @@ from pytest_negativa.slimming.replace import (
     link,
     replace_all,
 )
+from pytest_negativa.slimming.spares import (
+    SparePolicy,
+    put_runtime,
+    rebuild,
+    remove_unused_runtime,
+)
 from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
@@ -81,10 +88,11 @@ class SlimOptions:
     """How to slim.
 
     Attributes:
-        strip: drop symbol tables and debug information.
+        strip: drop symbol tables and debug information. A spare keeps them.
         load_check: load each result in a child process before it takes its place.
         dry_run: report what would be done, and write nothing.
         keep_originals: the folder for the originals; None: keep none.
+        spare: where removed code goes, so that it comes back; None: it is lost.
         jobs: how many libraries to slim at a time.
     """
 
@@ -92,6 +100,7 @@ class SlimOptions:
     load_check: bool = True
     dry_run: bool = False
     keep_originals: Path | None = None
+    spare: SparePolicy | None = None
     jobs: int = 1
 
 
@@ -175,7 +184,8 @@ class Slimmer:
         """Tell that a library slimmed before without its original kept has none to keep."""
         if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
             return row
-        if may_be_kept(self.manifest.slimmed[row.path]):
+        entry = self.manifest.slimmed[row.path]
+        if may_be_kept(entry) or entry.spare is not None:
             return row
         return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
 
@@ -232,6 +242,10 @@ class Slimmer:
         # The largest first, so that none is left to run alone at the end.
         tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
         staged = {task.name: staged_name(self.root / task.name, self._token) for task in tasks}
+        temporary: list[Path] = [
+            *staged.values(),
+            *(self._rebuilt_name(task) for task in tasks if task.is_cut),
+        ]
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
@@ -253,17 +267,37 @@ class Slimmer:
             raise
         finally:
             pool.shutdown(wait=wait, cancel_futures=True)
-            for path in staged.values():
+            for path in temporary:
                 _remove_staged(path)
+
+    def _rebuilt_name(self, task: Task) -> Path:
+        """A hidden name for an original that is made again."""
+        place = self.root / task.name
+        return staged_name(place.with_name(f"{place.name}.original"), self._token)
+
+    def _original_of(self, task: Task) -> Path:
+        return self._rebuilt_name(task) if task.is_cut else task.source
 
     def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
         options = self.options
+        original = self._original_of(task)
+        if task.is_cut:
+            rebuild(task.source, original)
+        name = (self.root / task.name).name
         return slim_library(
-            task.recipe, task.source, staged, strip=options.strip, load_check=options.load_check
+            task.recipe, original, staged, name, strip=options.strip, load_check=options.load_check
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Foreseen | NotSlimmed:
-        return foresee_library(task.recipe, task.source, strip=self.options.strip)
+        name = (self.root / task.name).name
+        strip = self.options.strip
+        if not task.is_cut:
+            return foresee_library(task.recipe, task.source, name, strip=strip)
+        # A dry run writes nothing into the folder.
+        with tempfile.TemporaryDirectory() as folder:
+            original = Path(folder, name)
+            rebuild(task.source, original)
+            return foresee_library(task.recipe, original, name, strip=strip)
 
     def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
         self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, foreseen.removal)
@@ -288,8 +322,8 @@ class Slimmer:
             )
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        removal, result = made.removal, made.compacted
-        notes = [*removal.notes, *result.notes, *copy_metadata(task.source, staged)]
+        removal = made.removal
+        notes = [*removal.notes, *made.notes, *copy_metadata(task.source, staged)]
         if task.outside:
             notes.append(
                 "the original still takes its space: it has "
@@ -298,9 +332,14 @@ class Slimmer:
         linked: FileState | None = None
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
-            aside = self.options.keep_originals / result.original_sha256
-            linked = keep_original(task.source, aside, self._token)
+            aside = self.options.keep_originals / made.original_sha256
+            linked = keep_original(self._original_of(task), aside, self._token)
+            # The file that is replaced is another one than the original made again.
+            linked = None if task.is_cut else linked
             original = str(aside)
+        if made.spare is not None:
+            for folder in {(self.root / name).parent for name in task.names}:
+                put_runtime(folder)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
         self._remember_records(rows)
@@ -309,19 +348,20 @@ class Slimmer:
         self.manifest.left.pop(task.name, None)
         slimmed[task.name] = SlimmedFile(
             names=task.names,
-            original_sha256=result.original_sha256,
+            original_sha256=made.original_sha256,
             original_size=task.size,
-            sha256=result.sha256,
+            sha256=made.sha256,
             size=status.st_size,
             mtime_ns=status.st_mtime_ns,
             recipe=task.recipe.digest,
             source=task.recipe.source,
-            gpu_code_removed=removal.code_removed(result.spared),
+            gpu_code_removed=made.gpu_code_removed,
             never_loaded=isinstance(task.recipe, NeverLoaded),
             rows=rows,
             original=original,
             notes=tuple(notes),
             origin=self.origin_of(task),
+            spare=None if made.spare is None else str(made.spare),
         )
         save_manifest(self.root, self.manifest, self._token)
         places = {self.root / name: linked or self._state(name) for name in task.names}
@@ -334,7 +374,10 @@ class Slimmer:
                 save_manifest(self.root, self.manifest, self._token)
             raise
         self.work.current.update(task.names)
-        self._add_row(task, SlimStatus.SLIMMED, result.size_after, removal, tuple(notes))
+        self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, tuple(notes))
+        if task.is_cut and made.spare is None:
+            for folder in {(self.root / name).parent for name in task.names}:
+                remove_unused_runtime(folder)
 
     def _state(self, name: str) -> FileState | None:
         """The state of the file to replace; None if a copy grows where none is."""

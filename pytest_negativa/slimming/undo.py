@@ -1,4 +1,4 @@
-"""Puts kept originals back."""
+"""Puts originals back: those that were kept, and those that a library and its spare give."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ from pytest_negativa.slimming.replace import (
 )
 from pytest_negativa.slimming.slim import scan, scan_held
 from pytest_negativa.slimming.slimmer import write_records
+from pytest_negativa.slimming.spares import find_spare, rebuild, remove_unused_runtime
 from pytest_negativa.slimming.tree import Tree, staged_name
 
 
 def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]:
-    """Put back all originals that were kept, and remove their entries from the manifest.
+    """Put back all originals, and remove their entries from the manifest.
+
+    An original was kept, or a library and its spare give it.
 
     A slimmed library that was damaged since gets its original back, too. A library that another
     file replaced, such as another version, stays as it is.
@@ -159,7 +162,7 @@ def _undo_one(
         if all(tree.group_of(name) is None for name in entry.names):
             return _undo_gone(tree, key, entry, records, token, dry_run=dry_run)
         return _row(key, entry, SlimStatus.LEFT, entry.size, next(iter(others.values())))
-    aside = _kept_original(key, entry)
+    aside = _original_of(tree.root / results[0], entry)
     if not dry_run:
         _put_back(aside, {tree.root / name: _state(tree, name) for name in results}, entry, token)
         for name in entry.names:
@@ -203,14 +206,22 @@ def _undo_gone(
     )
     if entry.original is None or not ours:
         return _row(key, entry, SlimStatus.LEFT, 0, "it is no longer there")
-    aside = _kept_original(key, entry)
+    aside = _kept_original(entry)
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
     _put_back(aside, dict.fromkeys(names), entry, token)
     return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
 
 
-def _kept_original(key: str, entry: SlimmedFile) -> Path:
+def _original_of(place: Path, entry: SlimmedFile) -> Path | None:
+    """The kept original of a library; None: library and spare give it back."""
+    if entry.spare is None or may_be_kept(entry):
+        return _kept_original(entry)
+    find_spare(place)
+    return None
+
+
+def _kept_original(entry: SlimmedFile) -> Path:
     if entry.original is None:
         raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry)}")
     aside = Path(entry.original)
@@ -227,23 +238,34 @@ def _state(tree: Tree, name: str) -> FileState | None:
 
 
 def _put_back(
-    aside: Path, places: Mapping[Path, FileState | None], entry: SlimmedFile, token: str
+    aside: Path | None, places: Mapping[Path, FileState | None], entry: SlimmedFile, token: str
 ) -> None:
-    """Put a copy of a kept original into its places, with the attributes of the file there.
+    """Put a copy of an original into its places, with the attributes of the file there.
 
-    The kept original may be that of another folder, too, where its attributes were others.
+    A kept original may be that of another folder, too, where its attributes were others.
+
+    Args:
+        aside: the kept original; None: the library and its spare give it back.
+        places, token: see ``replace_all``.
+        entry: of the manifest.
     """
     first = next(iter(places))
     staged = staged_name(first, token)
     try:
-        # Not a link: a program that writes to the library must not change the kept original.
-        copy_file(aside, staged)
+        if aside is None:
+            rebuild(first, staged)
+        else:
+            # Not a link: a program that writes to the library must not change the kept original.
+            copy_file(aside, staged)
         if not has_digest(staged, entry.original_sha256):
             raise ReconstructError(f"{aside} changed while it was copied; run the command again")
         if places[first] is not None:
             copy_metadata(first, staged)
         os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
         replace_all(staged, places, token)
+        if entry.spare is not None:
+            for folder in {place.parent for place in places}:
+                remove_unused_runtime(folder)
     except OSError as e:
         raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
     finally:

@@ -33,6 +33,7 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     Strip,
 )
+from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -59,11 +60,12 @@ class Task:
 
     Attributes:
         recipe: what to do.
-        source: the original.
+        source: the original; with ``is_cut``, the library with a spare that was made of it.
         names: the names that will lead to the result, below the folder.
         size: bytes of the original.
         before: the manifest's entry, if the file that is there was slimmed before.
         outside: how many names of the file lie outside of the folder.
+        is_cut: the original is made again from ``source`` and its spare.
     """
 
     recipe: Recipe
@@ -72,6 +74,7 @@ class Task:
     size: int
     before: SlimmedFile | None = None
     outside: int = 0
+    is_cut: bool = False
 
     @property
     def name(self) -> str:
@@ -134,7 +137,7 @@ def classify(
         None if there is nothing to do and nothing to tell.
     """
     if isinstance(library, KnownResult):
-        return _classify_slimmed(library, recipe)
+        return _classify_slimmed(tree, library, recipe)
     if left is not None and _is_left(library, left, recipe):
         if left.reason == NO_GPU_CODE:
             return None
@@ -148,7 +151,7 @@ def classify(
     return Task(recipe, source, library.names, library.size, outside=outside)
 
 
-def _classify_slimmed(library: KnownResult, recipe: Recipe) -> Task | SlimRow:
+def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task | SlimRow:
     entry = library.entry
     if entry.recipe == recipe.digest:
         return SlimRow(
@@ -162,6 +165,10 @@ def _classify_slimmed(library: KnownResult, recipe: Recipe) -> Task | SlimRow:
     if entry.original is not None and digest_of(Path(entry.original)) == entry.original_sha256:
         original = Path(entry.original)
         return Task(recipe, original, library.results, entry.original_size, before=entry)
+    if entry.spare is not None:
+        source = tree.root / library.results[0]
+        size = entry.original_size
+        return Task(recipe, source, library.results, size, before=entry, is_cut=True)
     # If GPU code is gone, some of it may be what the recipe keeps.
     if entry.gpu_code_removed and not isinstance(recipe, Strip | NeverLoaded):
         return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _NOT_AGAIN)
@@ -294,6 +301,7 @@ def find_by_lock(
     strip: bool,
     others: Recipe | None,
     unloaded: bool = False,
+    spare: SparePolicy | None = None,
     jobs: int,
 ) -> tuple[list[WorkList], list[SlimRow]]:
     """Give the files of folders to the libraries of a lock.
@@ -304,6 +312,7 @@ def find_by_lock(
         strip: whether to drop what is never loaded.
         others: for the other libraries of the lock's distributions and of what they require.
         unloaded: whether those of them that the run of the lock did not load lose all GPU code.
+        spare: where removed code goes; None: it is lost.
         jobs: files to read at a time.
 
     Returns:
@@ -311,7 +320,7 @@ def find_by_lock(
     """
     folders = [_Folder(tree, manifest) for tree, manifest in trees]
     source = _describe(lock)
-    recipes = [ByLock(library, lock.proof.fill, strip, source) for library in lock.libraries]
+    recipes = [ByLock(library, lock.proof.fill, strip, source, spare) for library in lock.libraries]
     left = {digest for folder in folders for digest in folder.add_left(recipes)}
     digests = [_digests(folder, lock, jobs) for folder in folders]
     missing: list[LockedLibrary] = []
@@ -329,7 +338,7 @@ def find_by_lock(
             missing.append(recipe.locked)
     unmet = [_unmet(library, folders) for library in missing]
     loaded = Loaded.of(lock)
-    never = NeverLoaded(source, strip, _strips_others(others)) if unloaded else None
+    never = NeverLoaded(source, strip, _strips_others(others), spare) if unloaded else None
     for folder in folders:
         folder.add_contradictions(loaded, others)
         _add_others(folder, others, never, loaded)

@@ -178,13 +178,13 @@ from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.storage.atomic import new_file
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
-def slim_library(recipe, path, staged, **options):
+def slim_library(recipe, path, staged, name, **options):
     if path.name == "libtwo.so":
         with new_file(staged) as new:
             new.path()  # As for the check of what was written.
             begun.set()
             threading.Event().wait()
-    return real(recipe, path, staged, **options)
+    return real(recipe, path, staged, name, **options)
 def publish_one(self, *more):
     publish(self, *more)
     begun.wait()

@@ -1,4 +1,4 @@
-"""Cuts host code out of a library: its pages lie in a spare, and come back when they are touched.
+"""Cuts code out of a library: its pages lie in a spare, and come back when they are touched.
 
 The library keeps every address. The pages that go leave gaps in its segments, which ld.so maps
 without access. Three segments are new, behind the others: the note with the dynamic strings, a
@@ -6,8 +6,8 @@ stub, and the dynamic section. The dynamic section names the runtime (``spare/ru
 first dependency, and the stub as the start of the library (``DT_INIT``). Between them lies a page
 that is never in the file: the slot that the stub calls through.
 
-Only code and unwind tables may go. A system call that reads a missing page fails instead of
-faulting, so constants stay.
+Only code, unwind tables and GPU code may go: programs and the driver read these by loads, which
+fault. A system call that reads a missing page fails instead of faulting, so constants stay.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class CutOptions:
         min_hole: bytes; smaller gaps stay in the file. Each gap costs a mapping.
         max_loads: ``PT_LOAD`` headers at most. glibc keeps three records of 56 bytes for each on
             the stack of the thread that calls dlopen; 800 fit 128 KiB.
+        min_gain: bytes; a library that would shrink by less stays as it is. None: any may grow.
+        name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
         missing_is_error: the library refuses to start without its spare.
         remedy: a sentence for the message of a missing spare.
@@ -110,6 +112,8 @@ class CutOptions:
 
     min_hole: int = 16 << 10
     max_loads: int = 800
+    min_gain: int | None = None
+    name: str | None = None
     folders: tuple[str, ...] = ()
     missing_is_error: bool = False
     remedy: str = _REMEDY
@@ -123,8 +127,7 @@ class Cut:
         library, spare: the files.
         size_before, size_after: of the library.
         original_sha256: hex digest.
-        removed: bytes that are gaps in memory.
-        holes: number of gaps.
+        gaps: ranges of file offsets of the original that are gaps in memory.
     """
 
     library: Path
@@ -132,8 +135,17 @@ class Cut:
     size_before: int
     size_after: int
     original_sha256: str
-    removed: int
-    holes: int
+    gaps: tuple[Range, ...]
+
+    @property
+    def removed(self) -> int:
+        """Bytes that are gaps in memory."""
+        return sum(end - start for start, end in self.gaps)
+
+    @property
+    def holes(self) -> int:
+        """Number of gaps."""
+        return len(self.gaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,31 +186,64 @@ def cut_library(
         spares: the folder of the spare.
         needed: ranges of file offsets that stay.
         options: see ``CutOptions``.
-        containers: ranges of file offsets with GPU code that may go, too. Only benchmarks give any:
-            whether the driver reads them so that a page can come back is not known.
+        containers: ranges of file offsets with GPU code that may go, too; see
+            ``regions.removable_code``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         ReconstructError: the original can't be read, or a file can't be written.
     """
     options = options or CutOptions()
+    options = dataclasses.replace(options, name=options.name or target.name)
     try:
         with ByteSource(path) as source:
-            return _cut(source, target, spares, needed, options, containers)
+            return _write(source, target, spares, _design(source, needed, options, containers))
     except FormatError as e:
         raise ReconstructError(str(e)) from e
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be cut: {e.strerror}") from e
 
 
-def _cut(
+def foresee_cut(
+    path: str | os.PathLike[str],
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range] = (),
+) -> int:
+    """Size in bytes of the library that ``cut_library`` would write. Nothing is written.
+
+    Args:
+        path, needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        ReconstructError: the original can't be read.
+    """
+    try:
+        with ByteSource(path) as source:
+            return _design(source, needed, options, containers).library.edits.size
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+
+
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """A cut library before it is written."""
+
+    runtime: Path
+    sha256: str
+    holes: tuple[Range, ...]
+    note: Note
+    library: FileLayout
+    spare: FileLayout
+
+
+def _design(
     source: ByteSource,
-    target: Path,
-    spares: Path,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range],
-) -> Cut:
+) -> _Design:
     runtime = runtime_library()
     if runtime is None:
         raise CannotCompactError(source.path, "the spare's runtime was not built")
@@ -215,7 +260,7 @@ def _cut(
         original_size=source.size,
         holes=tuple(_hole_rows(tables, holes)),
         slot=0,
-        name=target.name,
+        name=options.name or os.path.basename(source.path),  # noqa: PTH119
         folders=options.folders,
         remedy=options.remedy,
         missing_is_error=options.missing_is_error,
@@ -226,11 +271,28 @@ def _cut(
     for start, end in pages.kept:
         builder.append_copy(start, end)
     _append_tables(builder, source, tables, pages, note, addition)
+    gain = source.size - builder.size
+    if options.min_gain is not None and gain < options.min_gain:
+        raise CannotCompactError(
+            source.path,
+            f"saves only {max(gain, 0):,} bytes, the minimum is {options.min_gain:,}",
+        )
     trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, pages)))
-    spare = spares / note.spare_name
+    return _Design(
+        runtime=runtime,
+        sha256=sha256,
+        holes=tuple(holes),
+        note=note,
+        library=builder.build(),
+        spare=_spare_layout(source, trailer),
+    )
+
+
+def _write(source: ByteSource, target: Path, spares: Path, design: _Design) -> Cut:
+    spare = spares / design.note.spare_name
     with new_file(spare) as new_spare, new_file(target) as new_library:
-        write_layout(_spare_layout(source, trailer), source, new_spare.fd)
-        write_layout(builder.build(), source, new_library.fd)
+        write_layout(design.spare, source, new_spare.fd)
+        write_layout(design.library, source, new_library.fd)
         os.fchmod(new_spare.fd, 0o644)
         os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
         with ByteSource(new_library.path()) as cut, ByteSource(new_spare.path()) as kept:
@@ -238,7 +300,7 @@ def _cut(
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         new_spare.publish(durable=True)
-        install_runtime(runtime, target.parent)
+        install_runtime(design.runtime, target.parent)
         size = os.fstat(new_library.fd).st_size
         new_library.publish(durable=True)
     return Cut(
@@ -246,9 +308,8 @@ def _cut(
         spare=spare,
         size_before=source.size,
         size_after=size,
-        original_sha256=sha256,
-        removed=sum(end - start for start, end in holes),
-        holes=len(holes),
+        original_sha256=design.sha256,
+        gaps=design.holes,
     )
 
 

@@ -85,6 +85,39 @@ def _read(source: ByteSource, start: int, end: int) -> Iterator[bytes]:
         yield source.read(position, min(_STEP, end - position))
 
 
+def check_pair(library: Path, spare: Path) -> None:
+    """Check that a library and its spare give the original back.
+
+    Raises:
+        FormatError: a file can't be read.
+        ReconstructError: they don't.
+    """
+    with ByteSource(library) as cut, ByteSource(spare) as kept:
+        for _ in _rebuilt(cut, kept):
+            pass
+
+
+def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
+    """The bytes of the original; the digest is compared behind the last.
+
+    Raises:
+        FormatError: a file can't be read.
+        ReconstructError: the files are no pair, or are damaged.
+    """
+    note = read_note(cut)
+    if note is None:
+        raise ReconstructError(f"{cut.path}: is no library with a spare")
+    digest = hashlib.sha256()
+    for data in original_bytes(cut, spare, read_trailer(spare, note)):
+        digest.update(data)
+        yield data
+    if digest.digest() != note.original:
+        raise ReconstructError(
+            f"{cut.path}: with its spare {spare.path} it does not give the original back: one of "
+            "the two is damaged; install the original again"
+        )
+
+
 def rebuild_original(library: Path, spare: Path, target: Path) -> None:
     """Write the original of a cut library; it gets its name when its digest is right.
 
@@ -96,24 +129,15 @@ def rebuild_original(library: Path, spare: Path, target: Path) -> None:
         ReconstructError: the files are no pair, are damaged, or the target can't be written.
     """
     try:
-        with ByteSource(library) as cut, ByteSource(spare) as kept:
-            note = read_note(cut)
-            if note is None:
-                raise ReconstructError(f"{cut.path}: is no library with a spare")
-            trailer = read_trailer(kept, note)
-            digest = hashlib.sha256()
-            with new_file(target) as new:
-                with os.fdopen(os.dup(new.fd), "wb") as file:
-                    for data in original_bytes(cut, kept, trailer):
-                        digest.update(data)
-                        file.write(data)
-                if digest.digest() != note.original:
-                    raise ReconstructError(
-                        f"{cut.path}: with its spare {kept.path} it does not give the original "
-                        "back: one of the two is damaged; install the original again"
-                    )
-                os.fchmod(new.fd, os.fstat(cut.fileno()).st_mode & 0o777)
-                new.publish(durable=True)
+        with (
+            ByteSource(library) as cut,
+            ByteSource(spare) as kept,
+            new_file(target) as new,
+        ):
+            with os.fdopen(os.dup(new.fd), "wb") as file:
+                file.writelines(_rebuilt(cut, kept))
+            os.fchmod(new.fd, os.fstat(cut.fileno()).st_mode & 0o777)
+            new.publish(durable=True)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
     except OSError as e:

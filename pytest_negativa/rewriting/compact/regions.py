@@ -24,6 +24,7 @@ from pytest_negativa.gpucode.fatbin import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
@@ -64,6 +65,48 @@ def plan_removal(
     for section in library_map.sections:
         planner.add_section(section)
     return planner.removal()
+
+
+def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPlan) -> list[Range]:
+    """The ranges of unused code whose bytes may come back, for a library with a spare.
+
+    A region without kept code goes as a whole. From another one only payloads go: the driver reads
+    the headers of all its elements, so these stay.
+
+    Args:
+        source: the library; only padding is read.
+        library_map: of the library.
+        plan: decisions on elements and frames; a missing decision means kept.
+
+    Returns:
+        Ranges of file offsets, ascending. Neighbours with padding between them are one.
+    """
+    unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
+    unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
+    found: list[Range] = []
+    for section in library_map.sections:
+        for region in section.regions:
+            spans = [(e.payload.start, e.payload.end) for e in region.elements]
+            if spans and unused.issuperset(spans):
+                found.append((region.span.start, region.span.end))
+            else:
+                found += unused.intersection(spans)
+        frames = [(frame.span.start, frame.span.end) for frame in section.frames]
+        found += unused.intersection(frames)
+    joined: list[Range] = []
+    for start, end in sorted(found):
+        if joined and _is_zeros(source, joined[-1][1], start):
+            joined[-1] = joined[-1][0], end
+        elif start < end:
+            joined.append((start, end))
+    return joined
+
+
+def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
+    """Whether there is nothing but padding between two offsets."""
+    return end - start <= _LONGEST_PADDING and (
+        start >= end or not any(source.read(start, end - start))
+    )
 
 
 class _Planner:
@@ -111,7 +154,7 @@ class _Planner:
     def _is_padding(self, start: int, end: int, shift: int) -> bool:
         if start == end:
             return True
-        if end - start > _LONGEST_PADDING or any(self._source.read(start, end - start)):
+        if not _is_zeros(self._source, start, end):
             return False
         return self._why_kept(start + shift, end + shift) is None
 

@@ -1,0 +1,279 @@
+"""Libraries with a spare: how they are cut, checked, and made whole again.
+
+The library itself names its spare, so a copied folder needs no manifest to find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.rewriting.compact.cut import (
+    Cut,
+    CutOptions,
+    cut_library,
+    foresee_cut,
+    install_runtime,
+)
+from pytest_negativa.rewriting.compact.load_check import check_loading
+from pytest_negativa.rewriting.compact.original_tables import Range, read_tables
+from pytest_negativa.rewriting.compact.rebuild import (
+    check_pair,
+    read_note,
+    read_trailer,
+    rebuild_original,
+)
+from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.regions import removable_code
+from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
+
+_ENVIRONMENT = "NEGATIVA_SPARE_DIR"
+# As compaction has them: 64 KiB is not worth another file. A thread that loads such a library needs
+# 192 KiB of stack.
+_MIN_GAIN = 64 << 10
+_MAX_LOADS = 1600
+# All copies of the runtime export it.
+_RUNTIME_SYMBOL = b"negativa_spare_version"
+
+
+@dataclass(frozen=True, slots=True)
+class SparePolicy:
+    """Where the spares lie.
+
+    Attributes:
+        folder: absolute path; the libraries name it.
+    """
+
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        """What the results depend on."""
+        return str(self.folder)
+
+    def options_for(self, name: str) -> CutOptions:
+        """How to cut a library of that file name."""
+        return CutOptions(
+            max_loads=_MAX_LOADS,
+            min_gain=_MIN_GAIN,
+            name=name,
+            folders=(str(self.folder),),
+            remedy=f"Put it into {self.folder}, or install the library again.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlan:
+    """What of a library may go, and what stays; ranges of file offsets."""
+
+    containers: tuple[Range, ...]
+    needed: tuple[Range, ...]
+
+
+def plan_cut(path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None) -> CutPlan:
+    """Turn decisions on GPU code into ranges.
+
+    Args:
+        path: the original.
+        library_map, plan: both or none.
+
+    Raises:
+        FormatError: the file can't be read.
+    """
+    with ByteSource(path) as source:
+        containers: list[Range] = []
+        if library_map is not None and plan is not None:
+            containers = removable_code(source, library_map, plan)
+        return CutPlan(tuple(containers), tuple(_between(containers, source.size)))
+
+
+def cut(
+    path: Path, target: Path, planned: CutPlan, policy: SparePolicy, name: str, *, load_check: bool
+) -> Cut:
+    """Write a library without what may go, its spare, and the runtime beside it.
+
+    Args:
+        path: the original.
+        target: the new file; nothing is left there on any failure.
+        planned: what may go.
+        policy: where the spare goes.
+        name: file name of the library.
+        load_check: load the result in a child process.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        NegativaError: it can't be done.
+    """
+    try:
+        policy.folder.mkdir(parents=True, exist_ok=True)
+        # Spares begin like libraries: no scan may take them for some.
+        (policy.folder / ORIGINALS_MARK).touch()
+        known = set(os.listdir(policy.folder))  # noqa: PTH208
+    except OSError as e:
+        raise ReconstructError(f"{policy.folder}: cannot be written: {e.strerror}") from e
+    _refuse_other_file(target.with_name(RUNTIME_NAME))
+    options = policy.options_for(name)
+    done = cut_library(path, target, policy.folder, planned.needed, options, planned.containers)
+    try:
+        if load_check:
+            _check_loading(path, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            target.unlink(missing_ok=True)
+            # Another library may use a spare that was there.
+            if done.spare.name not in known:
+                done.spare.unlink(missing_ok=True)
+        raise
+    return done
+
+
+def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str) -> int:
+    """Size in bytes that the library would have; nothing is written.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        NegativaError: it can't be read.
+    """
+    return foresee_cut(path, planned.needed, policy.options_for(name), planned.containers)
+
+
+def _check_loading(path: Path, target: Path) -> None:
+    with ByteSource(path) as source:
+        checked = check_loading(source, read_tables(source), target)
+    if checked.problem is not None:
+        raise CannotCompactError(path, checked.problem)
+
+
+def _between(ranges: Iterable[Range], size: int) -> Iterator[Range]:
+    """What lies outside of ascending ranges."""
+    position = 0
+    for start, end in ranges:
+        yield position, start
+        position = end
+    yield position, size
+
+
+# ---- The way back ----
+
+
+def note_of(library: Path) -> Note | None:
+    """What a library with a spare says about itself; None: it has none.
+
+    Raises:
+        FormatError: the file or its note is damaged.
+    """
+    with ByteSource(library) as source:
+        return read_note(source)
+
+
+def find_spare(library: Path) -> Path:
+    """The spare of a library, where the runtime would find it.
+
+    Raises:
+        FormatError: the library is damaged.
+        ReconstructError: it has no spare, or none that fits is there.
+    """
+    note = note_of(library)
+    if note is None:
+        raise ReconstructError(f"{library}: is no library with a spare")
+    set_by_user = os.environ.get(_ENVIRONMENT)
+    folders = [*([set_by_user] if set_by_user else []), *note.folders, str(library.parent)]
+    problem = "it is in none of these folders"
+    for folder in folders:
+        spare = Path(folder, note.spare_name)
+        # A folder may be another user's.
+        if os.path.isfile(spare):  # noqa: PTH113
+            try:
+                with ByteSource(spare) as source:
+                    read_trailer(source, note)
+                return spare
+            except FormatError as e:
+                problem = str(e)
+    raise ReconstructError(
+        f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
+        f"bring it back, or set {_ENVIRONMENT} to its folder"
+    )
+
+
+def rebuild(library: Path, target: Path) -> None:
+    """Write the original of a library with a spare; its digest is checked.
+
+    Raises:
+        NegativaError: the spare is gone, or one of the two is damaged.
+    """
+    rebuild_original(library, find_spare(library), target)
+
+
+def problem_of(library: Path) -> str | None:
+    """Why a library with a spare can't do its work here; None: library, runtime and spare fit.
+
+    Raises:
+        FormatError: the library can't be read.
+    """
+    runtime = library.with_name(RUNTIME_NAME)
+    if not _is_runtime(runtime):
+        return f"{runtime} is gone or another file, so the library can't be loaded"
+    try:
+        spare = find_spare(library)
+        check_pair(library, spare)
+    except NegativaError as e:
+        return str(e).removeprefix(f"{library}: ")
+    return None
+
+
+# ---- The runtime ----
+
+
+def put_runtime(folder: Path) -> None:
+    """Put the runtime into the folder of a library with a spare.
+
+    Raises:
+        ReconstructError: another file of that name is there, or it can't be written.
+    """
+    runtime = runtime_library()
+    assert runtime is not None, "it was there when the library was cut"
+    target = folder / RUNTIME_NAME
+    _refuse_other_file(target)
+    try:
+        install_runtime(runtime, folder)
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+
+
+def remove_unused_runtime(folder: Path) -> None:
+    """Remove the runtime from a folder in which no library needs it any more."""
+    target = folder / RUNTIME_NAME
+    with contextlib.suppress(OSError):
+        if not _is_runtime(target):
+            return
+        for path in folder.iterdir():
+            if ".so" in path.name and path.name != RUNTIME_NAME and _may_need_runtime(path):
+                return
+        target.unlink()
+
+
+def _refuse_other_file(path: Path) -> None:
+    if os.path.lexists(path) and not _is_runtime(path):
+        raise ReconstructError(f"{path} is no runtime of a spare; move it away")
+
+
+def _is_runtime(path: Path) -> bool:
+    try:
+        return path.is_file() and _RUNTIME_SYMBOL in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _may_need_runtime(path: Path) -> bool:
+    try:
+        return path.is_file() and note_of(path) is not None
+    except FormatError:
+        return False
