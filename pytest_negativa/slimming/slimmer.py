@@ -242,10 +242,6 @@ class Slimmer:
         # The largest first, so that none is left to run alone at the end.
         tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
         staged = {task.name: staged_name(self.root / task.name, self._token) for task in tasks}
-        temporary: list[Path] = [
-            *staged.values(),
-            *(self._rebuilt_name(task) for task in tasks if task.is_cut),
-        ]
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
@@ -267,8 +263,9 @@ class Slimmer:
             raise
         finally:
             pool.shutdown(wait=wait, cancel_futures=True)
-            for path in temporary:
-                _remove_staged(path)
+            for task in tasks:
+                _remove_staged(staged[task.name])
+                _remove_staged(self._rebuilt_name(task))
 
     def _rebuilt_name(self, task: Task) -> Path:
         """A hidden name for an original that is made again."""
