@@ -32,6 +32,7 @@ _COMMANDS = {
     "locate": ("run", "Find the unused GPU code of a traced run."),
     "lock": ("slim", "Lock what a run proved, for machines without a GPU."),
     "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
+    "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
     "needs": ("by_test", "Show the GPU code that a part of the tests needs alone."),
     "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
     "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),

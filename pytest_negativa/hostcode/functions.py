@@ -1,4 +1,4 @@
-"""Functions of a library by its unwind tables, which stripped files have, too."""
+"""Functions of a library: by its unwind tables, which stripped files have, too, and by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import array
 import bisect
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf
+from pytest_negativa.gpucode.elf_tables import (
+    EHDR,
+    SHDR,
+    SHN_UNDEF,
+    SHT_DYNSYM,
+    SHT_SYMTAB,
+    STT_FUNC,
+    SYM,
+    SectionHeader,
+)
 from pytest_negativa.gpucode.source import ByteSource
 
 # Encodings of .eh_frame_hdr, see the Linux Standard Base 5.0, 10.6.2: version, encoding of the
@@ -69,3 +80,60 @@ def count_functions(starts: Sequence[int], ranges: Sequence[tuple[int, int]]) ->
         found += max(last - first, 0)
         counted = max(last, counted)
     return found
+
+
+class Function(NamedTuple):
+    """A function of a library: its address, and its mangled name if it has a symbol."""
+
+    address: int
+    name: str | None
+
+
+class FunctionTable:
+    """Finds the function at an address, by symbols and unwind tables."""
+
+    def __init__(self, source: ByteSource, elf: HostElf) -> None:
+        """Raises:
+        FormatError: a table leaves the file.
+        """
+        self._named = sorted(named_functions(source))
+        self._starts = function_starts(source, elf) or ()
+
+    def find(self, address: int) -> Function | None:
+        """The function at an address of the file; None if no table knows one."""
+        at = bisect.bisect_right(self._named, address, key=lambda row: row[0]) - 1
+        if at >= 0:
+            start, (size, name) = self._named[at]
+            if address < start + size:
+                return Function(start, name.decode(errors="replace"))
+        at = bisect.bisect_right(self._starts, address) - 1
+        return Function(self._starts[at], None) if at >= 0 else None
+
+
+def named_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    """By address: size and name of each function of the symbol table, else of the dynamic one.
+
+    Raises:
+        FormatError: the file is truncated.
+    """
+    head = EHDR.unpack_from(source.read(0, EHDR.size))
+    table = source.read(head.e_shoff, head.e_shnum * SHDR.size)
+    sections = [SHDR.unpack_from(table, at) for at in range(0, len(table), SHDR.size)]
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        for section in sections:
+            if section.sh_type == kind and section.sh_link < len(sections):
+                yield from _symbols(source, section, sections[section.sh_link])
+                return
+
+
+def _symbols(
+    source: ByteSource, section: SectionHeader, strings: SectionHeader
+) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    rows = source.read(section.sh_offset, section.sh_size)
+    names = source.read(strings.sh_offset, strings.sh_size)
+    for at in range(0, len(rows) - SYM.size + 1, SYM.size):
+        symbol = SYM.unpack_from(rows, at)
+        if symbol.st_info & 15 != STT_FUNC or symbol.st_shndx == SHN_UNDEF or not symbol.st_size:
+            continue
+        end = names.find(b"\0", symbol.st_name)
+        yield symbol.st_value, (symbol.st_size, names[symbol.st_name : end])

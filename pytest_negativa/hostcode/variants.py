@@ -11,17 +11,8 @@ import bisect
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from pytest_negativa.gpucode.elf_tables import (
-    EHDR,
-    SHDR,
-    SHN_UNDEF,
-    SHT_DYNSYM,
-    SHT_SYMTAB,
-    STT_FUNC,
-    SYM,
-    SectionHeader,
-)
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.models.hostcode import HostVariant
 
 # The instruction set, the flag of /proc/cpuinfo that it needs, and its marks in names. OpenBLAS
@@ -52,7 +43,7 @@ def find_variants(
     Raises:
         FormatError: the file is truncated.
     """
-    functions = dict(_functions(source))
+    functions = dict(named_functions(source))
     for name, flag, marks in _MARKS:
         own = {at: size for at, (size, symbol) in functions.items() if marks.search(symbol)}
         functions = {at: rest for at, rest in functions.items() if at not in own}
@@ -73,28 +64,3 @@ def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
     return any(
         first < end and last > start for first, last in spans[max(number - 1, 0) : number + 1]
     )
-
-
-def _functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    """By address: size and name of each function of the symbol table, else of the dynamic one."""
-    head = EHDR.unpack_from(source.read(0, EHDR.size))
-    table = source.read(head.e_shoff, head.e_shnum * SHDR.size)
-    sections = [SHDR.unpack_from(table, at) for at in range(0, len(table), SHDR.size)]
-    for kind in (SHT_SYMTAB, SHT_DYNSYM):
-        for section in sections:
-            if section.sh_type == kind and section.sh_link < len(sections):
-                yield from _symbols(source, section, sections[section.sh_link])
-                return
-
-
-def _symbols(
-    source: ByteSource, section: SectionHeader, strings: SectionHeader
-) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    rows = source.read(section.sh_offset, section.sh_size)
-    names = source.read(strings.sh_offset, strings.sh_size)
-    for at in range(0, len(rows) - SYM.size + 1, SYM.size):
-        symbol = SYM.unpack_from(rows, at)
-        if symbol.st_info & 15 != STT_FUNC or symbol.st_shndx == SHN_UNDEF or not symbol.st_size:
-            continue
-        end = names.find(b"\0", symbol.st_name)
-        yield symbol.st_value, (symbol.st_size, names[symbol.st_name : end])

@@ -1,26 +1,48 @@
 """Reads the logs of pages that came back, which ``runtime.c`` writes.
 
 A log belongs to one pair of library and spare. All processes share the file. It has a head, and
-from offset 4,096 on a byte for each page of the original: how often it came back, up to 255::
+from offset 4,096 on a word of 32 bits for each page of the original::
 
     Head   magic, version, 0, pair, original, original_size, name
+    Word   bits 0-15: how many processes missed it; 16-27: where in the page first;
+           28: first by an instruction fetch; 29: it came back beside a page that was missed
 """
 
 from __future__ import annotations
 
+import array
 import struct
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.spare.note import PAGE_SIZE
 from pytest_negativa.storage.system import read_regular
 
 _MAGIC = b"NEGMISS\0"
-_VERSION = 1
+_VERSION = 2
+"""History: 2 has a word a page, 1 had a byte."""
 _HEAD = struct.Struct("<8sII32s32sQ256s")
+_WORD = 4
 
 LOG_SUFFIX = ".misses"
+
+
+class Miss(NamedTuple):
+    """A page that came back.
+
+    Attributes:
+        count: how many processes missed it; 0: it came back beside another page.
+        first: file offset, in the original, of what the first of them touched.
+        fetched: whether that was to run code, and not to read.
+    """
+
+    count: int
+    first: int
+    fetched: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +51,24 @@ class Misses:
 
     Attributes:
         name: the library's file name.
-        pair: digest of the original and of what was taken out.
         original: SHA-256 of the original.
         original_size: bytes.
-        counts: number of misses of each page of the original, 255 for more.
+        pages: what came back, by number of the page in the original, ascending.
     """
 
     name: str
-    pair: bytes
     original: bytes
     original_size: int
-    counts: bytes
+    pages: Mapping[int, Miss]
 
     def ranges(self) -> list[tuple[int, int]]:
         """The pages that came back as ranges of file offsets; neighbours are one range."""
         found: list[tuple[int, int]] = []
-        for page, count in enumerate(self.counts):
+        for page in self.pages:
             start = page * PAGE_SIZE
-            if count and found and found[-1][1] == start:
+            if found and found[-1][1] == start:
                 found[-1] = found[-1][0], start + PAGE_SIZE
-            elif count:
+            else:
                 found.append((start, start + PAGE_SIZE))
         return found
 
@@ -66,11 +86,47 @@ def read_misses(path: Path) -> Misses:
         raise FormatError(path, None, f"cannot be read: {e.strerror}") from e
     if len(data) < PAGE_SIZE:
         raise FormatError(path, None, f"has {len(data)} bytes, less than the head of a log")
-    magic, version, _, pair, original, size, name = _HEAD.unpack_from(data)
+    magic, version, _, _, original, size, name = _HEAD.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise FormatError(path, 0, f"is no log of misses of version {_VERSION}")
-    counts = data[PAGE_SIZE:]
-    if len(counts) != -(-size // PAGE_SIZE):
-        raise FormatError(path, 0, f"has {len(counts)} pages, but the original {size:,} bytes")
-    text = name.split(b"\0")[0].decode(errors="replace")
-    return Misses(text, pair, original, size, counts)
+    count, rest = divmod(len(data) - PAGE_SIZE, _WORD)
+    if rest or count != -(-size // PAGE_SIZE):
+        raise FormatError(path, 0, f"has {count} pages, but the original {size:,} bytes")
+    words = array.array("I", data[PAGE_SIZE:])
+    if sys.byteorder == "big":
+        words.byteswap()
+    pages = {
+        page: Miss(word & 0xFFFF, page * PAGE_SIZE + (word >> 16 & 0xFFF), bool(word >> 28 & 1))
+        for page, word in enumerate(words)
+        if word
+    }
+    return Misses(name.split(b"\0")[0].decode(errors="replace"), original, size, pages)
+
+
+def read_logs(paths: Iterable[Path]) -> list[Misses]:
+    """Read logs, and those in folders, and add them up by the content of the original.
+
+    Raises:
+        StoreError: there is no such file or folder.
+        FormatError: a file is no log, is damaged, or can't be read.
+    """
+    found: dict[bytes, Misses] = {}
+    for path in paths:
+        if not path.exists():
+            raise StoreError(f"{path}: no such log, nor a folder of logs")
+        for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
+            misses = read_misses(log)
+            other = found.get(misses.original)
+            found[misses.original] = misses if other is None else _sum(other, misses)
+    return sorted(found.values(), key=lambda misses: (misses.name, misses.original))
+
+
+def _sum(one: Misses, other: Misses) -> Misses:
+    pages = dict(one.pages)
+    for page, miss in other.pages.items():
+        before = pages.get(page)
+        if before is None or not before.count:
+            pages[page] = miss
+        else:
+            pages[page] = before._replace(count=before.count + miss.count)
+    return Misses(one.name, one.original, one.original_size, dict(sorted(pages.items())))

@@ -49,9 +49,11 @@ enum {
     MISSING_IS_ERROR = 1,
     MAX_LIBRARIES = 256,
     /* Each page that comes back parts a mapping in up to three; a process has 65,530
-     * (vm.max_map_count). After so many misses, of a library or in all, whole holes come back. */
+     * (vm.max_map_count). After so many misses, of a library or in all, more comes back at once. */
     MANY_MISSES = 2000,
     MANY_IN_ALL = 10000,
+    /* At most so much of a hole: each page that comes back counts as needed. */
+    WINDOW = 1 << 20,
 };
 
 static const char MAGIC[8] = "NEGSPARE";
@@ -88,6 +90,10 @@ typedef struct {
 } LogHead;
 
 static const char LOG_MAGIC[8] = "NEGMISS";
+
+/* A page in the log: how often it was missed, where in the page first, and how; see misses.py. */
+enum { LOG_VERSION = 2, COUNT_MASK = 0xffff, MOST = 0xff00, PLACE_SHIFT = 16 };
+enum { LOG_FETCHED = 1 << 28, LOG_BESIDE = 1 << 29 };
 
 /* ---- System calls, without errno ---- */
 
@@ -154,7 +160,7 @@ typedef struct {
     uint8_t pair[32];
     _Atomic(const char *) reserve; /* the whole spare; NULL: there is none */
     bool executable;               /* the spare's mapping may be */
-    _Atomic(_Atomic uint8_t *) log; /* a byte a page; NULL: no log */
+    _Atomic(_Atomic uint32_t *) log; /* a word a page; NULL: no log */
     _Atomic uint32_t misses;
     _Atomic bool told;
     char path[PATH_MAX];
@@ -254,7 +260,7 @@ static void map_log(Library *library, const Note *note) {
     for (int i = 0; i < 8; i++) name[32 + i] = ".misses"[i];
     char *path = library->path;
     if (!join(path, log_folder, length(log_folder), name)) return;
-    uint64_t size = PAGE + (note->original_size + PAGE - 1) / PAGE;
+    uint64_t size = PAGE + (note->original_size + PAGE - 1) / PAGE * sizeof(uint32_t);
     struct rlimit limit;
     /* A file above the limit is a SIGXFSZ. */
     if (call6(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&limit, 0, 0) != 0 || limit.rlim_cur < size)
@@ -268,13 +274,13 @@ static void map_log(Library *library, const Note *note) {
     if (failed(mapped)) return;
     LogHead *head = (LogHead *)mapped;
     for (int i = 0; i < 32; i++) head->pair[i] = note->pair[i], head->original[i] = note->original[i];
-    head->version = VERSION;
+    head->version = LOG_VERSION;
     head->original_size = note->original_size;
     const char *own = text_of(note, note->name);
     for (int i = 0; i < 255 && own[i]; i++) head->name[i] = own[i];
     /* Last: a file without the magic is not ready. */
     for (int i = 0; i < 8; i++) ((volatile char *)head->magic)[i] = LOG_MAGIC[i];
-    atomic_store(&library->log, (_Atomic uint8_t *)(mapped + PAGE));
+    atomic_store(&library->log, (_Atomic uint32_t *)(mapped + PAGE));
 }
 
 /* The entry of a library; made at its first fault or its start. NULL: there are too many. */
@@ -327,6 +333,25 @@ static const Hole *hole_at(const Note *note, uint64_t address) {
             high = middle;
     }
     return low < note->hole_count && holes[low].start <= address ? &holes[low] : NULL;
+}
+
+/* Notes a miss: at this offset of the original, by an instruction fetch or a read. */
+static void log_miss(const Library *library, uint64_t offset, bool fetched) {
+    _Atomic uint32_t *log = atomic_load(&library->log);
+    if (log == NULL) return;
+    _Atomic uint32_t *word = &log[offset / PAGE];
+    uint32_t old = atomic_load(word);
+    uint32_t place = (uint32_t)(offset % PAGE) << PLACE_SHIFT | (fetched ? LOG_FETCHED : 0);
+    while ((old & COUNT_MASK) == 0)
+        if (atomic_compare_exchange_weak(word, &old, old | place | 1)) return;
+    if ((old & COUNT_MASK) < MOST) atomic_fetch_add(word, 1);
+}
+
+/* Notes pages that come back unasked, beside one that was missed. */
+static void log_beside(const Library *library, uint64_t offset, uint64_t size) {
+    _Atomic uint32_t *log = atomic_load(&library->log);
+    for (uint64_t end = offset + size; log && offset < end; offset += PAGE)
+        atomic_fetch_or(&log[offset / PAGE], LOG_BESIDE);
 }
 
 /* Puts a copy of bytes at an address, as memory of the process's own. */
@@ -391,6 +416,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     const char *reserve = library ? atomic_load(&library->reserve) : NULL;
     uint64_t page = (address - base) & -(uint64_t)PAGE;
     uint64_t offset = hole->offset + page - hole->start;
+    if (library) log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
     /* A spare may come later: a volume that is mounted. */
     if (library && reserve == NULL) {
         find_spare(library, note, file);
@@ -401,15 +427,19 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
             tell_missing(note, file, offset);
         return false;
     }
-    _Atomic uint8_t *log = atomic_load(&library->log);
-    if (log && atomic_load(&log[offset / PAGE]) < 255) atomic_fetch_add(&log[offset / PAGE], 1);
     bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
     many |= atomic_fetch_add(&all_misses, 1) >= MANY_IN_ALL;
-    /* Where pages have to be copied, a hole may be more than the memory holds. */
-    if (many && library->executable &&
-        put_pages(library, reserve, hole->offset, base + hole->start, hole->end - hole->start,
-                  (int)hole->protection))
-        return true;
+    /* Where pages have to be copied, they would take memory. */
+    if (many && library->executable) {
+        uint64_t start = page & -(uint64_t)WINDOW, end = start + WINDOW;
+        if (start < hole->start) start = hole->start;
+        if (end > hole->end) end = hole->end;
+        uint64_t from = hole->offset + start - hole->start;
+        if (put_pages(library, reserve, from, base + start, end - start, (int)hole->protection)) {
+            log_beside(library, from, end - start);
+            return true;
+        }
+    }
     if (put_pages(library, reserve, offset, base + page, PAGE, (int)hole->protection)) return true;
     if (!atomic_exchange(&library->told, true)) {
         Message message = {.size = 0};

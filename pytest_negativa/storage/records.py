@@ -204,6 +204,13 @@ def pages_schema() -> dict[str, Any]:
     return _schema(HostReport, "Output of negativa pages --json")
 
 
+def misses_schema() -> dict[str, Any]:
+    """JSON Schema of what ``negativa misses --json`` prints."""
+    from pytest_negativa.models.misses import MissReport
+
+    return _schema(MissReport, "Output of negativa misses --json")
+
+
 def _schema(model: type, title: str) -> dict[str, Any]:
     # Takes 10 ms to import, and only who makes schemas needs it.
     import inspect
@@ -254,6 +261,7 @@ if __name__ == "__main__":
         "report": report_schema(),
         "verdict": verdict_schema(),
         "pages": pages_schema(),
+        "misses": misses_schema(),
         **listing_schemas(),
     }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"

@@ -156,12 +156,13 @@ def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: P
     assert (misses.name, misses.original_size) == (cut.library.name, cut.size_before)
     assert misses.original.hex() == cut.original_sha256
     # Each of the two processes brought each page of code back once.
-    assert misses.counts.count(2) >= kit.pages and set(misses.counts) == {0, 2}
+    counts = [miss.count for miss in misses.pages.values()]
+    assert counts.count(2) >= kit.pages and set(counts) == {2}
     # The log is the next trace: what it names stays, and nothing is missed any more.
     again = kit.cut(tmp_path / "again", misses.ranges())
     log.unlink()
     assert kit.run("plain", again.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
-    assert {count for log in logs.iterdir() for count in read_misses(log).counts} <= {0}
+    assert not any(read_misses(log).pages for log in logs.iterdir())
     nowhere = {"NEGATIVA_SPARE_LOG": "/dev/full"}
     assert kit.run("plain", cut.library, environ=nowhere).stdout == kit.output
 
@@ -208,7 +209,7 @@ def test_another_user_without_rights(kit: Kit) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_misses_bring_back_whole_holes(
+def test_thousands_of_misses_bring_back_more_at_once(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     kit = build_kit(tmp_path_factory.mktemp("many"), pages=6000)
@@ -219,4 +220,6 @@ def test_thousands_of_misses_bring_back_whole_holes(
     assert (done.returncode, done.stdout) == (0, kit.output)
     assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
     (log,) = logs.iterdir()
-    assert sum(map(bool, read_misses(log).counts)) < 6000
+    pages = read_misses(log).pages
+    # What came back beside others is in the log, too: it may have been needed.
+    assert sum(miss.count > 0 for miss in pages.values()) < 3000 < 6000 <= len(pages)

@@ -1,0 +1,89 @@
+"""What came back to slimmed libraries, as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary, MissReport
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import cut_middle, printable
+from pytest_negativa.reporting.units import format_bytes, format_items
+
+_PAGE_SIZE = 4096
+_HEADERS = ("library", "misses", "pages", "size", "functions", "GPU code")
+_NAME_WIDTH = 72
+
+
+def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
+    """The report, a paragraph at a time.
+
+    Args:
+        top: rows of each table; 0 for all.
+    """
+    libraries = report.libraries
+    if not libraries:
+        yield "Nothing came back: no process touched code that was removed."
+        return
+    pages = sum(row.pages for row in libraries)
+    misses = sum(row.misses for row in libraries)
+    yield (
+        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) came back to "
+        f"{format_items(len(libraries), 'library', 'libraries')}, "
+        f"{format_items(misses, 'time', 'times')} in all processes."
+    )
+    shown, rest = libraries[: top or None], libraries[top or len(libraries) :]
+    rows = [_cells(row.name, [row]) for row in shown]
+    if rest:
+        rows.append(_cells(f"{len(rest)} more", rest))
+    yield format_table("lrrrrr", _HEADERS, rows, total=_cells("total", libraries))
+    for row in shown:
+        if row.code:
+            yield _code_table(row, top)
+    unknown = [row.unknown for row in libraries if row.unknown is not None]
+    if unknown:
+        lines = (f"  {printable(text)}" for text in unknown)
+        yield "\n".join(["What these pages hold is not known:", *lines])
+
+
+def _cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
+    pages = sum(row.pages for row in rows)
+    code = [code for row in rows for code in row.code]
+    return [
+        name,
+        f"{sum(row.misses for row in rows):,}",
+        f"{pages:,}",
+        format_bytes(pages * _PAGE_SIZE),
+        f"{sum(one.kind is CodeKind.FUNCTION for one in code):,}",
+        f"{sum(one.kind is CodeKind.GPU_CODE for one in code):,}",
+    ]
+
+
+def _code_table(library: MissedLibrary, top: int) -> str:
+    shown, rest = library.code[: top or None], library.code[top or len(library.code) :]
+    rows = [_code_cells(describe_code(code), [code]) for code in shown]
+    if rest:
+        rows.append(_code_cells(f"{len(rest):,} more", rest))
+    return format_table("lrr", (f"touched in {library.name}", "misses", "pages"), rows)
+
+
+def _code_cells(name: str, rows: Sequence[MissedCode]) -> list[str]:
+    return [
+        cut_middle(name, _NAME_WIDTH),
+        f"{sum(row.misses for row in rows):,}",
+        f"{sum(row.pages for row in rows):,}",
+    ]
+
+
+def describe_code(code: MissedCode) -> str:
+    """A function, or GPU code, for people."""
+    place = "" if code.offset is None else f" at {code.offset:#x}"
+    if code.kind is CodeKind.FUNCTION:
+        return demangle(code.name) if code.name else f"function{place}"
+    if code.kind is CodeKind.GPU_CODE:
+        names = ", ".join(map(demangle, code.kernels[:1]))
+        more = f" and {len(code.kernels) - 1:,} more" if len(code.kernels) > 1 else ""
+        return f"{code.arch} code{place}" + (f": {names}{more}" if names else "")
+    if code.kind is CodeKind.GPU_HEADERS:
+        return f"headers of the region{place}"
+    return f"{code.kind.value}{': ' + code.name if code.name else ''}"

@@ -1,0 +1,113 @@
+"""The command ``negativa misses``: functions and GPU code that came back, by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import CodeBlock, Scope
+from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from pytest_negativa.storage.records import shipped_schema
+from tests.support.cutting import OPTIONS, build_kit, needs_runtime
+from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.sessions import Project
+
+pytestmark = needs_runtime
+
+USE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+base = ctypes.c_size_t.from_address(library._handle).value
+for start, end in zip(*[map(int, sys.argv[2:])] * 2):
+    ctypes.string_at(base + start, end - start)
+"""
+
+
+def use(cut: Cut, logs: Path, *blocks: CodeBlock) -> None:
+    """Read GPU code of a cut library, as the driver does; a log tells what came back."""
+    words = [str(place) for block in blocks for place in (block.start, block.end)]
+    subprocess.run(
+        [sys.executable, "-c", USE, cut.library, *words],
+        env={"NEGATIVA_SPARE_LOG": str(logs)},
+        check=True,
+    )
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Cut:
+    """A library without its GPU code."""
+    regions = read_library(QUICKSTART_LIBRARY, Scope(headers_only=True)).iter_regions()
+    containers = [(region.span.start, region.span.end) for region in regions]
+    target = tmp_path / "cut" / QUICKSTART_LIBRARY.name
+    target.parent.mkdir()
+    return cut_library(QUICKSTART_LIBRARY, target, target.parent, [], OPTIONS, containers)
+
+
+def sm_90_code() -> list[CodeBlock]:
+    blocks = read_library(QUICKSTART_LIBRARY, Scope(headers_only=True)).iter_code()
+    return [block for block in blocks if str(block.arch) == "sm_90"]
+
+
+def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> None:
+    one, other = tmp_path / "logs", tmp_path / "of another machine"
+    first, second, *_ = sm_90_code()
+    for logs, blocks in ((one, [first, second]), (one, [second]), (other, [second])):
+        logs.mkdir(exist_ok=True)
+        use(cut, logs, *blocks)
+    command: list[str | Path] = ["misses", one, other, "--in", cut.library.parent]
+    found = json.loads(project.negativa(*command, "--json").stdout)
+    jsonschema.validate(found, json.loads(shipped_schema("misses")))
+    [library] = found["libraries"]
+    assert (library["path"], library["sha256"], library["unknown"]) == (
+        str(cut.library), cut.original_sha256, None
+    )  # fmt: skip
+    assert (library["pages"], library["misses"]) == (2, 4)
+    rows = [(code["offset"], code["misses"], code["arch"]) for code in library["code"]]
+    assert rows == [(second.start, 3, "sm_90"), (first.start, 1, "sm_90")]
+    assert library["code"][0]["region"] == second.anchor
+
+    shown = project.negativa(*command).stdout
+    lines = shown.splitlines()
+    assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
+    assert library["code"][0]["kernels"][0].startswith("_Z")
+    row = f"sm_90 code at {second.start:#x}: matrices::"
+    assert any(line.startswith(row) and line.split()[-2:] == ["3", "1"] for line in lines), shown
+
+
+@pytest.mark.slow
+def test_functions_by_name(project: Project, tmp_path: Path) -> None:
+    """They come from the original, which library and spare give back, or which lies there."""
+    kit = build_kit(tmp_path)
+    cut = kit.cut(tmp_path / "cut")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
+
+    def misses(folder: Path) -> str:
+        return project.negativa(
+            "misses", "--in", folder, "--top", "0", NEGATIVA_SPARE_LOG=str(logs)
+        ).stdout
+
+    shown = misses(cut.library.parent)
+    for name in ("_GLOBAL__sub_I_library.cpp", "void thrower<", "unwind tables: .gcc_except_table"):
+        assert name in shown, shown
+    cut.spare.unlink()
+    assert f"its spare {cut.spare.name} is missing: set NEGATIVA_SPARE_DIR" in misses(
+        cut.library.parent
+    )
+    cut.library.unlink()
+    assert misses(kit.library.parent) == shown
+
+
+@pytest.mark.slow
+def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
+    assert project.negativa("misses", tmp_path).stdout.startswith("Nothing came back")
+    assert "no LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
+    (tmp_path / "a.misses").write_bytes(b"")
+    assert "less than the head of a log" in project.negativa("misses", tmp_path, status=1).stderr
