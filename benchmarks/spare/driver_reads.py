@@ -110,7 +110,7 @@ def misses(logs: Path, regions: Mapping[str, list[Range]]) -> dict[str, tuple[in
     found = {}
     for path in logs.glob(f"*{LOG_SUFFIX}"):
         log = read_misses(path)
-        pages = [page * PAGE_SIZE for page, miss in log.pages.items() if miss.count]
+        pages = [page * PAGE_SIZE for page, miss in log.pages.items() if miss.times]
         own = regions.get(log.name, [])
         inside = sum(any(start < p + PAGE_SIZE and p < end for start, end in own) for p in pages)
         if pages:

@@ -121,8 +121,8 @@ def _row(misses: Misses, places: Sequence[Path]) -> MissedLibrary:
         size=misses.original_size,
         path=None if path is None else str(path),
         pages=len(misses.pages),
-        beside=sum(not miss.count for miss in misses.pages.values()),
-        misses=sum(miss.count for miss in misses.pages.values()),
+        beside=sum(not miss.times for miss in misses.pages.values()),
+        misses=sum(miss.times for miss in misses.pages.values()),
         code=code,
         unknown=unknown,
     )
@@ -147,10 +147,10 @@ def _find_code(source: ByteSource, misses: Misses) -> tuple[MissedCode, ...]:
     pages: Counter[_Place] = Counter()
     counts: Counter[_Place] = Counter()
     for miss in misses.pages.values():
-        if miss.count:
+        if miss.times:
             place = finder.find(miss.first)
             pages[place] += 1
-            counts[place] += miss.count
+            counts[place] += miss.times
     starts = frozenset(p.offset for p in pages if p.kind is CodeKind.GPU_CODE and p.offset)
     library_map = map_library(source, elf, Scope(starts=starts))
     blocks = {b.start: b for b in library_map.iter_code() if b.start in starts}

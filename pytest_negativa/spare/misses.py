@@ -35,12 +35,12 @@ class Miss(NamedTuple):
     """A page that came back.
 
     Attributes:
-        count: how many processes missed it; 0: it came back beside another page.
+        times: how many processes missed it; 0: it came back beside another page.
         first: file offset, in the original, of what the first of them touched.
         fetched: whether that was to run code, and not to read.
     """
 
-    count: int
+    times: int
     first: int
     fetched: bool
 
@@ -125,8 +125,8 @@ def _sum(one: Misses, other: Misses) -> Misses:
     pages = dict(one.pages)
     for page, miss in other.pages.items():
         before = pages.get(page)
-        if before is None or not before.count:
+        if before is None or not before.times:
             pages[page] = miss
         else:
-            pages[page] = before._replace(count=before.count + miss.count)
+            pages[page] = before._replace(times=before.times + miss.times)
     return Misses(one.name, one.original, one.original_size, dict(sorted(pages.items())))

@@ -32,6 +32,7 @@
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #if !defined(__x86_64__) || !defined(__GLIBC__)
 #error "for x86-64 and glibc"
@@ -626,6 +627,7 @@ __attribute__((constructor)) static void begin(void) {
         refuse("they need glibc 2.35 or newer");
     spare_folder = variable("NEGATIVA_SPARE_DIR");
     log_folder = variable("NEGATIVA_SPARE_LOG");
+    if (log_folder) mkdir(log_folder, 0777);
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
     if (!faults_wrap_libc(libc.dlfo_link_map) ||
         !faults_wrap(libc.dlfo_link_map, own_wrappers, OWN_WRAPPERS))

@@ -148,7 +148,6 @@ def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: P
     cut = kit.cut(tmp_path / "cut")
     kit = dataclasses.replace(kit, pages=kit.pages // 2)
     logs = tmp_path / "logs"
-    logs.mkdir()
     for _ in range(2):
         assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
     (log,) = logs.iterdir()
@@ -156,7 +155,7 @@ def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: P
     assert (misses.name, misses.original_size) == (cut.library.name, cut.size_before)
     assert misses.original.hex() == cut.original_sha256
     # Each of the two processes brought each page of code back once.
-    counts = [miss.count for miss in misses.pages.values()]
+    counts = [miss.times for miss in misses.pages.values()]
     assert counts.count(2) >= kit.pages and set(counts) == {2}
     # The log is the next trace: what it names stays, and nothing is missed any more.
     again = kit.cut(tmp_path / "again", misses.ranges())
@@ -214,12 +213,11 @@ def test_thousands_of_misses_bring_back_more_at_once(
 ) -> None:
     kit = build_kit(tmp_path_factory.mktemp("many"), pages=6000)
     cut = kit.cut(tmp_path)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    done = kit.run("threads", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
-    assert (done.returncode, done.stdout) == (0, kit.output)
-    assert kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)}).stdout
+    for what in ("threads", "plain"):
+        logs = tmp_path / what
+        done = kit.run(what, cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
+        assert (done.returncode, done.stdout) == (0, kit.output)
     (log,) = logs.iterdir()
     pages = read_misses(log).pages
     # What came back beside others is in the log, too: it may have been needed.
-    assert sum(miss.count > 0 for miss in pages.values()) < 3000 < 6000 <= len(pages)
+    assert sum(miss.times > 0 for miss in pages.values()) < 2100 < 6000 <= len(pages)
