@@ -51,14 +51,14 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
     places = Places()
     groups: dict[str | None, list[LibrarySummary]] = defaultdict(list)
     unique = {
-        m.summary.path: m.summary
-        for _, mapped in inspected
+        m.summary.path: (m.summary, libraries.distribution)
+        for libraries, mapped in inspected
         for m in mapped
         if m.summary is not None and m.summary.sections
     }
-    for path, summary in unique.items():
-        place = places.of(path)
-        name = f"{place.distribution} {place.version}" if place.distribution else None
+    for path, (summary, name) in unique.items():
+        if name is None and (place := places.of(path)).distribution:
+            name = f"{place.distribution} {place.version}"
         groups[name].append(summary)
     rows = [_dead_of(name, summaries) for name, summaries in groups.items()]
     return tuple(sorted(rows, key=lambda row: -row.dead_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from pytest_negativa.analysis.arch_gates import dead_code, what_devices_load
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.images.archives import is_archive
+from pytest_negativa.images.contents import map_archive
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
@@ -85,9 +88,39 @@ def inspect_libraries(
     Raises:
         OptionError: an argument stands for nothing.
     """
-    sets = tuple(
-        find_libraries(a, with_dependencies=request.with_dependencies) for a in request.arguments
+    groups = itertools.groupby(request.arguments, lambda argument: is_archive(Path(argument)))
+    found: list[InspectedSet] = []
+    for archives, group in groups:
+        if archives:
+            found += (_inspect_archive(Path(a), request, jobs, on_done) for a in group)
+        else:
+            found += _inspect_files(tuple(group), request, cache, jobs, on_done)
+    return tuple(found)
+
+
+def _inspect_archive(
+    path: Path, request: InspectionRequest, jobs: int | None, on_done: OnDone | None
+) -> InspectedSet:
+    contents = map_archive(path, request.map_request, jobs, on_done)
+    mapped = tuple(contents.libraries[name] for name in sorted(contents.libraries))
+    libraries = LibrarySet(
+        str(path),
+        tuple(one.path for one in mapped),
+        explicit=False,
+        distribution=" ".join(contents.distribution) if contents.distribution else None,
     )
+    problems = (MappedLibrary(Path(e.path), error=e) for e in contents.problems)
+    return InspectedSet(libraries, (*mapped, *problems))
+
+
+def _inspect_files(
+    arguments: Sequence[str],
+    request: InspectionRequest,
+    cache: MapCache | None,
+    jobs: int | None,
+    on_done: OnDone | None,
+) -> tuple[InspectedSet, ...]:
+    sets = tuple(find_libraries(a, with_dependencies=request.with_dependencies) for a in arguments)
     sizes = {path: _size(path) for s in sets for path in s.paths}
     total, done = sum(sizes.values()), 0
     if on_done is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.images.archives import is_archive
+from pytest_negativa.images.contents import map_archive
 from pytest_negativa.installed.libraries import find_libraries
-from pytest_negativa.installed.sites import Places
-from pytest_negativa.installed.wheels import unpack_libraries
+from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.snapshot import Snapshot
@@ -22,7 +22,6 @@ from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 _ELF_MAGIC = b"\x7fELF"
-_WHEEL = ".whl"
 
 
 def load_snapshot(
@@ -33,7 +32,7 @@ def load_snapshot(
     cache: MapCache | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Snapshot:
-    """The snapshot of a run, lock, baseline, library, folder, wheel or installed distribution.
+    """The snapshot of a run, lock, baseline, library, folder, archive or installed distribution.
 
     Args:
         argument: a path, the id of a run, or the name of an installed distribution.
@@ -51,11 +50,8 @@ def load_snapshot(
         return snapshot_run(argument, load_planned(run))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
-    if path.suffix == _WHEEL:
-        with tempfile.TemporaryDirectory(prefix="negativa-") as folder:
-            unpack_libraries(path, Path(folder))
-            # Their paths are gone when this ends, so the cache is of no use.
-            return _of_libraries(folder, path.name, headers_only, None, on_done)
+    if is_archive(path):
+        return _of_archive(path, headers_only, on_done)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(len(_ELF_MAGIC))
@@ -63,19 +59,18 @@ def load_snapshot(
             return load_baseline(path)
         if head != _ELF_MAGIC:
             return snapshot_lock(load_lock(path), argument)
-    return _of_libraries(argument, None, headers_only, cache, on_done)
+    return _of_libraries(argument, headers_only, cache, on_done)
 
 
 def _of_libraries(
     argument: str,
-    title: str | None,
     headers_only: bool,
     cache: MapCache | None,
     on_done: Callable[[int, int], None] | None,
 ) -> Snapshot:
     found = find_libraries(argument)
     sizes = {path: path.stat().st_size for path in found.paths}
-    request = MapRequest(scope=Scope(headers_only=headers_only), with_map=True, with_summary=False)
+    request = _request(headers_only)
     libraries, done, places = [], 0, Places()
     for mapped in map_libraries(tuple(sizes), request, cache):
         done += sizes[mapped.path]
@@ -87,8 +82,36 @@ def _of_libraries(
         elif mapped.error is not None and found.explicit:
             raise mapped.error
     if not libraries:
-        raise OptionError(f"{title or argument}: no library with GPU code")
-    return make_snapshot(title or found.label, libraries)
+        raise OptionError(f"{argument}: no library with GPU code")
+    return make_snapshot(found.label, libraries)
+
+
+def _request(headers_only: bool) -> MapRequest:
+    return MapRequest(scope=Scope(headers_only=headers_only), with_map=True, with_summary=False)
+
+
+def _of_archive(
+    path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
+) -> Snapshot:
+    contents = map_archive(path, _request(headers_only), on_done=on_done)
+    for problem in contents.problems:
+        raise problem
+    version = contents.distribution[1] if contents.distribution is not None else None
+    libraries = [
+        snapshot_map(mapped.library_map, None, version, _below_site(name))
+        for name, mapped in contents.libraries.items()
+        if mapped.library_map is not None and mapped.library_map.sections
+    ]
+    if not libraries:
+        raise OptionError(f"{path}: no library with GPU code")
+    return make_snapshot(path.name, libraries)
+
+
+def _below_site(name: str) -> str:
+    """A path in an archive from site-packages on; all of it if there is no such folder."""
+    parts = name.split("/")
+    below = [i + 1 for i, part in enumerate(parts) if part in SITE_NAMES]
+    return "/".join(parts[below[-1] if below else 0 :])
 
 
 def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:

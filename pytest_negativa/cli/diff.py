@@ -23,9 +23,10 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
     """Show what changed in the GPU code from A to B.
 
     A and B are runs (an id or a folder), lock files, baselines, libraries, folders of libraries,
-    wheels or installed distributions. Libraries are paired by their path in site-packages or in the
-    current folder, else by file name. The tables show what grew, by library, arch and reason; the
-    lists show kernels that appeared, went, or are newly used or unused.
+    wheels and other archives, or installed distributions. Libraries are paired by their path in
+    site-packages or in the current folder, else by file name. The tables show what grew, by
+    library, arch and reason; the lists show kernels that appeared, went, or are newly used or
+    unused.
     A lock tells no archs and no kernels, and a library alone tells no reasons.
 
     Exit status: 0, or 1 if A or B can't be read.

@@ -78,8 +78,8 @@ def inspect(
 ) -> None:
     """Show the GPU code in libraries.
 
-    LIB is a shared library or executable, a folder (all ELF files below it), or the name of
-    an installed distribution such as torch.
+    LIB is a shared library or executable, a folder (all ELF files below it), an archive (a wheel,
+    ZIP, conda or tar archive), or the name of an installed distribution such as torch.
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 

@@ -25,11 +25,13 @@ class LibrarySet(NamedTuple):
         label: a title for people: the argument, or name and version of the distribution.
         paths: real paths, each file once.
         explicit: the argument named this one file.
+        distribution: name and version of the wheel that the argument names.
     """
 
     label: str
     paths: tuple[Path, ...]
     explicit: bool
+    distribution: str | None = None
 
 
 def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:

@@ -19,7 +19,8 @@ from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
 from pytest_negativa.models.lock import Place
 
-_SITE_NAMES = ("site-packages", "dist-packages")
+SITE_NAMES = ("site-packages", "dist-packages")
+"""Folders that distributions are installed in."""
 _METADATA_SUFFIX = ".dist-info"
 
 
@@ -132,13 +133,13 @@ class Places:
 
 def is_installed(path: str) -> bool:
     """Whether the path of a file says that it lies among installed distributions."""
-    return not set(_SITE_NAMES).isdisjoint(Path(path).parts)
+    return not set(SITE_NAMES).isdisjoint(Path(path).parts)
 
 
 def find_site(path: Path) -> Path | None:
     """The folder of installed distributions that a path lies below; None if there is none."""
     for folder in path.parents:
-        if folder.name in _SITE_NAMES:
+        if folder.name in SITE_NAMES:
             return folder
     for folder in path.parents:
         if next(folder.glob(f"*{_METADATA_SUFFIX}/{RECORD}"), None) is not None:

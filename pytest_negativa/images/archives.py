@@ -1,0 +1,447 @@
+"""The files in an archive: a wheel or other ZIP archive, a tar archive, a conda package.
+
+Nothing is unpacked to disk. A file that lies in the archive as it is, or is deflated on its own (in
+a ZIP archive), is a ``Member`` that can be read at any time. Files in a compressed tar archive can
+be read in passing alone.
+
+Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
+specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as
+``pkg-NAME.tar.zst``.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import enum
+import fnmatch
+import gzip
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource
+from pytest_negativa.models.archive import Member
+
+HEAD_SIZE = 512
+"""Bytes at the beginning of a file that tell what it is: as many as a tar header has."""
+
+# Tables of an archive are read in one go: the central directory of a ZIP archive, long names in a
+# tar archive. The central directory of a wheel with 16,000 files has 2 MB.
+_MAX_TABLE = 32 << 20
+# A system image has 300,000 files.
+_MAX_ENTRIES = 5_000_000
+# Bytes. Zeros compress 1,000 times and more, so a small archive could keep us busy for days.
+_MAX_UNPACKED = 256 << 30
+_STEP = 1 << 20
+_BUFFER = 128 << 10
+
+# Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_LOCAL_MAGIC = b"PK\3\4"
+_ENCRYPTED = 1
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_WHEEL_SUFFIX = ".whl"
+_CONDA_SUFFIX, _CONDA_FILES = ".conda", "pkg-*.tar.zst"
+
+
+class ArchiveKind(enum.Enum):
+    """What an archive is, as its first bytes tell."""
+
+    ZIP = "ZIP"
+    TAR = "tar"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+
+
+_MAGICS = {
+    b"PK\3\4": ArchiveKind.ZIP,
+    b"PK\5\6": ArchiveKind.ZIP,  # An empty one.
+    b"\x1f\x8b\x08": ArchiveKind.GZIP,
+    b"\x28\xb5\x2f\xfd": ArchiveKind.ZSTD,
+    b"BZh": ArchiveKind.BZIP2,
+    b"\xfd7zXZ\0": ArchiveKind.XZ,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a symbolic link in an archive.
+
+    Attributes:
+        name: path in the archive, without leading ``/`` and without ``.`` and ``..``.
+        size: bytes.
+        head: the first bytes of a file.
+        target: of a symbolic link; None for a file.
+        member: where the file can be read at any time; None if it can be read in passing alone.
+        read: reads the whole file; valid until the next entry.
+    """
+
+    name: str
+    size: int = 0
+    head: bytes = b""
+    target: str | None = None
+    member: Member | None = None
+    read: Callable[[], bytes] = bytes
+
+
+OnProblem = Callable[[FormatError], None]
+"""Called with what is wrong with a single entry."""
+
+
+def archive_kind(head: bytes) -> ArchiveKind | None:
+    """What archive a file is that begins with these bytes; None if it is none."""
+    for magic, kind in _MAGICS.items():
+        if head.startswith(magic):
+            return kind
+    is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
+    return ArchiveKind.TAR if is_tar else None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an archive, by its first bytes or as a wheel; False if it can't be read."""
+    if path.suffix == _WHEEL_SUFFIX:
+        return path.is_file()
+    try:
+        with path.open("rb", buffering=0) as file:
+            return archive_kind(file.read(HEAD_SIZE)) is not None
+    except OSError:
+        return False
+
+
+def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
+    """The files and symbolic links in an archive, in its order; a later one of a name counts.
+
+    Raises:
+        FormatError: the archive is damaged, or can't be read.
+    """
+    with ByteSource(path) as source:
+        kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
+        if kind is not ArchiveKind.ZIP and path.suffix != _WHEEL_SUFFIX:
+            yield from iter_tar(Part(source), source.path, source.path, on_problem)
+            return
+        entries = _iter_zip(source, on_problem)
+        if path.suffix != _CONDA_SUFFIX:
+            yield from entries
+            return
+        for entry in entries:
+            if entry.member is not None and fnmatch.fnmatch(entry.name, _CONDA_FILES):
+                part = Part(source, entry.member.start, entry.member.packed_size)
+                label = f"{source.path}/{entry.name}"
+                yield from iter_tar(part, label, source.path, on_problem)
+
+
+class Part(io.RawIOBase):
+    """A stream of a part of a file.
+
+    Args:
+        source: the file.
+        start: where the part begins.
+        size: bytes; None: up to the end of the file.
+    """
+
+    def __init__(self, source: ByteSource, start: int = 0, size: int | None = None) -> None:
+        self.start = start
+        self._source = source
+        self._size = source.size - start if size is None else size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = (0, self._position, self._size)[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._size - self._position))
+        buffer[:length] = self._source.read(self.start + self._position, length)
+        self._position += length
+        return length
+
+
+class _Tables(io.BufferedReader):
+    """A stream for ``zipfile``, which reads tables of any size in one go."""
+
+    def __init__(self, part: Part, label: str) -> None:
+        super().__init__(part)
+        self._label = label
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_TABLE:
+            raise _too_large(self._label, size)
+        return super().read(size)
+
+
+def _too_large(label: str, size: int) -> FormatError:
+    return FormatError(
+        label, None, f"a table of {size:,} bytes in it is over the limit of {_MAX_TABLE:,}; damaged"
+    )
+
+
+@contextlib.contextmanager
+def _damage(label: str) -> Iterator[None]:
+    """Make a ``FormatError`` of what the readers raise for damaged bytes."""
+    try:
+        yield
+    except (
+        EOFError,
+        NotImplementedError,
+        OSError,
+        OverflowError,
+        UnicodeDecodeError,
+        ValueError,
+        lzma.LZMAError,
+        struct.error,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        zstandard.ZstdError,
+    ) as e:
+        problem = f"{e or type(e).__name__}; is the archive damaged?"
+        raise FormatError(label, None, problem) from e
+
+
+def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
+    with _damage(source.path):
+        archive = zipfile.ZipFile(_Tables(Part(source), source.path))
+    # A name may be there twice; the last one counts.
+    for info in {info.filename: info for info in archive.infolist()}.values():
+        if info.is_dir():
+            continue
+        try:
+            if (name := _clean(info.filename)) is None:
+                raise FormatError(source.path, None, f"{info.filename!r} leads out of the archive")
+            member = _zip_member(source, info, name)
+            head = _head(source, member)
+        except FormatError as e:
+            on_problem(e)
+            continue
+        yield Entry(name, info.file_size, head, member=member)
+
+
+def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
+    label = f"{source.path}/{name}"
+    if info.flag_bits & _ENCRYPTED:
+        raise FormatError(label, None, "is encrypted; unpack the archive and name the folder")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FormatError(
+            label,
+            None,
+            f"is packed by method {info.compress_type} of ZIP archives, which is not read; unpack "
+            "the archive and name the folder",
+        )
+    magic, *lengths = _LOCAL_HEADER.unpack(source.read(info.header_offset, _LOCAL_HEADER.size))
+    if magic != _LOCAL_MAGIC:
+        raise FormatError(
+            label, info.header_offset, f"no file header here, but {magic.hex()}; damaged"
+        )
+    return Member(
+        archive=source.path,
+        name=name,
+        size=info.file_size,
+        start=info.header_offset + _LOCAL_HEADER.size + sum(lengths),
+        packed_size=info.compress_size,
+        crc=None if info.compress_type == zipfile.ZIP_STORED else info.CRC,
+    )
+
+
+def _head(source: ByteSource, member: Member) -> bytes:
+    packed = source.read(member.start, min(HEAD_SIZE, member.packed_size))
+    if member.crc is None:
+        return packed
+    with _damage(str(member.path)):
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, HEAD_SIZE)
+
+
+def _clean(name: str) -> str | None:
+    """A name without ``.`` and leading ``/``; None for one with ``..`` or without a letter."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return "/".join(parts) if parts and ".." not in parts and "\0" not in name else None
+
+
+class _TarStream:
+    """What ``tarfile`` reads; going back no further than a byte.
+
+    Args:
+        stream: the tar archive, unpacked, open for reading.
+        label: for messages.
+        seekable: whether any part of the stream can be read at any time.
+    """
+
+    def __init__(self, stream: Any, label: str, *, seekable: bool) -> None:
+        self.block = b""
+        self._stream = stream
+        self._label = label
+        self._seekable = seekable
+        self._position = 0
+        self._last = b""
+        self._pending = b""
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> int:
+        if self._seekable:
+            self._stream.seek(position)
+            self._position = position
+            return position
+        # tarfile tests whether a file is all there by reading its last byte again.
+        if position == self._position - 1 and self._last:
+            self._pending, self._position = self._last, position
+        while self._position < position and self._take(min(_STEP, position - self._position)):
+            pass
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        """Read a table, such as a header."""
+        if size > _MAX_TABLE:
+            raise _too_large(self._label, size)
+        data = self.block = self.read_all(size)
+        return data
+
+    def read_all(self, size: int) -> bytes:
+        """Read so many bytes, or up to the end."""
+        parts = []
+        while size > 0 and (part := self._take(min(size, _STEP))):
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take(self, size: int) -> bytes:
+        if self._pending:
+            part, self._pending = self._pending, b""
+        else:
+            part = self._stream.read(size)
+        self._position += len(part)
+        self._last = part[-1:]
+        if self._position > _MAX_UNPACKED:
+            raise FormatError(
+                self._label,
+                None,
+                f"unpacks to more than the limit of {_MAX_UNPACKED:,} bytes; unpack it yourself "
+                "and name the folder",
+            )
+        return part
+
+
+def iter_tar(
+    part: io.RawIOBase, label: str, archive: str | None, on_problem: OnProblem
+) -> Iterator[Entry]:
+    """The files and symbolic links in a tar archive, which may be compressed.
+
+    Args:
+        part: the tar archive.
+        label: its path, for messages.
+        archive: the file that ``part`` is a ``Part`` of; None if it is compressed itself.
+        on_problem: told of files that can't be read.
+
+    Raises:
+        FormatError: the archive is damaged, or can't be read.
+    """
+    buffered = io.BufferedReader(part, _BUFFER)
+    head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
+    kind = archive_kind(head)
+    in_place = kind is ArchiveKind.TAR and archive is not None and isinstance(part, Part)
+    with _damage(label):
+        stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)
+        tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
+    count = 0
+    while True:
+        with _damage(label):
+            info: tarfile.TarInfo | None = tar.next()
+        # Otherwise all of them stay in memory.
+        tar.members.clear()
+        if info is None:
+            break
+        count += 1
+        if count > _MAX_ENTRIES or info.size < 0:
+            raise FormatError(label, None, f"has more than {_MAX_ENTRIES:,} files, or is damaged")
+        if not (info.isreg() or info.issym() or info.islnk()):
+            continue
+        if (name := _clean(info.name)) is None:
+            on_problem(FormatError(label, info.offset, f"{info.name!r} leads out of the archive"))
+        elif info.issym():
+            yield Entry(name, target=info.linkname)
+        elif info.issparse():
+            if ".so" in name:
+                problem = "is stored as a sparse file; unpack the archive and name the folder"
+                on_problem(FormatError(f"{label}/{name}", None, problem))
+        # A hard link is another name of a file that came before.
+        elif info.isreg():
+            with _damage(f"{label}/{name}"):
+                entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
+            yield entry
+    if stream.block.strip(b"\0"):
+        raise FormatError(label, tar.offset, "no tar header here; is the archive damaged?")
+
+
+def _tar_file(
+    stream: _TarStream,
+    info: tarfile.TarInfo,
+    name: str,
+    label: str,
+    part: io.RawIOBase,
+    archive: str | None,
+) -> Entry:
+    member = None
+    if archive is not None and isinstance(part, Part):
+        start = part.start + info.offset_data
+        member = Member(
+            archive=archive, name=name, size=info.size, start=start, packed_size=info.size
+        )
+    stream.seek(info.offset_data)
+    head = stream.read_all(min(HEAD_SIZE, info.size))
+
+    def read() -> bytes:
+        if info.size > MAX_IN_MEMORY:
+            raise FormatError(
+                f"{label}/{name}",
+                None,
+                f"would take {info.size:,} bytes of memory, the limit is {MAX_IN_MEMORY:,}; "
+                "unpack the archive and name the folder",
+            )
+        with _damage(f"{label}/{name}"):
+            stream.seek(info.offset_data + len(head))
+            data = head + stream.read_all(info.size - len(head))
+        if len(data) < info.size:
+            raise FormatError(
+                f"{label}/{name}", None, f"{len(data):,} of {info.size:,} bytes; truncated"
+            )
+        return data
+
+    return Entry(name, info.size, head, member=member, read=read)
+
+
+def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
+    if kind is ArchiveKind.TAR:
+        return stream
+    if kind is ArchiveKind.GZIP:
+        return gzip.GzipFile(fileobj=stream)
+    if kind is ArchiveKind.BZIP2:
+        return bz2.BZ2File(stream)
+    if kind is ArchiveKind.ZSTD:
+        unpacker = zstandard.ZstdDecompressor()
+        return unpacker.stream_reader(stream, read_across_frames=True)
+    found = "not a tar archive" if kind is None else f"a {kind.value} file, which is not read"
+    raise FormatError(
+        label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, zstd"
+    )

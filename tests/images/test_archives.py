@@ -1,0 +1,248 @@
+"""Libraries in archives are read as those in a folder; damaged and hostile archives are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.mapping import MapRequest
+from pytest_negativa.images import archives
+from pytest_negativa.images.contents import Contents, map_archive
+from pytest_negativa.models.library import LibraryMap, Scope
+from tests.support.libraries import BIN, MULTIARCH, PLAIN
+
+FRAMES = BIN / "libframes.so"
+FILES = {"ours/lib/libm.so": MULTIARCH, "ours/libframes.so": FRAMES, "ours/libplain.so": PLAIN}
+REQUEST = MapRequest(Scope(), with_map=True)
+
+
+def write_tar(path: Path, mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, source in FILES.items():
+            archive.add(source, f"./{name}")
+        archive.addfile(tarfile.TarInfo("ours/empty"))
+    return path
+
+
+def write_zip(path: Path, method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, source in FILES.items():
+            archive.write(source, name)
+        archive.writestr("ours/empty", b"")
+    return path
+
+
+def write_zstd(path: Path) -> Path:
+    data = write_tar(path.with_suffix(".tmp")).read_bytes()
+    path.write_bytes(zstandard.ZstdCompressor().compress(data))
+    return path
+
+
+def write_conda(path: Path) -> Path:
+    inner = write_zstd(path.with_suffix(".tar.zst"))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", '{"conda_pkg_format_version": 2}')
+        archive.write(inner, "pkg-ours-1.0-0.tar.zst")
+    return path
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "stored.zip": lambda path: write_zip(path, zipfile.ZIP_STORED),
+    "ours-1.0-py3-none-any.whl": write_zip,
+    "ours.tar": write_tar,
+    "ours.tar.gz": lambda path: write_tar(path, "w:gz"),
+    "ours.tar.bz2": lambda path: write_tar(path, "w:bz2"),
+    "ours.tar.zst": write_zstd,
+    "ours.conda": write_conda,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return WRITERS[request.param](tmp_path / request.param)
+
+
+def problems_of(contents: Contents) -> list[str]:
+    errors = [m.error for m in contents.libraries.values() if m.error is not None]
+    return [str(error) for error in (*contents.problems, *errors)]
+
+
+def map_of(contents: Contents, name: str) -> LibraryMap:
+    found = contents.libraries[name].library_map
+    assert found is not None
+    library = msgspec.structs.replace(found.library, path="", mtime_ns=0)
+    return msgspec.structs.replace(found, library=library)
+
+
+def map_of_file(path: Path) -> LibraryMap:
+    found = read_library(path, Scope())
+    library = msgspec.structs.replace(found.library, path="", mtime_ns=0)
+    return msgspec.structs.replace(found, library=library)
+
+
+def inspect(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["inspect", *map(str, arguments)], catch_exceptions=False)
+
+
+class TestLibraries:
+    def test_they_are_those_of_the_files(self, archive: Path) -> None:
+        contents = map_archive(archive, REQUEST)
+        assert problems_of(contents) == []
+        assert {name: map_of(contents, name) for name in contents.libraries} == {
+            name: map_of_file(path) for name, path in FILES.items()
+        }
+
+    def test_what_people_see_is_what_a_folder_shows(self, archive: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        for name, path in FILES.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
+        shown = inspect(archive)
+        assert (shown.exit_code, shown.stderr) == (0, "")
+        wanted = inspect("--no-cache", folder).stdout
+        wanted = wanted.replace(str(folder), str(archive))
+        assert sorted(shown.stdout.split("\n\n")) == sorted(wanted.split("\n\n"))
+
+    @pytest.mark.parametrize("writer", [write_tar, write_zip])
+    def test_a_later_file_of_a_name_counts(
+        self, writer: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        path = writer(tmp_path / "twice")
+        if writer is write_tar:
+            with tarfile.open(path, "a") as tar:
+                tar.add(FRAMES, "ours/lib/libm.so")
+        else:
+            with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning, match="Duplicate"):
+                wheel.write(FRAMES, "ours/lib/libm.so")
+        contents = map_archive(path, REQUEST)
+        assert map_of(contents, "ours/lib/libm.so") == map_of_file(FRAMES)
+
+    def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
+        wheel = write_zip(tmp_path / "renamed.whl")
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr("our_pack-1.0+cu13.dist-info/RECORD", "")
+        result = inspect("--dead", "--arch", "sm_90", "--max-dead", "1%", wheel)
+        assert result.exit_code == 1
+        assert "our-pack 1.0+cu13: " in result.stderr
+
+
+class TestHostile:
+    """Each is an error that names the archive; the other libraries are read."""
+
+    def test_a_name_that_leads_out(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "x.tar")
+        with tarfile.open(path, "a") as archive:
+            archive.add(PLAIN, "ours/../../../etc/libplain.so")
+        contents = map_archive(path, REQUEST)
+        assert contents.libraries.keys() == FILES.keys()
+        [problem] = problems_of(contents)
+        assert "'ours/../../../etc/libplain.so' leads out of the archive" in problem
+
+    def test_a_method_that_is_not_read(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "x.zip")
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+            archive.write(PLAIN, "lzma.so")
+        contents = map_archive(path, REQUEST)
+        assert contents.libraries.keys() == FILES.keys()
+        [problem] = problems_of(contents)
+        assert problem.startswith(f"{path}/lzma.so: is packed by method 14 of ZIP archives")
+
+    def test_an_encrypted_file(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "x.zip")
+        data = bytearray(path.read_bytes())
+        # The flags of the last entry of the central directory.
+        data[data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 8] |= 1
+        path.write_bytes(data)
+        [problem] = problems_of(map_archive(path, REQUEST))
+        assert problem.startswith(f"{path}/ours/libplain.so: is encrypted")
+
+    @pytest.mark.parametrize(("says", "wanted"), [
+        (100, "is longer than the archive says"),
+        (10**6, "does not match the archive's checksum"),
+        (10**9, "would take 1,000,000,000 bytes of memory"),
+    ])  # fmt: skip
+    def test_a_size_that_lies(self, tmp_path: Path, says: int, wanted: str) -> None:
+        path = write_zip(tmp_path / "x.zip")
+        size, lie = (n.to_bytes(4, "little") for n in (PLAIN.stat().st_size, says))
+        path.write_bytes(path.read_bytes().replace(size, lie))
+        problems = problems_of(map_archive(path, REQUEST))
+        assert any(p.startswith(f"{path}/ours/libplain.so: {wanted}") for p in problems)
+
+    def test_bytes_that_do_not_match_their_checksum(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.zip"
+        data = bytearray(write_zip(path).read_bytes())
+        at = data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 16
+        data[at] ^= 1
+        path.write_bytes(data)
+        [problem] = problems_of(map_archive(path, REQUEST))
+        assert problem.startswith(f"{path}/ours/libplain.so: does not match the archive's checksum")
+
+    def test_a_table_without_end(self, tmp_path: Path) -> None:
+        # The header of a long name that claims to have a gigabyte.
+        info = tarfile.TarInfo("././@LongLink")
+        info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
+        path = tmp_path / "x.tar"
+        path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+        [problem] = problems_of(map_archive(path, REQUEST))
+        assert "a table of 1,073,741,824 bytes in it is over the limit" in problem
+
+    def test_more_than_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(archives, "_MAX_UNPACKED", 20 << 10)
+        path = write_tar(tmp_path / "x.tar.gz", "w:gz")
+        problem = problems_of(map_archive(path, REQUEST))[-1]
+        assert problem.startswith(f"{path}: unpacks to more than the limit of 20,480 bytes")
+
+    def test_no_tar_archive_in_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.zst"
+        path.write_bytes(zstandard.ZstdCompressor().compress(b"hello" * 1000))
+        result = inspect(path)
+        assert result.exit_code == 1
+        assert re.match(rf"negativa: error: {path}: .*is the archive damaged\?\n", result.stderr)
+
+    def test_an_archive_that_ends_early(self, archive: Path) -> None:
+        data = archive.read_bytes()
+        for size in sample(len(data), 25):
+            archive.write_bytes(data[:size])
+            # The end of a tar archive is two empty blocks.
+            if not problems_of(map_archive(archive, REQUEST)):
+                assert len(data) - size <= tarfile.RECORDSIZE
+
+    def test_damage_anywhere(self, archive: Path) -> None:
+        data = archive.read_bytes()
+        for at in sample(len(data), 15):
+            archive.write_bytes(data[:at] + os.urandom(24) + data[at + 24 :])
+            contents = map_archive(archive, REQUEST)
+            assert all(str(archive) in problem for problem in problems_of(contents))
+
+
+def sample(size: int, count: int) -> Iterator[int]:
+    chance = random.Random(size)
+    return (chance.randrange(16, size) for _ in range(count))
+
+
+def test_going_back_a_byte_in_a_stream(tmp_path: Path) -> None:
+    # tarfile reads the last byte of a file again; files end at and around full blocks.
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for size in (0, 1, 511, 512, 513, 1024):
+            info = tarfile.TarInfo(f"f{size}")
+            info.size = size
+            archive.addfile(info, io.BytesIO(b"x" * size))
+        archive.add(PLAIN, "p.so")
+    contents = map_archive(path, REQUEST)
+    assert problems_of(contents) == []
+    assert list(contents.libraries) == ["p.so"]
