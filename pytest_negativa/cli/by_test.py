@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of, warn_of_hooks
+from pytest_negativa.cli.common import (
+    as_json_option,
+    encode_json,
+    run_of,
+    settings_of,
+    warn_of_hooks,
+)
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.settings.flags import click_options
 
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_negativa.models.coverage import KernelRun
+    from pytest_negativa.models.listing import LaunchedKernel, ListedTest
     from pytest_negativa.models.outcomes import TestResult
     from pytest_negativa.models.trace import Usage
     from pytest_negativa.storage.runs import Run
@@ -26,55 +33,63 @@ _LAUNCH = "trace with --negativa-level=launch"
 
 @click.command()
 @click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
+@click.option("--test", "test_glob", metavar="GLOB", help="List only tests whose node id matches.")
+@click.option("--ranges", is_flag=True, help="Print the ranges, libraries and kernels of each.")
 @click.option(
     "--similar",
     type=click.Choice(["test", "module", "marker"]),
     help="Compare each two of them by the kernels that they ran.",
 )
-@click_options("run", "config", "directory", "reports.top")
-def tests(glob: str | None, similar: str | None, **flags: Any) -> None:
-    """List the tests of a traced run that ran kernels, with their launches.
+@as_json_option("tests")
+@click_options("run", "config", "directory", "reports.top", "reports.demangle")
+def tests(
+    glob: str | None,
+    test_glob: str | None,
+    ranges: bool,
+    similar: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """List the tests of a traced run that ran kernels, with launches and GPU time.
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
-    test that looked it up first. --similar prints the Jaccard similarity: 1.00 for the same
-    kernels, 0.00 for none in common.
+    test that looked it up first. --ranges prints a tree: test, NVTX ranges, library, kernel; only a
+    trace at level range tells the ranges. --similar prints the Jaccard similarity: 1.00 for the
+    same kernels, 0.00 for none in common.
 
     Exit status: 0, or 1 if the run can't be read.
     """
-    from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.models.listing import LISTING_VERSION, TestList
     from pytest_negativa.planning.by_test import kernel_runs
+    from pytest_negativa.reporting.launches import render_ranges, render_tests
     from pytest_negativa.reporting.tables import format_table
-    from pytest_negativa.reporting.units import format_count
-    from pytest_negativa.settings.globs import matches
 
     settings = settings_of(flags)
     run = run_of(settings)
     usage = _usage(run)
-    runs = kernel_runs(usage, usage.iter_images())
-    if glob is not None:
-        runs = {
-            name: found
-            for name, found in runs.items()
-            if matches(glob, name) or matches(glob, demangle(name))
-        }
-        if not runs:
-            raise click.BadParameter(f"{glob!r} is no used kernel", param_hint="--kernel")
     top = settings.reports.top
     if similar is not None:
         _require_launches(run, usage)
-        rows = _similar(_grouped(similar, runs, run))
-        headers: Sequence[str] = (similar, "", "shared", "either", "similarity")
-        align = "llrrr"
+        runs = kernel_runs(usage, usage.iter_images())
+        found = {name: runs[name] for name in _wanted(glob, runs)}
+        rows = _similar(_grouped(similar, found, run))
+        shown = rows[: top or None]
+        headers = (similar, "", "shared", "either", "similarity")
+        click.echo(format_table("llrrr", headers, shown))
+        _tell_rest(len(rows) - len(shown), "rows")
+        return
+    listed = _list_tests(run, usage, glob, test_glob)
+    if as_json:
+        listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
+        click.echo(encode_json(listing), nl=False)
+        return
+    first = listed[: top or None]
+    if ranges:
+        for line in render_ranges(first, top=top, demangled=settings.reports.demangle):
+            click.echo(line)
     else:
-        rows = [
-            (test, f"{len(counts):,}", format_count(sum(filter(None, counts)) or None))
-            for test, counts in _by_test(runs).items()
-        ]
-        headers, align = ("test", "kernels", "launches"), "lrr"
-    shown = rows[:top] if top else rows
-    click.echo(format_table(align, headers, shown))
-    if len(shown) < len(rows):
-        click.echo(f"{len(rows) - len(shown):,} more rows: --top=0 shows all")
+        click.echo(render_tests(first))
+    _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         click.echo(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
 
@@ -161,13 +176,99 @@ def _require_launches(run: Run, usage: Usage) -> None:
         )
 
 
-def _by_test(runs: Mapping[str, Sequence[KernelRun]]) -> dict[str, list[int | None]]:
-    """The numbers of launches of each kernel that a test ran; the most kernels first."""
-    found: defaultdict[str, list[int | None]] = defaultdict(list)
-    for of_kernel in runs.values():
-        for one in of_kernel:
-            found[one.test].append(one.launches)
-    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+def _list_tests(
+    run: Run, usage: Usage, glob: str | None, test_glob: str | None
+) -> tuple[ListedTest, ...]:
+    """What each test ran of the kernels that match; the most kernels first."""
+    from pytest_negativa.models.listing import LaunchRange, ListedTest
+    from pytest_negativa.planning.by_test import launches_by_range
+    from pytest_negativa.reporting.launches import total_of
+    from pytest_negativa.settings.globs import matches
+
+    by_test = launches_by_range(usage)
+    names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
+    wanted = _wanted(glob, names)
+    libraries = _libraries(run)
+    listed = []
+    for test, of_test in by_test.items():
+        if test_glob is not None and not matches(test_glob, test):
+            continue
+        ranges = [
+            LaunchRange(ranges=around, kernels=found)
+            for around, runs in of_test.items()
+            if (found := _kernels(runs, wanted, libraries))
+        ]
+        kernels = [kernel for one in ranges for kernel in one.kernels]
+        if not kernels:
+            continue
+        launches, gpu_ns = total_of(kernels)
+        ranges.sort(key=lambda one: (-(total_of(one.kernels)[1] or 0), one.ranges))
+        listed.append(
+            ListedTest(
+                test=test,
+                kernels=len({kernel.name for kernel in kernels}),
+                launches=launches,
+                gpu_ns=gpu_ns,
+                by_range=tuple(ranges),
+            )
+        )
+    return tuple(sorted(listed, key=lambda one: (-one.kernels, one.test)))
+
+
+def _kernels(
+    runs: Mapping[str, KernelRun],
+    wanted: Collection[str],
+    libraries: Mapping[str, Sequence[str]],
+) -> tuple[LaunchedKernel, ...]:
+    """The kernels of a test in a range; those with the most GPU time first."""
+    from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.models.listing import LaunchedKernel
+
+    kernels = (
+        LaunchedKernel(
+            name=name,
+            signature=demangle(name),
+            libraries=tuple(libraries.get(name, ())),
+            launches=run.launches,
+            gpu_ns=run.gpu_ns,
+        )
+        for name, run in runs.items()
+        if name in wanted
+    )
+    return tuple(sorted(kernels, key=lambda one: (-(one.gpu_ns or 0), one.signature)))
+
+
+def _wanted(glob: str | None, names: Collection[str]) -> Collection[str]:
+    """The kernels that match a glob by their mangled or demangled name.
+
+    Raises:
+        click.BadParameter: none does.
+    """
+    from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.settings.globs import matches
+
+    if glob is None:
+        return names
+    found = {name for name in names if matches(glob, name) or matches(glob, demangle(name))}
+    if not found:
+        raise click.BadParameter(f"{glob!r} is no used kernel", param_hint="--kernel")
+    return found
+
+
+def _libraries(run: Run) -> dict[str, list[str]]:
+    """The libraries whose kernels of a name the run used."""
+    from pytest_negativa.storage.results import load_plans
+
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for plan in load_plans(run) if run.plan_files() else ():
+        for kernel in plan.used_kernels:
+            found[kernel.name].append(plan.library.path)
+    return found
+
+
+def _tell_rest(rest: int, what: str) -> None:
+    if rest:
+        click.echo(f"{rest:,} more {what}: --top=0 shows all")
 
 
 def _grouped(

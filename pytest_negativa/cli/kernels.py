@@ -20,6 +20,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
+    from pytest_negativa.models.coverage import KernelRun
     from pytest_negativa.models.listing import LibraryKernels, ListedKernel
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.storage.runs import Run
@@ -61,7 +62,7 @@ def kernels(
     run = run_of(settings)
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
-    launches: Mapping[str, int | None] | None = None
+    launches: Mapping[str, KernelRun] | None = None
     if test is not None:
         launches, how = _launches(run, test)
         listed = f"{how} by {test}"
@@ -100,7 +101,7 @@ def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
     return wanted
 
 
-def _launches(run: Run, test: str) -> tuple[Mapping[str, int | None], str]:
+def _launches(run: Run, test: str) -> tuple[Mapping[str, KernelRun], str]:
     """The kernels of a test, and the words for how it used them."""
     from pytest_negativa.planning.by_test import kernels_of_test
     from pytest_negativa.storage.results import load_usage
@@ -116,7 +117,7 @@ def _launches(run: Run, test: str) -> tuple[Mapping[str, int | None], str]:
 
 def _list(
     plan: LibraryPlan,
-    launches: Mapping[str, int | None] | None,
+    launches: Mapping[str, KernelRun] | None,
     wanted: Any,
     top: int,
     *,
@@ -140,7 +141,7 @@ def _list(
 
 
 def _kernels(
-    plan: LibraryPlan, launches: Mapping[str, int | None] | None, *, used: bool
+    plan: LibraryPlan, launches: Mapping[str, KernelRun] | None, *, used: bool
 ) -> Iterator[ListedKernel]:
     from pytest_negativa.gpucode.demangle import demangle
     from pytest_negativa.models.listing import ListedKernel
@@ -155,5 +156,7 @@ def _kernels(
             first = str(kernel.first)
             yield ListedKernel(name=kernel.name, signature=signature, first=first)
         elif kernel.name in launches:
-            count = launches[kernel.name]
-            yield ListedKernel(name=kernel.name, signature=signature, launches=count)
+            run = launches[kernel.name]
+            yield ListedKernel(
+                name=kernel.name, signature=signature, launches=run.launches, gpu_ns=run.gpu_ns
+            )

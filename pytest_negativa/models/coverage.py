@@ -9,15 +9,22 @@ from pytest_negativa.models.base import Offset, Record, Row
 
 
 class KernelRun(Row, frozen=True):
-    """What ran a kernel: ``[test, launches]``.
+    """What ran a kernel: ``[test, launches, gpu_ns]``.
 
     Attributes:
         test: the node id of the test; the fixture or phase of the session for what no test did.
         launches: how often; None if the trace recorded the first look-up alone.
+        gpu_ns: how long the GPU ran it, all launches together; None if the trace doesn't tell.
     """
 
     test: str
     launches: Offset | None
+    gpu_ns: Offset | None = None
+
+    def add(self, launches: int, gpu_ns: int | None) -> KernelRun:
+        """The same with more launches."""
+        known = None if self.gpu_ns is None or gpu_ns is None else self.gpu_ns + gpu_ns
+        return KernelRun(self.test, (self.launches or 0) + launches, known)
 
 
 class KernelCoverage(Record, frozen=True, kw_only=True):

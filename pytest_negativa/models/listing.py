@@ -17,12 +17,14 @@ class ListedKernel(Record, frozen=True, kw_only=True):
         signature: demangled.
         first: the test, or the phase of the session, that used it first; None if unused.
         launches: how often the test launched it; None without a test or at level ``lookup``.
+        gpu_ns: how long the GPU ran it for the test; None if that is unknown.
     """
 
     name: str
     signature: str
     first: str | None = None
     launches: Offset | None = None
+    gpu_ns: Offset | None = None
 
 
 class LibraryKernels(Record, frozen=True, kw_only=True):
@@ -161,3 +163,68 @@ class Explanation(Record, frozen=True, kw_only=True):
     error: str
     text: str
     libraries: tuple[SlimmedLibrary, ...]
+
+
+class LaunchedKernel(Record, frozen=True, kw_only=True):
+    """A kernel that a test ran.
+
+    Attributes:
+        name: mangled.
+        signature: demangled.
+        libraries: paths of the libraries that have it and were used; empty if it came from none of
+            them, such as one that was compiled at run time.
+        launches: how often the test launched it; None if the trace recorded the first look-up.
+        gpu_ns: how long the GPU ran it, all launches together; None if that is unknown.
+    """
+
+    name: str
+    signature: str
+    libraries: tuple[str, ...]
+    launches: Offset | None
+    gpu_ns: Offset | None
+
+
+class LaunchRange(Record, frozen=True, kw_only=True):
+    """What a test ran in a range.
+
+    Attributes:
+        ranges: names of the NVTX ranges around the launches, the outermost first; empty outside.
+        kernels: those with the most GPU time first.
+    """
+
+    ranges: tuple[str, ...]
+    kernels: tuple[LaunchedKernel, ...]
+
+
+class ListedTest(Record, frozen=True, kw_only=True):
+    """A test that ran kernels.
+
+    Attributes:
+        test: the node id of the test; the fixture or phase of the session for what no test did.
+        kernels: how many different ones it ran.
+        launches: of all of them; None if the trace recorded the first look-up alone.
+        gpu_ns: of all launches; None if that is unknown.
+        by_range: what it ran; the ranges with the most GPU time first.
+    """
+
+    test: str
+    kernels: Offset
+    launches: Offset | None
+    gpu_ns: Offset | None
+    by_range: tuple[LaunchRange, ...]
+
+
+class TestList(Record, frozen=True, kw_only=True):
+    """The tests of a run, with what each ran.
+
+    Attributes:
+        format_version: of this form.
+        run_id: the run.
+        tests: those with the most kernels first.
+    """
+
+    __test__ = False
+
+    format_version: int
+    run_id: str
+    tests: tuple[ListedTest, ...]

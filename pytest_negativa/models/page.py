@@ -83,11 +83,18 @@ class TestColumns(Record, frozen=True, kw_only=True):
 
 
 class LaunchColumns(Record, frozen=True, kw_only=True):
-    """Launches of a kernel in a test; empty if the trace recorded the first look-up alone."""
+    """Launches of a kernel in a test and range; empty if the trace recorded look-ups alone.
+
+    Attributes:
+        nanoseconds: GPU time of all of them; 0 if it is unknown.
+        ranges: text, names of the NVTX ranges from the outermost on; -1 outside of ranges.
+    """
 
     kernel: Column
     test: Column
     count: Column
+    nanoseconds: Column
+    ranges: Column
 
 
 class HostColumns(Record, frozen=True, kw_only=True):

@@ -20,11 +20,12 @@ from pytest_negativa.models.base import Offset, Record
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 4
+USAGE_VERSION = 5
 """Of the usage file.
 
-History: 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds ``last``
-to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
+History: 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3
+renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is
+the first.
 """
 
 DIGESTS_VERSION = 1
@@ -304,12 +305,19 @@ class EnumerationRecord(TraceRecord, frozen=True, kw_only=True, tag="enumeration
     context: int
 
 
-class LaunchRecord(TraceRecord, frozen=True, kw_only=True, tag="launch"):
-    """How often a kernel was launched in a context; only where launches are recorded."""
+class LaunchRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="launch"):
+    """How often a kernel was launched in a context; only where launches are recorded.
+
+    Attributes:
+        gpu_ns: how long the GPU ran it, all launches together.
+        ranges: the NVTX ranges around the launches, see ``Launches``.
+    """
 
     name: str
     count: int
     context: int
+    gpu_ns: int | None = None
+    ranges: tuple[str, ...] = ()
 
 
 class GapRecord(TraceRecord, frozen=True, kw_only=True, tag="gap"):
@@ -484,11 +492,19 @@ class UsageProcess(Record, frozen=True, kw_only=True):
 
 
 class Launches(Record, frozen=True, kw_only=True):
-    """How often a kernel was launched in a context (index into ``Usage.contexts``)."""
+    """How often a kernel was launched in a context (index into ``Usage.contexts``).
+
+    Attributes:
+        gpu_ns: how long the GPU ran it, all launches together; None if a trace doesn't tell.
+        ranges: names of the NVTX ranges in which the thread that launched it was, the outermost
+            first; empty outside of ranges, or if the trace doesn't tell.
+    """
 
     name: str
     context: int
     count: int
+    gpu_ns: int | None = None
+    ranges: tuple[str, ...] = ()
 
 
 class Gap(Record, frozen=True, kw_only=True):

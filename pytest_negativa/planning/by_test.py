@@ -32,9 +32,11 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
     processes counts no launches, so what a child looked up counts as run.
     """
     blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
-    launches: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    launches: defaultdict[str, dict[str, KernelRun]] = defaultdict(dict)
     for launch in usage.launches:
-        launches[launch.name][usage.contexts[launch.context].place] += launch.count
+        test = usage.contexts[launch.context].place
+        before = launches[launch.name].get(test, KernelRun(test, 0, 0))
+        launches[launch.name][test] = before.add(launch.count, launch.gpu_ns)
     first: dict[str, FirstUse] = {}
     uncounted: set[str] = set()
     for image in images:
@@ -45,14 +47,34 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
             uncounted.update(kernel.name for kernel in image.kernels)
     runs: dict[str, tuple[KernelRun, ...]] = {}
     for name in sorted(first):
-        runs[name] = tuple(KernelRun(*found) for found in sorted(launches[name].items()))
+        runs[name] = tuple(run for _, run in sorted(launches[name].items()))
         if not runs[name] and name in uncounted:
             runs[name] = (KernelRun(usage.context_of(first[name]).place, None),)
     return runs
 
 
-def kernels_of_test(usage: Usage, test: str) -> dict[str, int | None] | None:
-    """The kernels that a test ran, with the number of launches if they were counted.
+def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str, KernelRun]]]:
+    """What each test ran: kernels by NVTX range, by mangled name.
+
+    Kernels that a library launched without a look-up are in it, too. For what ``kernel_runs`` knows
+    by a look-up alone, no launches and no range are known.
+    """
+    found: defaultdict[str, defaultdict[tuple[str, ...], dict[str, KernelRun]]]
+    found = defaultdict(lambda: defaultdict(dict))
+    for launch in usage.launches:
+        test = usage.contexts[launch.context].place
+        kernels = found[test][launch.ranges]
+        before = kernels.get(launch.name, KernelRun(test, 0, 0))
+        kernels[launch.name] = before.add(launch.count, launch.gpu_ns)
+    for name, runs in kernel_runs(usage, usage.iter_images()).items():
+        for run in runs:
+            if run.launches is None:
+                found[run.test][()][name] = run
+    return {test: dict(ranges) for test, ranges in found.items()}
+
+
+def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun] | None:
+    """The kernels that a test ran, with its launches of each.
 
     Returns:
         None if the run knows of no such test.
@@ -60,7 +82,7 @@ def kernels_of_test(usage: Usage, test: str) -> dict[str, int | None] | None:
     if test not in {context.place for context in usage.contexts}:
         return None
     runs = kernel_runs(usage, usage.iter_images())
-    return {name: run.launches for name, found in runs.items() for run in found if run.test == test}
+    return {name: run for name, found in runs.items() for run in found if run.test == test}
 
 
 def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:

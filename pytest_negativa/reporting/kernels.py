@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pytest_negativa.models.listing import KernelList, LibraryKernels, ListedKernel
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import format_items, format_time
 
 
 def render_kernels(listing: KernelList, *, demangled: bool) -> Iterator[str]:
@@ -29,7 +29,8 @@ def _headline(library: LibraryKernels, kind: str) -> str:
 def _lines(kernel: ListedKernel, *, demangled: bool) -> Iterator[str]:
     times = ""
     if kernel.launches is not None:
-        times = f"  ({format_items(kernel.launches, 'launch', 'launches')})"
+        took = "" if kernel.gpu_ns is None else f", {format_time(kernel.gpu_ns)}"
+        times = f"  ({format_items(kernel.launches, 'launch', 'launches')}{took})"
     yield f"  {printable(kernel.signature if demangled else kernel.name)}{times}"
     if kernel.first is not None:
         yield f"      first used in {printable(kernel.first)}"

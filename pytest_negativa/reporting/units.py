@@ -34,6 +34,18 @@ def format_growth(before: int, after: int) -> str:
     return f"{'+' if growth > 0 else ''}{format_bytes(growth)}{share}"
 
 
+def format_time(nanoseconds: int | None) -> str:
+    """A duration, three figures or so: ``12.3 ms``; a dash for one that is unknown."""
+    if nanoseconds is None:
+        return "-"
+    value = nanoseconds / 1000
+    for unit in ("us", "ms"):
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} s"
+
+
 def format_count(count: int | None) -> str:
     """With thousands separators; a dash for what was not counted."""
     return "-" if count is None else f"{count:,}"

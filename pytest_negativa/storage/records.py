@@ -179,10 +179,12 @@ def listing_schemas() -> dict[str, dict[str, Any]]:
         RunDetails,
         RunList,
         SlimList,
+        TestList,
     )
 
     return {
         "kernels": _schema(KernelList, "Output of negativa kernels --json"),
+        "tests": _schema(TestList, "Output of negativa tests --json"),
         "runs": _schema(RunList, "Output of negativa runs list --json"),
         "run": _schema(RunDetails, "Output of negativa runs show --json"),
         "slim": _schema(SlimList, "Output of negativa slim, slim undo and slim check with --json"),

@@ -167,7 +167,8 @@ class _Merger:
         self._memory: defaultdict[str, _Image] = defaultdict(_Image)
         self._processes: list[UsageProcess] = []
         self._contexts: dict[Context, int] = {}
-        self._launches: defaultdict[tuple[int, str], int] = defaultdict(int)
+        # Count and nanoseconds by context, name and ranges.
+        self._launches: dict[tuple[int, str, tuple[str, ...]], tuple[int, int | None]] = {}
         self._gaps: list[Gap] = []
         self._warnings: list[UsageWarning] = []
         self._incomplete: list[UsageWarning] = []
@@ -245,8 +246,11 @@ class _Merger:
     def memory_image(self, sha256: str) -> _Image:
         return self._memory[sha256]
 
-    def launches(self, name: str, context: int, count: int) -> None:
-        self._launches[context, name] += count
+    def launches(self, record: LaunchRecord, context: int) -> None:
+        key = (context, record.name, record.ranges)
+        count, gpu_ns = self._launches.get(key, (0, 0))
+        known = None if gpu_ns is None or record.gpu_ns is None else gpu_ns + record.gpu_ns
+        self._launches[key] = (count + record.count, known)
 
     def gap(self, gap: Gap) -> None:
         self._gaps.append(gap)
@@ -315,8 +319,8 @@ class _Merger:
             contexts=tuple(self._contexts),
             processes=tuple(self._processes),
             launches=tuple(
-                Launches(name=name, context=context, count=count)
-                for (context, name), count in sorted(self._launches.items())
+                Launches(name=name, context=context, count=count, gpu_ns=gpu_ns, ranges=around)
+                for (context, name, around), (count, gpu_ns) in sorted(self._launches.items())
             ),
             gaps=tuple(self._gaps),
             warnings=_distinct(self._warnings),
@@ -421,8 +425,7 @@ class _TraceReader:
 
     def _add_use(self, record: object, place: int) -> None:
         if isinstance(record, LaunchRecord):
-            context = self._when(record.context, place)[3]
-            self._merger.launches(record.name, context, record.count)
+            self._merger.launches(record, self._when(record.context, place)[3])
             return
         if not isinstance(record, KernelRecord | DataRecord | EnumerationRecord):
             return

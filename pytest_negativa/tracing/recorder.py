@@ -36,6 +36,7 @@ from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
+from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
     MappedFile,
     Mappings,
@@ -210,10 +211,18 @@ class Recorder:
             )
             self._seen.add(key)
 
-    def launches(self, counts: Iterable[tuple[str, int]]) -> None:
-        """Note how often each kernel was launched, by name."""
-        for name, count in counts:
-            self._writer.write(LaunchRecord(name=name, count=count, context=self._context_id()))
+    def launches(self, counted: Iterable[KernelLaunches]) -> None:
+        """Note how often each kernel was launched, and how long the GPU ran it."""
+        for name, around, count, gpu_ns in counted:
+            self._writer.write(
+                LaunchRecord(
+                    name=name,
+                    count=count,
+                    context=self._context_id(),
+                    gpu_ns=gpu_ns,
+                    ranges=around,
+                )
+            )
 
     def gap_begins(self, reason: str) -> None:
         """Tracing pauses; what the program uses now is not recorded."""

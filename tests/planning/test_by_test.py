@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError
+from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.trace import (
     Context,
@@ -26,7 +27,12 @@ from pytest_negativa.models.trace import (
     UsedData,
     UsedKernel,
 )
-from pytest_negativa.planning.by_test import compare_groups, kernels_of_test, usage_of_tests
+from pytest_negativa.planning.by_test import (
+    compare_groups,
+    kernels_of_test,
+    launches_by_range,
+    usage_of_tests,
+)
 from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
 from tests.support.traces import header
 from tests.support.usages import image_use, usage_of
@@ -89,8 +95,40 @@ def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
     # No context of a test that is left out.
     assert {first.context for first in library.images[0].use.firsts()} == {B}
     assert [launch.context for launch in part.launches] == [B]
-    assert kernels_of_test(whole, "t.py::b") == {"x": 3}
+    assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
     assert kernels_of_test(whole, "t.py::c") is None
+
+
+def test_launches_and_gpu_time_add_up_by_range() -> None:
+    whole = replace(
+        usage(image(A, x=A, y=A)),
+        launches=(
+            Launches(name="x", context=A, count=2, gpu_ns=100, ranges=("forward", "mm")),
+            Launches(name="x", context=A, count=1, gpu_ns=40),
+            Launches(name="launched without a look-up", context=A, count=1, gpu_ns=7),
+            Launches(name="x", context=FIXTURE, count=1, gpu_ns=5),
+            Launches(name="x", context=B, count=1, gpu_ns=None),
+        ),
+    )
+    a, fixture = "t.py::a", "t.py (fixture)"
+    assert kernels_of_test(whole, a) == {"x": KernelRun(a, 3, 140)}
+    assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 1, None)}
+    assert launches_by_range(whole) == {
+        a: {
+            ("forward", "mm"): {"x": KernelRun(a, 2, 100)},
+            (): {
+                "x": KernelRun(a, 1, 40),
+                "launched without a look-up": KernelRun(a, 1, 7),
+            },
+        },
+        fixture: {(): {"x": KernelRun(fixture, 1, 5)}},
+        "t.py::b": {(): {"x": KernelRun("t.py::b", 1, None)}},
+    }
+
+
+def test_a_look_up_stands_for_launches_that_were_not_counted() -> None:
+    whole = replace(usage(image(B, x=B)), processes=())
+    assert launches_by_range(whole) == {"t.py::b": {(): {"x": KernelRun("t.py::b", None)}}}
 
 
 @pytest.mark.parametrize(

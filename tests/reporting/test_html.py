@@ -134,7 +134,8 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
         usage,
         contexts=(*usage.contexts, other),
         launches=(
-            Launches(name=name, context=0, count=3),
+            Launches(name=name, context=0, count=2, gpu_ns=900),
+            Launches(name=name, context=0, count=1, gpu_ns=50, ranges=("outer", "inner")),
             Launches(name=name, context=1, count=4),
             Launches(name="compiled at run time", context=1, count=5),
         ),
@@ -147,8 +148,10 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     assert texts(page, page.tests.name) == [TEST.nodeid, other.nodeid]
     assert texts(page, page.tests.outcome) == ["passed", None]
     assert page.tests.milliseconds == (1250, 0)
-    assert texts(page, tuple(page.kernels.mangled[k] for k in page.launches.kernel)) == [name] * 2
-    assert (page.launches.test, page.launches.count) == ((0, 1), (3, 4))
+    assert texts(page, tuple(page.kernels.mangled[k] for k in page.launches.kernel)) == [name] * 3
+    assert (page.launches.test, page.launches.count) == ((0, 0, 1), (2, 1, 4))
+    assert page.launches.nanoseconds == (900, 50, 0)
+    assert texts(page, page.launches.ranges) == [None, "outer > inner", None]
     assert page.history.unused_bytes == (found.report.unused_bytes,) * 2
 
 

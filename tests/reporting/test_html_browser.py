@@ -122,7 +122,8 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         contexts=(*usage.contexts, hostile_test),
         launches=(
             *(Launches(name=use.name, context=1, count=3) for use in uses),
-            Launches(name=HOSTILE, context=0, count=2_000),
+            Launches(name=HOSTILE, context=0, count=1_990, gpu_ns=4_000_000),
+            Launches(name=HOSTILE, context=0, count=10, gpu_ns=1_500, ranges=("outer", HOSTILE)),
         ),
     )
     nodeids = ("tests/test_a.py::test_b", str(hostile_test.nodeid), "tests/test_a.py::test_idle")
@@ -274,6 +275,26 @@ def test_kernels_and_tests_lead_to_each_other(page: Page) -> None:
     assert HOSTILE in page.rows()
     page.driver.back()
     page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+
+
+def test_a_test_shows_its_ranges(page: Page) -> None:
+    page.open("tests?q=test_b")
+    page.wait("document.querySelector('tbody a')")
+    assert "4.0 ms" in page.run("return document.querySelector('tbody').textContent")
+    page.run("document.querySelector('tbody a').click()")
+    page.wait("document.querySelector('details')")
+    summaries = page.run(
+        "return [...document.querySelectorAll('summary')].map((s) => s.textContent)"
+    )
+    assert summaries == [
+        "Outside of ranges 1,990 launches, 4.0 ms",
+        f"outer > {HOSTILE} 10 launches, 1.5 us",
+    ]
+    page.run("document.querySelectorAll('summary')[1].click()")
+    page.run("document.querySelectorAll('details')[1].querySelector('a').click()")
+    page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+    # Both ranges together.
+    assert page.run("return document.querySelector('tbody tr').textContent").endswith("2,0004.0 ms")
 
 
 def test_the_map_drills_down_with_keys(page: Page) -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_count, format_share
+from pytest_negativa.reporting.units import (
+    format_bytes,
+    format_count,
+    format_share,
+    format_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,22 @@ def test_bytes(size: int, text: str) -> None:
 )
 def test_share(part: int, whole: int, text: str) -> None:
     assert format_share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (None, "-"),
+        (0, "0.0 us"),
+        (1_240, "1.2 us"),
+        (999_949, "999.9 us"),
+        (999_950, "1.0 ms"),
+        (1_500_000_000, "1.5 s"),
+        (7_200_000_000_000, "7,200.0 s"),
+    ],
+)
+def test_time(nanoseconds: int | None, text: str) -> None:
+    assert format_time(nanoseconds) == text
 
 
 def test_count() -> None:

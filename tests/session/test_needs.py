@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from pytest_negativa.storage.records import shipped_schema
 from pytest_negativa.storage.runs import Run
 from tests.support.verified import VerifiedProject
 
@@ -28,7 +31,8 @@ def test_add(n):
 class TestMatrices:
     def test_multiply(self, model):
         use(LIB, 0, 1)
-        launch("vector_add", "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii")
+        names = "vector_add", "_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii"
+        launch(*names, within=("forward", "matmul"))
 """
 INI = "[pytest]\nmarkers =\n  fast\n  slow\n"
 
@@ -102,12 +106,28 @@ def test_who_used_what(tmp_path: Path) -> None:
     project = traced(tmp_path, "--negativa-level=launch", "-n2")
 
     rows = [line.split() for line in project.negativa("tests").stdout.splitlines()[2:]]
-    assert ["test_a.py::TestMatrices::test_multiply", "2", "2"] in rows
-    assert ["test_a.py::test_add[1]", "1", "2"] in rows
+    assert ["test_a.py::TestMatrices::test_multiply", "2", "2", "2.0", "us"] in rows
+    assert ["test_a.py::test_add[1]", "1", "2", "2.0", "us"] in rows
+    tree = project.negativa("tests", "--ranges", "--test", "*multiply").stdout.splitlines()
+    assert tree == [
+        "test_a.py::TestMatrices::test_multiply  (2 launches, 2.0 us)",
+        "  forward > matmul  (2 launches, 2.0 us)",
+        "    lib.so  (2 launches, 2.0 us)",
+        "      vector_add  (1 launch, 1.0 us)",
+        "      void matrices::multiply<16>(float const*, float const*, float*, int, int, int)"
+        "  (1 launch, 1.0 us)",
+    ]
+    listed = json.loads(project.negativa("tests", "--json", "--kernel", "vector_add").stdout)
+    jsonschema.validate(listed, json.loads(shipped_schema("tests")))
+    assert [(one["test"], one["gpu_ns"]) for one in listed["tests"]] == [
+        ("test_a.py::TestMatrices::test_multiply", 1000),
+        ("test_a.py::test_add[1]", 2000),
+        ("test_a.py::test_add[2]", 2000),
+    ]
     of_kernel = project.negativa("tests", "--kernel", "*matrices::*").stdout.splitlines()[2:]
     assert [line.split()[0] for line in of_kernel] == ["test_a.py::TestMatrices::test_multiply"]
     kernels = project.negativa("kernels", "--test", "test_a.py::test_add[2]").stdout
-    assert kernels.splitlines()[1:] == ["  vector_add  (2 launches)"]
+    assert kernels.splitlines()[1:] == ["  vector_add  (2 launches, 2.0 us)"]
     alike = project.negativa("tests", "--similar", "marker").stdout.splitlines()[2:]
     # pytest.mark.parametrize is a marker, too.
     assert [line.split() for line in alike] == [

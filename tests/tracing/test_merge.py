@@ -166,14 +166,22 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         *records("k"),
         DataRecord(image=3, name="d", kind=DataKind.MANAGED, context=2),
         EnumerationRecord(image=3, call="cuLibraryEnumerateKernels", context=2),
-        LaunchRecord(name="k", count=2, context=2),
-        LaunchRecord(name="k", count=3, context=2),
+        LaunchRecord(name="k", count=2, context=2, gpu_ns=70),
+        LaunchRecord(name="k", count=3, context=2, gpu_ns=50),
+        LaunchRecord(name="k", count=1, context=2, gpu_ns=9, ranges=("outer", "inner")),
+        # As of a recording without times.
+        LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
+        LaunchRecord(name="old", count=1, context=2),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     use = usage.libraries[0].images[0].use
     assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
     assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
-    assert [(x.name, x.count) for x in usage.launches] == [("k", 5)]
+    assert [(x.name, x.count, x.gpu_ns, x.ranges) for x in usage.launches] == [
+        ("k", 5, 120, ()),
+        ("k", 1, 9, ("outer", "inner")),
+        ("old", 2, None, ()),
+    ]
 
 
 def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:

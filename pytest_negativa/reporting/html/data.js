@@ -75,16 +75,28 @@ function indexData(data) {
   data.testsOfKernel = new Map();
   data.kernelsOfTest = new Map();
   const note = (map, key, row) => (map.has(key) ? map.get(key).push(row) : map.set(key, [row]));
+  data.launchesOfTest = new Map();
+  const pairs = new Map();
+  // Rows of both maps: what it leads to, launches, GPU time in ns. Ranges are added up.
   for (let i = 0; i < launches.length; i++) {
-    note(data.testsOfKernel, launches.kernel[i], [launches.test[i], launches.count[i]]);
-    note(data.kernelsOfTest, launches.test[i], [launches.kernel[i], launches.count[i]]);
+    const kernel = launches.kernel[i], test = launches.test[i], key = kernel * tests.length + test;
+    note(data.launchesOfTest, test, i);
+    if (!pairs.has(key)) {
+      pairs.set(key, [[test, 0, 0], [kernel, 0, 0]]);
+      note(data.testsOfKernel, kernel, pairs.get(key)[0]);
+      note(data.kernelsOfTest, test, pairs.get(key)[1]);
+    }
+    for (const row of pairs.get(key)) {
+      row[1] += launches.count[i];
+      row[2] += launches.nanoseconds[i];
+    }
   }
   const counted = new Set(data.testsOfKernel.keys());
   for (let kernel = 0; kernel < kernels.length; kernel++) {
     // A kernel that was looked up and never launched, or a trace without launches.
     if (kernels.first[kernel] < 0 || counted.has(kernel)) continue;
-    note(data.testsOfKernel, kernel, [kernels.first[kernel], 0]);
-    note(data.kernelsOfTest, kernels.first[kernel], [kernel, 0]);
+    note(data.testsOfKernel, kernel, [kernels.first[kernel], 0, 0]);
+    note(data.kernelsOfTest, kernels.first[kernel], [kernel, 0, 0]);
   }
   data.placesOf = (kernel) => {
     const places = kernels.element[kernel] < 0 ? [] : [kernels.element[kernel]];

@@ -124,7 +124,7 @@ class _Builder:
                 **_columns(("kernel", "element"), [(k, numbers[e]) for k, e in copies])
             ),
             launches=LaunchColumns(
-                **_columns(("kernel", "test", "count"), self._launches(kernels))
+                **_columns(LaunchColumns.__struct_fields__, self._launches(kernels))
             ),
             tests=TestColumns(
                 **_columns(
@@ -199,18 +199,24 @@ class _Builder:
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
-    def _launches(self, kernels: Sequence[_Kernel]) -> Iterator[tuple[int, int, int]]:
+    def _launches(self, kernels: Sequence[_Kernel]) -> Iterator[tuple[int, ...]]:
         by_name: defaultdict[TextIndex, list[int]] = defaultdict(list)
         for number, kernel in enumerate(kernels):
             if kernel.first >= 0:
                 by_name[kernel.mangled].append(number)
-        counts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        counts: defaultdict[tuple[int, int, TextIndex], list[int]] = defaultdict(lambda: [0, 0])
         usage = self._contents.usage
         for launch in usage.launches:
             test = self._phase(usage.contexts[launch.context])
+            around = self._texts.index(" > ".join(launch.ranges) or None)
             for kernel_number in by_name[self._texts.index(launch.name)]:
-                counts[kernel_number, test] += launch.count
-        return ((kernel, test, count) for (kernel, test), count in counts.items())
+                row = counts[kernel_number, test, around]
+                row[0] += launch.count
+                row[1] += launch.gpu_ns or 0
+        return (
+            (kernel, test, count, gpu_ns, around)
+            for (kernel, test, around), (count, gpu_ns) in counts.items()
+        )
 
     def _history(self) -> HistoryColumns:
         rows = [

@@ -217,17 +217,45 @@ function kernelTable(data, params, onChange, only, counts) {
       { id: "name", title: "Kernel", cell: (i) => marked(kernels.first[i] >= 0 ? 0 : 2, name(i)), key: name },
       { id: "library", title: "Library", width: 230, hide: "wide", cell: (i) => data.libraryNames[kernels.library[i]], key: (i) => data.libraryNames[kernels.library[i]].toLowerCase() },
       num({ id: "size", title: "Code", width: 88, cell: (i) => (kernels.size[i] ? formatBytes(kernels.size[i]) : "-"), key: (i) => kernels.size[i] }),
-      counts
-        ? num({ id: "launches", title: "Launches", width: 100, cell: (i) => (counts.get(i) ? formatCount(counts.get(i)) : "-"), key: (i) => counts.get(i) || 0 })
-        : { id: "first", title: "Used first in", width: 260, hide: "wide", cell: first, key: first },
+      ...(counts ? launchColumns(counts) : [{ id: "first", title: "Used first in", width: 260, hide: "wide", cell: first, key: first }]),
     ],
   });
+}
+
+// Launches and GPU time, out of rows as of data.testsOfKernel.
+function launchColumns(rows) {
+  const of = new Map(rows.map((row) => [row[0], row])), count = (i) => of.get(i)[1], time = (i) => of.get(i)[2];
+  return [
+    num({ id: "launches", title: "Launches", width: 100, cell: (i) => (count(i) ? formatCount(count(i)) : "-"), key: count }),
+    num({ id: "gpu", title: "GPU time", width: 100, cell: (i) => formatGpuTime(time(i)), key: time }),
+  ];
+}
+
+// The ranges of a test with their kernels; the most GPU time first.
+function rangeList(data, test) {
+  const { launches, kernels, texts } = data, groups = new Map();
+  for (const i of data.launchesOfTest.get(test) || []) {
+    if (!groups.has(launches.ranges[i])) groups.set(launches.ranges[i], []);
+    groups.get(launches.ranges[i]).push(i);
+  }
+  if (![...groups.keys()].some((name) => name >= 0)) return null;
+  const count = (i) => launches.count[i], time = (i) => launches.nanoseconds[i], total = (rows) => sum(rows.map(time));
+  const figures = (count, time) => `${plural(count, "launch", "launches")}, ${formatGpuTime(time)}`;
+  return make("section", {}, make("h2", {}, "Ranges"),
+    make("p", { class: "quiet" }, "The NVTX ranges around its launches, such as a framework's operators; of kernels of libraries alone."),
+    [...groups].sort((a, b) => total(b[1]) - total(a[1])).map(([name, rows], place) =>
+      make("details", { class: "range", open: place === 0 },
+        make("summary", {}, name < 0 ? "Outside of ranges" : texts[name], make("span", { class: "quiet" }, ` ${figures(sum(rows.map(count)), total(rows))}`)),
+        make("ul", {}, rows.sort((a, b) => time(b) - time(a)).map((i) => make("li", {},
+          link(`#/kernel/${launches.kernel[i]}`, texts[kernels.name[launches.kernel[i]]]),
+          make("span", { class: "quiet" }, ` ${data.libraryNames[kernels.library[launches.kernel[i]]]}, ${figures(count(i), time(i))}`)))))));
 }
 
 function testTable(data, params, onChange, only, counts) {
   const { tests, texts } = data, name = (i) => texts[tests.name[i]];
   const outcome = (i) => (tests.outcome[i] < 0 ? "" : texts[tests.outcome[i]]);
   const kernels = (i) => (data.kernelsOfTest.get(i) || []).length;
+  const gpuTime = (i) => sum((data.kernelsOfTest.get(i) || []).map((row) => row[2]));
   const outcomes = [...new Set(tests.outcome)].filter((i) => i >= 0).map((i) => texts[i]).sort();
   return new Table({
     label: "tests", rows: only || range(tests.length), params, onChange, sort: counts ? "-launches" : "-kernels", placeholder: "Search tests",
@@ -237,9 +265,10 @@ function testTable(data, params, onChange, only, counts) {
       { id: "name", title: "Test", cell: name, key: name },
       { id: "outcome", title: "Outcome", width: 100, hide: "middle", cell: outcome, key: outcome },
       num({ id: "time", title: "Time", width: 90, hide: "middle", cell: (i) => (tests.outcome[i] < 0 ? "-" : formatTime(tests.milliseconds[i])), key: (i) => tests.milliseconds[i] }),
-      num(counts
-        ? { id: "launches", title: "Launches", width: 100, cell: (i) => (counts.get(i) ? formatCount(counts.get(i)) : "-"), key: (i) => counts.get(i) || 0 }
-        : { id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: 120, cell: (i) => formatCount(kernels(i)), key: kernels }),
+      ...(counts ? launchColumns(counts) : [
+        num({ id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: 120, cell: (i) => formatCount(kernels(i)), key: kernels }),
+        data.launches.length ? num({ id: "gpu", title: "GPU time", width: 100, cell: (i) => formatGpuTime(gpuTime(i)), key: gpuTime }) : null,
+      ].filter(Boolean)),
     ],
   });
 }
@@ -293,7 +322,7 @@ function elementPage(data, i) {
 
 function kernelPage(data, i) {
   const { kernels, texts } = data, users = data.testsOfKernel.get(i) || [], library = kernels.library[i];
-  const counts = new Map(users), launched = users.some(([, count]) => count);
+  const launched = users.some(([, count]) => count);
   const places = data.placesOf(i);
   return [
     make("p", { class: "path" }, link("#/kernels", "Kernels"), " › ", link(libraryLink(library), data.libraryNames[library]), " ›"),
@@ -306,7 +335,7 @@ function kernelPage(data, i) {
     ])),
     users.length ? make("section", {}, make("h2", {}, launched ? "Tests that launched it" : "The test that used it first"),
       launched ? null : make("p", { class: "quiet" }, "Others may use it, too. A trace at level launch tells (--negativa-level=launch)."),
-      testTable(data, new URLSearchParams(), undefined, users.map(([test]) => test), launched ? counts : undefined).root) : null,
+      testTable(data, new URLSearchParams(), undefined, users.map(([test]) => test), launched ? users : undefined).root) : null,
     places.length ? make("section", {}, make("h2", {}, "Elements that hold it"), elementTable(data, new URLSearchParams(), undefined, places).root) : null,
   ];
 }
@@ -319,7 +348,8 @@ function testPage(data, i) {
     make("h1", {}, texts[tests.name[i]]),
     make("p", { class: "lead" }, !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
       : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),
-    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])]])) : null,
-    used.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, used.map(([kernel]) => kernel), launched ? new Map(used) : undefined).root) : null,
+    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])], launched ? ["GPU time", formatGpuTime(sum(used.map((row) => row[2])))] : null])) : null,
+    rangeList(data, i),
+    used.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, used.map(([kernel]) => kernel), launched ? used : undefined).root) : null,
   ];
 }

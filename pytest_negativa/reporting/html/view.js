@@ -32,6 +32,15 @@ const plural = (count, one, many) => `${formatCount(count)} ${count === 1 ? one 
 function formatTime(milliseconds) {
   return milliseconds < 1000 ? `${milliseconds} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
 }
+function formatGpuTime(nanoseconds) {
+  if (!nanoseconds) return "-";
+  let value = nanoseconds / 1000;
+  for (const unit of ["us", "ms"]) {
+    if (value < 999.95) return `${value.toFixed(1)} ${unit}`;
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} s`;
+}
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const swatch = (category) => make("span", { class: `swatch ${CATEGORIES[category].id}`, "aria-hidden": "true" });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -20,6 +20,7 @@ from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.detector import TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import ImageResolver
+from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.start import make_header
@@ -137,10 +138,10 @@ def use(library: str | os.PathLike[str], *regions: int) -> None:
             _current.recorder.kernel("cuLibraryGetKernel", handle, KERNELS[number])
 
 
-def launch(*kernels: str) -> None:
-    """Launch kernels that were looked up; for traces that count launches."""
+def launch(*kernels: str, within: tuple[str, ...] = ()) -> None:
+    """Launch kernels that were looked up, for a microsecond; for traces that count launches."""
     if _current is not None:
-        _current.recorder.launches((name, 1) for name in kernels)
+        _current.recorder.launches(KernelLaunches(name, within, 1, 1000) for name in kernels)
 
 
 def _address(library: str | os.PathLike[str], offset: int) -> int:
