@@ -11,12 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_negativa.analysis.arch_gates import dead_code, what_devices_load
+from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.images.archives import is_archive
 from pytest_negativa.images.contents import map_archive
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
+from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
 from pytest_negativa.storage.records import encode_hook
@@ -43,11 +45,12 @@ class InspectionRequest:
     demangled: bool = False
     required: tuple[ComputeCapability, ...] = ()
     dead: bool = False
+    duplicates: bool = False
 
     @property
-    def gates(self) -> bool:
-        """Whether gates are asked for, which need no code unpacked."""
-        return self.dead or bool(self.required)
+    def answers_alone(self) -> bool:
+        """Whether single questions are asked, which need no code unpacked."""
+        return self.dead or self.duplicates or bool(self.required)
 
     @property
     def details(self) -> bool:
@@ -61,12 +64,13 @@ class InspectionRequest:
         return MapRequest(
             scope=(
                 Scope(headers_only=True)
-                if self.headers_only or (self.gates and not self.kernels)
+                if self.headers_only or (self.answers_alone and not self.kernels)
                 else Scope(devices=devices)
             ),
             devices=self.devices,
             with_map=self.details or bool(self.required),
             slimmed=True,
+            with_content=self.duplicates,
         )
 
 
@@ -161,9 +165,14 @@ def render_json(inspected: Sequence[InspectedSet], request: InspectionRequest) -
         ),
         errors=tuple(_utf8(str(e)) for s in inspected for e in errors_of(s)),
         dead=dead_code(inspected) if request.dead else (),
+        duplicates=_duplicates(inspected) if request.duplicates else None,
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
     return msgspec.json.format(data, indent=1).decode()
+
+
+def _duplicates(inspected: Sequence[InspectedSet]) -> Duplicates:
+    return find_duplicates(m.content for s in inspected for m in s.mapped if m.content is not None)
 
 
 def _utf8(text: str) -> str:
@@ -177,11 +186,11 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
     from pytest_negativa.reporting import inspection
     from pytest_negativa.reporting.text import printable
 
-    if request.gates:
-        yield from _render_gates(inspected, request)
+    if request.answers_alone:
+        yield from _render_answers(inspected, request)
     for one in inspected:
         summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
-        if request.gates:
+        if request.answers_alone:
             pass
         elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
@@ -210,8 +219,9 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                 yield "\n".join(lines)
 
 
-def _render_gates(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
+def _render_answers(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     from pytest_negativa.reporting import arch_gates
+    from pytest_negativa.reporting.duplicates import render_duplicates
 
     summaries = {
         m.summary.path: m.summary
@@ -225,6 +235,8 @@ def _render_gates(inspected: Sequence[InspectedSet], request: InspectionRequest)
         yield from arch_gates.render_loadable(loadable)
     if request.dead:
         yield from arch_gates.render_dead(tuple(summaries.values()), dead_code(inspected))
+    if request.duplicates:
+        yield from render_duplicates(_duplicates(inspected))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

@@ -47,6 +47,7 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
     callback=_parse_percent,
     help="Fail (exit 1) if more of a distribution is dead (with --dead).",
 )
+@click.option("--duplicates", is_flag=True, help="Show what is stored more than once.")
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @MATCH
@@ -64,6 +65,7 @@ def inspect(
     required: tuple[ComputeCapability, ...],
     dead: bool,
     max_dead: float | None,
+    duplicates: bool,
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
@@ -83,9 +85,9 @@ def inspect(
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 
-    With --require-arch or --dead, the command answers these questions alone, from headers. The
-    table of --require-arch counts the regions without code for an arch: libraries may have regions
-    for other GPUs alone.
+    With --require-arch, --dead or --duplicates, the command answers these questions alone. It
+    unpacks no code. The table of --require-arch counts the regions without code for an arch:
+    libraries may have regions for other GPUs alone.
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
@@ -93,6 +95,8 @@ def inspect(
         raise click.UsageError("--dead needs --arch, which names the deployed GPUs")
     if max_dead is not None and not dead:
         raise click.UsageError("--max-dead goes with --dead")
+    if duplicates and (kernels or elements):
+        raise click.UsageError("--duplicates goes without --kernels and --elements")
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
@@ -120,6 +124,7 @@ def inspect(
         demangled=demangle,
         required=required,
         dead=dead,
+        duplicates=duplicates,
     )
     cache = None if no_cache else open_cache(settings_of(flags).cache)
     with ByteProgress("reading libraries") as progress:

@@ -6,7 +6,9 @@ take about the same time.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import hashlib
 import os
 import signal
 import threading
@@ -26,6 +28,7 @@ from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, Stamp, open_source
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.archive import Member
+from pytest_negativa.models.duplicates import CodeDigest, LibraryContent
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
@@ -49,6 +52,7 @@ class MapRequest:
         with_digest: whether the maps of libraries with GPU code hold the digest of the file.
         slimmed: whether to read slimmed libraries, too, whose maps have addresses for offsets.
             Otherwise such a library is an error, unless no GPU code is left.
+        with_content: whether the results of libraries with GPU code have digests of their content.
     """
 
     scope: Scope
@@ -57,6 +61,7 @@ class MapRequest:
     with_summary: bool = True
     with_digest: bool = False
     slimmed: bool = False
+    with_content: bool = False
 
 
 class MappedLibrary(NamedTuple):
@@ -65,6 +70,7 @@ class MappedLibrary(NamedTuple):
     Attributes:
         path: the library's; that of a file in an archive is as if the archive were a folder.
         removed: what slim took out, of a slimmed library.
+        content: see ``MapRequest.with_content``.
         cached: whether it came from the cache.
     """
 
@@ -74,6 +80,7 @@ class MappedLibrary(NamedTuple):
     removed: Removed | None = None
     error: NegativaError | None = None
     cached: bool = False
+    content: LibraryContent | None = None
 
 
 def map_libraries(
@@ -219,7 +226,9 @@ def _look_up_alone(
     path: Path | Member, request: MapRequest, cache: MapCache | None
 ) -> MappedLibrary | _Tables | None:
     """Look a library up in the cache; on a miss, return the tables that were read for the key."""
-    if cache is None or isinstance(path, Member) or _size(path) < _MIN_CACHED_SIZE:
+    if cache is None or isinstance(path, Member) or request.with_content:
+        return None
+    if _size(path) < _MIN_CACHED_SIZE:
         return None
     try:
         _check_name(path)
@@ -317,6 +326,8 @@ def map_source(
         known: its tables, if they were read before.
     """
     try:
+        if request.with_content:
+            return _with_content(path, source, request, cache, known)
         _check_name(path)
         if has_marker(source):
             return _read_slimmed(path, source, request)
@@ -327,6 +338,37 @@ def map_source(
         )
     except NegativaError as e:
         return MappedLibrary(path, error=e)
+
+
+def _with_content(
+    path: Path,
+    source: ByteSource,
+    request: MapRequest,
+    cache: MapCache | None,
+    known: _Tables | None,
+) -> MappedLibrary:
+    without = dataclasses.replace(request, with_map=True, with_content=False)
+    mapped = map_source(path, source, without, cache, known)
+    library_map = mapped.library_map
+    if library_map is None or not library_map.sections:
+        return mapped
+    spans = [region.span for region in library_map.iter_regions()]
+    spans += [frame.span for frame in library_map.iter_frames()]
+    content = LibraryContent(
+        path=source.path,
+        size=source.size,
+        sha256=source.sha256(),
+        # The offsets in the map of a slimmed library are addresses.
+        code=()
+        if mapped.removed is not None
+        else tuple(
+            CodeDigest(span.size, hashlib.sha256(source.read(span.start, span.size)).digest())
+            for span in spans
+        ),
+    )
+    if not source.is_unchanged():
+        raise FormatError(path, None, "changed while it was read; run the command again")
+    return mapped._replace(library_map=library_map if request.with_map else None, content=content)
 
 
 def _read(
