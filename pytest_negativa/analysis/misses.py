@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,8 @@ from pytest_negativa.models.misses import (
     MissedLibrary,
     MissReport,
 )
-from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
+from pytest_negativa.rewriting.compact.rebuild import read_note
+from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Note
 
@@ -56,40 +56,28 @@ def open_original(misses: Misses, places: Sequence[Path]) -> Iterator[tuple[Path
         The library that was found, and its original.
 
     Raises:
-        ReconstructError: neither is in ``places``, or the spare is missing or damaged.
+        NegativaError: neither is in ``places``, or the spare is missing or damaged.
     """
-    reason = f"is not in {', '.join(map(str, places))}"
     for path in _named(misses.name, places):
         with ByteSource(path) as library:
             note = _note_of(library)
-            if note is None:
-                if library.size != misses.original_size:
-                    continue
-                if bytes.fromhex(library.sha256()) == misses.original:
-                    yield path, library
-                    return
-                continue
-        if note.original != misses.original:
-            continue
-        spare = _find_spare(path, note)
-        if spare is None:
-            reason = f"its spare {note.spare_name} is missing: set NEGATIVA_SPARE_DIR to its folder"
-            continue
-        with tempfile.TemporaryDirectory(prefix="negativa-") as folder:
-            rebuilt = Path(folder) / misses.name
-            rebuild_original(path, spare, rebuilt)
-            with ByteSource(rebuilt) as source:
-                yield path, source
-        return
-    raise ReconstructError(f"{misses.name} ({misses.original.hex()[:12]}): {reason}")
-
-
-def _find_spare(library: Path, note: Note) -> Path | None:
-    """The spare of a library, where its runtime looks for it."""
-    folder = os.environ.get("NEGATIVA_SPARE_DIR")
-    folders = [*([folder] if folder else []), *note.folders, str(library.parent)]
-    spares = (Path(folder) / note.spare_name for folder in folders)
-    return next(filter(Path.is_file, spares), None)
+            if (
+                note is None
+                and library.size == misses.original_size
+                and bytes.fromhex(library.sha256()) == misses.original
+            ):
+                yield path, library
+                return
+        if note is not None and note.original == misses.original:
+            with tempfile.TemporaryDirectory(prefix="negativa-") as folder:
+                rebuild(path, Path(folder, misses.name))
+                with ByteSource(Path(folder, misses.name)) as source:
+                    yield path, source
+            return
+    raise ReconstructError(
+        f"{misses.name}: the library with this content (SHA-256 {misses.original.hex()[:12]}...) "
+        f"is not in {', '.join(map(str, places))}, slimmed or not"
+    )
 
 
 def _named(name: str, places: Sequence[Path]) -> Iterator[Path]:

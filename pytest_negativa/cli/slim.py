@@ -11,6 +11,7 @@ import click
 
 from pytest_negativa.cli.common import (
     ARCH_LIST,
+    FOLDER,
     as_json_option,
     encode_json,
     interruptible,
@@ -48,16 +49,43 @@ _NOTHING = "nothing was changed"
     is_flag=True,
     help="Lock a run even if it is not proved; slim warns of such a lock.",
 )
+@click.option(
+    "--add-misses",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LOG",
+    help="Widen the lock in --output by what came back, instead of locking a run.",
+)
+@click.option(
+    "--in",
+    "folders",
+    multiple=True,
+    type=FOLDER,
+    metavar="DIR",
+    help="Search the libraries of --add-misses here, not in this interpreter's.",
+)
 @click_options("run", "config", "directory")
-def lock(output: Path, unproved: bool, **flags: Any) -> None:
+def lock(
+    output: Path, unproved: bool, logs: tuple[Path, ...], folders: tuple[Path, ...], **flags: Any
+) -> None:
     """Lock what a run proved, for machines without a GPU.
 
     The run was traced and proved (pytest --negativa --negativa-verify). The lock names each library
     by its digest and lists the GPU code that stays. Commit it beside the project's requirements;
     negativa slim applies it when an image is built.
 
+    With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
+    with a spare. LOG is a log, or a folder of logs: see negativa misses. What the lock removes
+    is still what was proved, or less.
+
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
+    if logs:
+        _widen(output, logs, folders)
+        return
+    if folders:
+        raise click.UsageError("--in goes with --add-misses")
     from pytest_negativa.analysis.unplanned import find_unplanned
     from pytest_negativa.installed.sites import Places
     from pytest_negativa.planning.lock import make_lock
@@ -96,6 +124,26 @@ def lock(output: Path, unproved: bool, **flags: Any) -> None:
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     _show_proof(made)
+
+
+def _widen(path: Path, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+    """Keep in the lock what came back."""
+    from pytest_negativa.analysis.widen import widen_lock
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.slimming.slim import default_paths
+    from pytest_negativa.spare.misses import read_logs
+    from pytest_negativa.storage.lockfile import load_lock, save_lock
+
+    done = widen_lock(load_lock(path), read_logs(logs), folders or default_paths())
+    save_lock(done.lock, path)
+    for name, count in done.added.items():
+        elements = format_items(count, "element that came back", "elements that came back")
+        click.echo(f"{printable(name)}: keeps {elements}")
+    if not done.added:
+        click.echo(f"{path}: nothing of what it removes came back")
+    for name in done.not_locked:
+        click.echo(f"{printable(name)}: came back in part, and is not in the lock")
 
 
 class _Flags(NamedTuple):

@@ -31,6 +31,7 @@ class KeepReason(str, enum.Enum):
     KERNEL_POLICY = "kernel-policy"  # keep.kernels
     HOOK = "hook"  # a plugin asked for it
     HEALED = "healed"  # verification failed without it
+    MISSED = "missed"  # slimmed with a spare, a process needed it
 
 
 class UnusedReason(str, enum.Enum):

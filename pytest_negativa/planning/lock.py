@@ -226,6 +226,38 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
     return plan
 
 
+def widen_library(
+    locked: LockedLibrary, library_map: LibraryMap, missed: Mapping[int, str]
+) -> LockedLibrary:
+    """A lock's library that keeps more. The lock must be sealed again.
+
+    Args:
+        locked, library_map: see ``plan_from_lock``.
+        missed: what else to keep: details by start of the element's payload or of the frame.
+
+    Raises:
+        ReconstructError: the lock doesn't fit what was found in the library.
+    """
+    plan = plan_from_lock(locked, library_map)
+    added = {d.start for d in plan.decisions if not d.kept} & missed.keys()
+    plan = replace(
+        plan,
+        decisions=tuple(
+            Decision(d.start, d.end, True, KeepReason.MISSED.value, missed[d.start])
+            if d.start in added
+            else d
+            for d in plan.decisions
+        ),
+    )
+    blocks = {block.start: block for block in library_map.iter_code()}
+    new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)
+    return replace(
+        locked,
+        **_totals(plan, blocks)._asdict(),
+        kept=tuple(sorted((*locked.kept, *new), key=lambda code: code.offset)),
+    )
+
+
 def needs_content(locked: LockedLibrary) -> bool:
     """Whether cubins of the library must be unpacked to apply the lock."""
     return any(code.functions is not None for code in locked.kept)
@@ -395,17 +427,23 @@ def _lock_library(
         not_proved=doubt,
         digest=_UNSEALED,
         kept=tuple(
-            KeptCode(
-                offset=d.start,
-                arch=found[d.start].arch,
-                reason=KeepReason(d.reason),
-                region=None if found[d.start].region is None else found[d.start].anchor,
-                detail=d.detail,
-                functions=functions.get(d.start),
-            )
+            _kept_code(d, found[d.start], functions.get(d.start))
             for d in sorted(plan.decisions, key=lambda d: d.start)
             if d.kept
         ),
+    )
+
+
+def _kept_code(
+    decision: Decision, block: CodeBlock, functions: tuple[str, ...] | None = None
+) -> KeptCode:
+    return KeptCode(
+        offset=decision.start,
+        arch=block.arch,
+        reason=KeepReason(decision.reason),
+        region=None if block.region is None else block.anchor,
+        detail=decision.detail,
+        functions=functions,
     )
 
 

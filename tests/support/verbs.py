@@ -8,5 +8,5 @@ VERBS = frozenset(
      "Evict", "Fail", "Find", "Heal", "Ignore", "Keep", "Leave", "List", "Lock", "Make", "Measure",
      "Overwrite", "Plan", "Print", "Process", "Put", "Read", "Record", "Remove", "Replay",
      "Report", "Rerun", "Run", "Sample", "Search", "Select", "Set", "Show", "Start", "Strip",
-     "Take", "Tell", "Trace", "Use", "Verify", "Write")
+     "Take", "Tell", "Trace", "Use", "Verify", "Widen", "Write")
 )  # fmt: skip

@@ -62,6 +62,7 @@ const REASONS = {
   "kernel-policy": [1, "The settings keep a kernel in it (keep.kernels)"],
   "hook": [1, "A plugin asked for it"],
   "healed": [1, "A test failed without it"],
+  "missed": [1, "It came back from a spare"],
 };
 
 // Everything that the pages look up, computed once.

@@ -1,0 +1,103 @@
+"""A lock is widened by what came back to libraries that were slimmed with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pytest_negativa.analysis.widen import missed_code, widen_lock
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.main import main
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.plan import KeepReason
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.spare.misses import Miss, Misses, read_logs
+from pytest_negativa.storage.lockfile import load_lock, save_lock
+from tests.support.compacting import needs_compiler, read, vaddr_of
+from tests.support.cutting import needs_runtime
+from tests.support.made_site import ONE, Made
+
+SM_90 = ComputeCapability(9, 0)
+READ = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+base = ctypes.c_size_t.from_address(library._handle).value
+ctypes.string_at(base + int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+def slim(site: Made, lock: Lock, spares: Path) -> None:
+    options = SlimOptions(spare=SparePolicy(spares))
+    report = slim_trees(SlimRequest(paths=(site.folder,), lock=lock, options=options))
+    assert not report.failed, [row.detail for row in report.rows]
+
+
+@needs_compiler
+@needs_runtime
+def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
+    library_map = read(site.one)
+    kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}
+    block = next(b for b in library_map.iter_code() if b.start not in kept and b.size > 19_000)
+    lock_file, logs = tmp_path / "negativa.lock", tmp_path / "logs"
+    save_lock(site.lock, lock_file)
+
+    def use() -> list[Misses]:
+        words = (site.one, str(vaddr_of(library_map, block.start)), str(block.size))
+        environ = {"NEGATIVA_SPARE_LOG": str(logs)}
+        subprocess.run([sys.executable, "-c", READ, *words], env=environ, check=True)
+        return [misses for misses in read_logs([logs]) if misses.pages]
+
+    slim(site, site.lock, tmp_path / "spares")
+    assert use()
+    command = ["lock", "--add-misses", *map(str, (logs, "--in", site.folder, "-o", lock_file))]
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert done.stdout == f"{ONE}: keeps 1 element that came back\n"
+    widened = load_lock(lock_file)
+    assert widened.proof == site.lock.proof
+    [row] = [row for row in widened.libraries if row.path == ONE]
+    [before] = [row for row in site.lock.libraries if row.path == ONE]
+    [new] = [code for code in row.kept if code not in before.kept]
+    assert (new.offset, new.region, new.reason) == (block.start, block.anchor, KeepReason.MISSED)
+    assert new.detail == "it came back 1 time"
+    assert row.unused_bytes == before.unused_bytes - block.size
+
+    slim(site, widened, tmp_path / "spares")
+    for log in logs.iterdir():
+        log.unlink()
+    assert not use()
+    again = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert again.stdout == f"{lock_file}: nothing of what it removes came back\n"
+    assert load_lock(lock_file) == widened
+
+
+@needs_compiler
+def test_pages_that_elements_share(site: Made) -> None:
+    """Headers are read of all elements; the payloads that were read are told from the others."""
+    library_map = read(site.one)
+    region = next(r for r in library_map.iter_regions() if len(r.elements) == 4)
+    chosen, other, *_ = region.elements
+
+    def missed(*firsts: int) -> set[int]:
+        pages = {first // 4096: Miss(1, first, False) for first in firsts}
+        misses = Misses("libone.so.1", bytes(32), library_map.library.size, pages)
+        return set(missed_code(misses, library_map, [SM_90]))
+
+    # sm_90 loads the first element of the region, whoever touched its page.
+    assert missed(chosen.header_offset) >= {chosen.payload.start}
+    assert missed(other.header_offset) <= {chosen.payload.start}
+    assert missed(other.payload.start + 100) >= {other.payload.start}
+    inside = (other.payload.start // 4096 + 1) * 4096
+    assert inside + 4096 <= other.payload.end
+    assert missed(inside) == {other.payload.start}
+
+
+@needs_compiler
+def test_a_library_that_is_not_in_the_lock(site: Made) -> None:
+    misses = Misses("libother.so", bytes(32), 8192, {0: Miss(1, 0, False)})
+    done = widen_lock(site.lock, [misses], [])
+    assert (done.lock, done.added, done.not_locked) == (site.lock, {}, ("libother.so",))
