@@ -162,6 +162,7 @@ class _Flags(NamedTuple):
     target: Path | None
     keep_originals: Path | None
     spare: Path | None
+    spare_missing: str
     dry_run: bool
     no_load_check: bool
     jobs: int | None
@@ -266,6 +267,12 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     type=click.Path(file_okay=False, path_type=Path),
     help="Put removed code into DIR: it comes back when it is used.",
 )
+@click.option(
+    "--spare-missing",
+    type=click.Choice(["fault", "error"]),
+    default="fault",
+    help="Set what a missing spare is: a fault at the first use, or an error.",
+)
 @_dry_run
 @click.option(
     "--no-load-check",
@@ -293,7 +300,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     changes no other files, except RECORD, and lists what it did in negativa-slim.json.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
-    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself.
+    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds
+    none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
+    With --spare-missing=error, a process that loads the library ends at once, with status 127.
 
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -383,6 +392,11 @@ def _request(flags: _Flags) -> SlimRequest:
             "out --no-strip and --strip-others",
         ),
         (
+            flags.spare_missing == "error",
+            flags.spare is not None,
+            "--spare-missing=error goes with --spare",
+        ),
+        (
             flags.target,
             flags.keep_originals is None,
             "--keep-originals: with --target the originals stay where they are",
@@ -406,7 +420,11 @@ def _request(flags: _Flags) -> SlimRequest:
             load_check=not flags.no_load_check,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else aside.absolute(),
-            spare=None if flags.spare is None else SparePolicy(flags.spare.absolute()),
+            spare=None
+            if flags.spare is None
+            else SparePolicy(
+                flags.spare.absolute(), missing_is_error=flags.spare_missing == "error"
+            ),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )

@@ -50,14 +50,16 @@ class SparePolicy:
 
     Attributes:
         folder: absolute path; the libraries name it.
+        missing_is_error: libraries refuse to start without their spares.
     """
 
     folder: Path
+    missing_is_error: bool = False
 
     @property
     def key(self) -> str:
         """What the results depend on."""
-        return str(self.folder)
+        return f"{self.folder}{' or an error' if self.missing_is_error else ''}"
 
     def options_for(self, name: str) -> CutOptions:
         """How to cut a library of that file name."""
@@ -66,7 +68,10 @@ class SparePolicy:
             min_gain=_MIN_GAIN,
             name=name,
             folders=(str(self.folder),),
-            remedy=f"Put it into {self.folder}, or install the library again.",
+            missing_is_error=self.missing_is_error,
+            remedy=f"Put it into {self.folder}, or install the library again. To keep such code, "
+            "run this with NEGATIVA_SPARE_LOG=DIR, then negativa lock --add-misses DIR, and slim "
+            "again.",
         )
 
 

@@ -33,6 +33,7 @@
 #include <sys/auxv.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #if !defined(__x86_64__) || !defined(__GLIBC__)
 #error "for x86-64 and glibc"
@@ -124,20 +125,26 @@ static bool same_bytes(const void *a, const void *b, size_t size) {
     return size == 0;
 }
 
-/* ---- Messages: put together in a small buffer, written in one go ---- */
+/* ---- Messages: gathered in place, written in one go ---- */
 
 typedef struct {
-    char text[512];
-    size_t size;
+    struct iovec parts[16];
+    int count;
+    char digits[19]; /* of its one number */
 } Message;
 
+static size_t length(const char *text) {
+    size_t size = 0;
+    while (text[size]) size++;
+    return size;
+}
+
 static void add(Message *message, const char *text) {
-    while (*text && message->size < sizeof message->text - 1) message->text[message->size++] = *text++;
+    message->parts[message->count++] = (struct iovec){(void *)text, length(text)};
 }
 
 static void add_hex(Message *message, uint64_t value) {
-    char digits[19];
-    char *p = digits + sizeof digits;
+    char *p = message->digits + sizeof message->digits;
     *--p = 0;
     do *--p = "0123456789abcdef"[value & 15];
     while (value >>= 4);
@@ -147,8 +154,8 @@ static void add_hex(Message *message, uint64_t value) {
 }
 
 static void say(Message *message) {
-    message->text[message->size++] = '\n';
-    call3(SYS_write, 2, (long)message->text, (long)message->size);
+    add(message, "\n");
+    call3(SYS_writev, 2, (long)message->parts, message->count);
 }
 
 /* ---- Libraries ---- */
@@ -200,12 +207,6 @@ static bool join(char *path, const char *folder, size_t size, const char *name) 
     }
     path[at] = 0;
     return true;
-}
-
-static size_t length(const char *text) {
-    size_t size = 0;
-    while (text[size]) size++;
-    return size;
 }
 
 /* Maps the spare of library->path; false: it is none, or not of this library. */
@@ -304,16 +305,57 @@ static Library *library_of(const Note *note, const char *file) {
     return library;
 }
 
-static void tell_missing(const Note *note, const char *file, uint64_t offset) {
-    Message message = {.size = 0};
+/* The number of dynamic symbols: the chains of the hash table end with the last one. */
+static uint32_t count_symbols(const uint32_t *hash, const uint32_t *gnu_hash) {
+    if (hash) return hash[1];
+    if (gnu_hash == NULL) return 0;
+    uint32_t buckets = gnu_hash[0], first = gnu_hash[1], last = 0;
+    const uint32_t *bucket = gnu_hash + 4 + 2 * (size_t)gnu_hash[2], *chain = bucket + buckets;
+    for (uint32_t i = 0; i < buckets; i++)
+        if (bucket[i] > last) last = bucket[i];
+    if (last < first) return first;
+    while ((chain[last - first] & 1) == 0) last++;
+    return last + 1;
+}
+
+/* The name of the function at an address; NULL: no symbol that the library exports has it. */
+static const char *function_at(const struct link_map *map, uintptr_t address) {
+    const ElfW(Sym) *symbols = NULL;
+    const char *strings = NULL;
+    const uint32_t *hash = NULL, *gnu_hash = NULL;
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
+        const void *place = (const void *)row->d_un.d_ptr;
+        if (row->d_tag == DT_SYMTAB) symbols = place;
+        if (row->d_tag == DT_STRTAB) strings = place;
+        if (row->d_tag == DT_HASH) hash = place;
+        if (row->d_tag == DT_GNU_HASH) gnu_hash = place;
+    }
+    if (symbols == NULL || strings == NULL) return NULL;
+    for (uint32_t i = 1, count = count_symbols(hash, gnu_hash); i < count; i++) {
+        const ElfW(Sym) *one = &symbols[i];
+        if (ELF64_ST_TYPE(one->st_info) == STT_FUNC && one->st_shndx != SHN_UNDEF &&
+            address - map->l_addr - one->st_value < one->st_size)
+            return strings + one->st_name;
+    }
+    return NULL;
+}
+
+/* What was needed, or NULL at the library's start; and its offset in the original. */
+static void tell_missing(const Note *note, const char *file, const char *what, const char *name,
+                         uint64_t offset) {
+    Message message = {.count = 0};
     add(&message, "negativa: ");
     add(&message, file);
-    if (offset) {
-        add(&message, ": code at offset ");
+    add(&message, ": ");
+    if (what) {
+        add(&message, what);
+        if (name) add(&message, " of ");
+        if (name) add(&message, name);
+        add(&message, " at offset ");
         add_hex(&message, offset);
         add(&message, " of the original was taken out, and is needed now; its spare ");
     } else {
-        add(&message, ": code was taken out, and its spare ");
+        add(&message, "code was taken out, and its spare ");
     }
     add(&message, text_of(note, note->spare));
     add(&message, " can't be used: it is missing, or of another version. ");
@@ -425,7 +467,8 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     if (reserve == NULL) {
         if (library == NULL || !atomic_exchange(&library->told, true))
-            tell_missing(note, file, offset);
+            tell_missing(note, file, hole->protection & PROT_EXEC ? "code" : "data",
+                         function_at(found.dlfo_link_map, address), offset);
         return false;
     }
     bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
@@ -443,7 +486,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     if (put_pages(library, reserve, offset, base + page, PAGE, (int)hole->protection)) return true;
     if (!atomic_exchange(&library->told, true)) {
-        Message message = {.size = 0};
+        Message message = {.count = 0};
         add(&message, "negativa: ");
         add(&message, file);
         add(&message, ": the system refuses to map a page of its spare ");
@@ -578,7 +621,7 @@ static void start_library(const Note *note) {
     uintptr_t base = found.dlfo_link_map->l_addr;
     Library *library = library_of(note, file);
     if (note->flags & MISSING_IS_ERROR && (!library || !atomic_load(&library->reserve))) {
-        tell_missing(note, file, 0);
+        tell_missing(note, file, NULL, NULL, 0);
         _exit(127);
     }
     /* The gaps are still parts of the library's first mapping, inaccessible. A debugger would see
@@ -609,7 +652,7 @@ static const char *variable(const char *name) {
 }
 
 static void refuse(const char *reason) {
-    Message message = {.size = 0};
+    Message message = {.count = 0};
     add(&message, "negativa: libraries without their unused code can't run here: ");
     add(&message, reason);
     say(&message);

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
@@ -90,3 +93,20 @@ def test_code_comes_back_and_so_does_the_original(site: Made, tmp_path: Path) ->
     assert set(statuses(rows).values()) == {SlimStatus.UNDONE}
     assert digests(site.folder) == before
     assert not (site.folder / MANIFEST_NAME).exists()
+
+
+def test_without_a_spare_a_library_may_refuse_to_start(site: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "spares"
+    command = ["slim", "--lock", site.lock_file, "--spare", folder, "--spare-missing=error"]
+    done = CliRunner().invoke(main, [str(word) for word in (*command, site.folder)])
+    assert done.exit_code == 0, done.output
+    code_of(site.one)
+    folder.rename(tmp_path / "elsewhere")
+    script = "import ctypes, sys; print('before'); ctypes.CDLL(sys.argv[1])"
+    words = [sys.executable, "-I", "-c", script, str(site.one)]
+    refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert refused.returncode == 127
+    assert f"{site.one}: code was taken out, and its spare libone.so.1." in refused.stderr
+    assert "then negativa lock --add-misses DIR, and slim again.\n" in refused.stderr
+    environ = {"NEGATIVA_SPARE_DIR": str(tmp_path / "elsewhere")}
+    assert subprocess.run(words, env=environ, check=False).returncode == 0

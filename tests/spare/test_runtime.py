@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.spare.misses import read_misses
 from tests.support.compiling import compile_c, compile_shared
-from tests.support.cutting import Kit, build_kit, may_mount, needs_runtime
+from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_runtime
 
 pytestmark = needs_runtime
 
@@ -93,6 +95,28 @@ def test_a_missing_spare_is_told_once_and_the_process_dies_as_it_would(
     assert done.stderr.count("negativa:") == 1
     assert f"negativa: {cut.library}: code at offset 0x" in done.stderr
     assert f"its spare {cut.spare.name} can't be used" in done.stderr
+
+
+@pytest.mark.parametrize("style", ["gnu", "sysv"])
+def test_a_missing_function_is_told_by_name(tmp_path: Path, style: str) -> None:
+    original = compile_shared(
+        "pages/library.c", tmp_path / "libpages.so", f"-Wl,--hash-style={style}"
+    )
+    with ByteSource(original) as source:
+        # Code lies at its address in the file.
+        never = next(at for at, (_, name) in named_functions(source) if name == b"never")
+    others = [(0, never), (never + 4096, original.stat().st_size)]
+    cut = cut_library(original, tmp_path / "cut.so", tmp_path, others, OPTIONS)
+    cut.spare.unlink()
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).never()"
+    environ = {"NEGATIVA_SPARE_LOG": str(tmp_path / "logs")}
+    command = [sys.executable, "-I", "-c", script, str(cut.library)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert f"{cut.library}: code of never at offset {never:#x} of the original" in done.stderr
+    # The process dies, and its log tells what it needed.
+    [log] = (tmp_path / "logs").iterdir()
+    assert read_misses(log).ranges() == [(never, never + 4096)]
 
 
 def test_a_library_may_refuse_to_start_without_its_spare(kit: Kit, tmp_path: Path) -> None:
