@@ -33,6 +33,7 @@ def conclude(
     jobs: int | None = None,
     anew: bool = False,
     appends: bool = True,
+    latest: bool = True,
     on_done: Callable[[int, int], None] | None = None,
 ) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
@@ -45,6 +46,7 @@ def conclude(
         hooks: what plugins contribute.
         jobs: how many processes read libraries; see ``map_libraries``.
         anew, appends: see ``write_reports``.
+        latest: see ``write_run``.
 
     Raises:
         NegativaError: something could not be written.
@@ -55,24 +57,31 @@ def conclude(
     analysis = analyze(usage, settings, hooks, healed=load_healed(run), jobs=jobs, on_done=on_done)
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
-    report = write_results(run, analysis, settings, with_plans=planned)
+    if (partial := run.partial_reason) is not None:
+        analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
+    report = write_results(run, analysis, settings, with_plans=planned, latest=latest)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
     write_reports(contents, settings.reports, run, anew=anew, appends=appends)
     return contents
 
 
 def write_results(
-    run: Run, analysis: Analysis, settings: Settings, *, with_plans: bool = True
+    run: Run,
+    analysis: Analysis,
+    settings: Settings,
+    *,
+    with_plans: bool = True,
+    latest: bool = True,
 ) -> RunReport:
     """Write what was found into a run's folder, with its report.
 
     Args:
-        with_plans: see ``write_run``.
+        with_plans, latest: see ``write_run``.
 
     Raises:
         StoreError: a file can't be written.
     """
-    files = write_run(run, analysis, with_plans=with_plans)
+    files = write_run(run, analysis, with_plans=with_plans, latest=latest)
     report = build_report(
         analysis,
         settings,

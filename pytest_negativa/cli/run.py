@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -19,7 +19,8 @@ from pytest_negativa.cli.common import (
     warn_of_hooks,
 )
 from pytest_negativa.errors import NegativaError, StoreError
-from pytest_negativa.reporting.text import print_error
+from pytest_negativa.models.settings import FailureMode
+from pytest_negativa.reporting.text import print_error, print_warning
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -131,36 +132,81 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
-def combine(runs: tuple[Path, ...], **flags: Any) -> None:
+@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.option(
+    "--input-list",
+    metavar="FILE",
+    type=click.File(),
+    help="Combine the runs that FILE names, too, one a line; - is standard input.",
+)
+@click.option(
+    "--failure-mode",
+    type=click.Choice([mode.value for mode in FailureMode]),
+    default=FailureMode.ANY.value,
+    show_default=True,
+    help="Fail if any run is bad, only if all are, or never; leave out bad ones.",
+)
+@click.option(
+    "--carry-forward",
+    "carried",
+    metavar="RUN",
+    multiple=True,
+    help="Take this older run in place of one that is missing. Repeatable.",
+)
+@click_options(*_TRACE_OPTIONS, "paths", *_PLAN_OPTIONS)
+def combine(
+    runs: tuple[str, ...],
+    input_list: TextIO | None,
+    failure_mode: str,
+    carried: tuple[str, ...],
+    **flags: Any,
+) -> None:
     """Find the GPU code that none of several RUNS used.
 
-    RUNS are folders of traced runs, or folders with trace files. The result is a new run. If CPU
-    code was traced in all of them, "negativa pages" shows the pages that any of them touched. Exit
-    status: 0, or 1 if a threshold is crossed or nothing is planned because one of RUNS failed.
+    RUNS are folders of traced runs, or folders with trace files: of the shards of a CI job, or of
+    machines with other GPUs. The result is a new run, the same in whatever order they are given. If
+    CPU code was traced in all of them, "negativa pages" shows the pages that any of them touched.
+
+    A result that lacks a bad run, or has an older run in its place, can't be locked. Exit status:
+    0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
     """
+    from pytest_negativa.analysis.combine import (
+        choose_parts,
+        copy_traces,
+        read_part,
+        why_partial,
+    )
     from pytest_negativa.hostcode.gather import combine as combine_pages
-    from pytest_negativa.storage.runs import Run, RunsFolder
-    from pytest_negativa.tracing.files import require_ended
+    from pytest_negativa.settings.globs import PathRules
+    from pytest_negativa.storage.runs import RunsFolder
 
     settings = settings_of(flags)
-    parts = [Run(folder) for folder in runs]
-    # A run of CPU code alone has no other traces.
-    traced = [part for part in parts if part.trace_files() or not part.has_pages]
-    traces = tuple(dict.fromkeys(p.resolve() for part in traced for p in part.require_traces()))
-    require_ended(traces)
-    warn_of_hooks(parts)
+    paths = PathRules(settings.paths)
+    listed = (line.strip() for line in input_list or ())
+    names = dict.fromkeys((*runs, *filter(None, listed)))
+    if not (names or carried):
+        raise click.UsageError("Name the runs to combine: RUN... or --input-list FILE.")
+    parts = [read_part(name) for name in names]
+    parts += [read_part(name, carried=True) for name in dict.fromkeys(carried)]
+    parts, left_out = choose_parts(
+        parts, FailureMode(failure_mode), accept_failed=settings.trace.accept_failed
+    )
+    for line in left_out:
+        print_warning(f"{line}: left out")
+    if not parts:
+        return
+    warn_of_hooks([part.run for part in parts])
     run = RunsFolder(Path(settings.directory)).new_run()
-    run.add_traces(traces)
-    combine_pages(run, parts)
-    if not traced:
+    copies = copy_traces(parts, run, paths)
+    if (reason := why_partial(parts, left_out)) is not None:
+        run.mark_partial(reason)
+    combine_pages(run, [part.run for part in parts])
+    if not any(part.traces for part in parts):
         run.make_latest()
         click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")
         return
-    failed = [f"{part}: {part.failure}" for part in parts if part.failure is not None]
-    # Digests lie beside the traces of the parts.
-    _conclude(traces, run, settings, failure="; ".join(failed) or None)
+    failed = [f"{part.name}: {part.run.failure}" for part in parts if part.run.is_failed]
+    _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None, copies=copies)
 
 
 def _with_json(settings: Settings) -> Settings:
@@ -221,13 +267,16 @@ def _conclude(
     *,
     failure: str | None,
     status: int = 0,
+    copies: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
     Args:
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
+        copies: of a combined run the names of the traces by part; None for another run.
     """
+    from pytest_negativa.analysis.combine import describe_conflicts, describe_parts, is_used_here
     from pytest_negativa.analysis.finish import conclude, killed_process
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.reporting.formats import render_to_screen
@@ -236,15 +285,21 @@ def _conclude(
     with ByteProgress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
+        latest = copies is None or is_used_here(usage)
         contents = conclude(
             usage,
             settings,
             run,
             sound=failure is None,
             reason=failure or "",
+            latest=latest,
             on_done=progress.update,
         )
         run.mark_complete()
+    for text in (*describe_parts(usage, copies), *describe_conflicts(usage)) if copies else ():
+        print_warning(text)
+    if not latest:
+        click.echo(f"{run} is not the last run: no library is here whose GPU code was used")
     report = contents.report
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))

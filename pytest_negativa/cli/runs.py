@@ -185,6 +185,8 @@ def _state(run: Run) -> str:
         return f"failed: {failure}"
     if (reason := run.incomplete_reason) is not None:
         return f"incomplete: {reason}"
+    if (reason := run.partial_reason) is not None:
+        return f"partial: {reason}"
     try:
         verdict = load_verdict(run)
     except StoreError:

@@ -19,7 +19,7 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
-from pytest_negativa.errors import OptionError, UnknownArch
+from pytest_negativa.errors import OptionError, StoreError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 
@@ -97,6 +97,8 @@ def lock(
 
     settings = settings_of(flags)
     run = run_of(settings)
+    if (reason := run.partial_reason) is not None:
+        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
     planned = load_planned(run)
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id

@@ -329,6 +329,14 @@ class Cache(Record, frozen=True, kw_only=True):
     limit: int
 
 
+class FailureMode(str, enum.Enum):
+    """How many bad inputs of several are an error: any of them, only all of them, or none."""
+
+    ANY = "any"
+    ALL = "all"
+    WARN = "warn"
+
+
 class SourceKind(str, enum.Enum):
     """Where a value can come from, the strongest first."""
 
@@ -366,6 +374,7 @@ class Settings(Record, frozen=True, kw_only=True):
         run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
         directory: the folder for runs.
+        paths: paths here, by globs on paths of other machines.
         require_gpu: whether a run without GPU code on a GPU fails.
         cpu: whether CPU code is traced, too.
         sources: where each value comes from, by the option's name (``"keep.ptx"``).
@@ -378,6 +387,7 @@ class Settings(Record, frozen=True, kw_only=True):
     run: str | None
     config: str | None
     directory: str
+    paths: dict[str, str]
     libraries: Libraries
     keep: Keep
     granularity: Granularity

@@ -122,6 +122,7 @@ def _start_tracing(
             worker=worker,
             launches=settings.trace.level is TraceLevel.LAUNCH,
             replay=replay,
+            paths=settings.paths,
             children=settings.trace.children,
         )
     except OptionError:

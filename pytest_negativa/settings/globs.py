@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Libraries, Settings
 
 _T = TypeVar("_T")
@@ -89,6 +91,43 @@ class GlobSet:
         found = [glob for glob in self.globs if any(matches(glob, name) for name in names)]
         self.matched.update(found)
         return found[0]
+
+
+class PathRules:
+    """Rules that give paths of other machines the paths that they have here.
+
+    Args:
+        rules: by glob of a folder or file on the other machine, its path here. The first rule whose
+            glob matches a path, or the shortest folder above it, applies.
+
+    Raises:
+        OptionError: a rule leads to a path that the rules would change again.
+    """
+
+    def __init__(self, rules: Mapping[str, str]) -> None:
+        self._rules = [
+            # Traces have real paths.
+            (re.compile(_path_pattern(glob) + r"(?=/|\Z)", re.DOTALL), os.path.realpath(target))
+            for glob, target in rules.items()
+        ]
+        for _, target in self._rules:
+            if (again := self.apply(target)) != target:
+                raise OptionError(
+                    f"paths: {target} would become {again} if runs are combined again; no rule may "
+                    "change the path that another one leads to"
+                )
+
+    def apply(self, path: str) -> str:
+        """The path here; the same if no rule matches it."""
+        for pattern, target in self._rules:
+            if (found := pattern.match(path)) is not None:
+                return target.rstrip("/") + path[found.end() :]
+        return path
+
+
+def _path_pattern(glob: str) -> str:
+    pieces = {"*": ".*?", "?": "."}
+    return "".join(pieces.get(c, re.escape(c)) for c in glob.rstrip("/"))
 
 
 def unmatched_globs(

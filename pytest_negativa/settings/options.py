@@ -190,6 +190,16 @@ OPTIONS: tuple[Option, ...] = (
         requires=MODES,
     ),
     Option(
+        name="paths",
+        flag_name="path",
+        type=value_types.PathRules(),
+        default={},
+        help="Search here for what was traced under other paths: GLOB=PATH.",
+        detail="For `negativa combine` and for replays of traces of other machines. A glob is "
+        "compared with a path and with the folders above it; the first that matches counts.",
+        requires=_TRACED,
+    ),
+    Option(
         name="libraries.include",
         flag_name="include-library",
         type=_LIBRARY_GLOBS,

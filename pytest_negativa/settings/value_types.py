@@ -492,6 +492,23 @@ class PerLibrary(ValueType):
         return {"type": "object", "additionalProperties": self.item.schema()}
 
 
+class PathRules(PerLibrary):
+    """Paths here by globs on paths of other machines; see ``globs.PathRules``."""
+
+    def __init__(self) -> None:
+        super().__init__(FilePath())
+        self.expected = "a mapping of globs on paths to paths"
+
+    def _parse_entry(self, glob: str, value: Any) -> tuple[str, Any]:
+        glob, path = super()._parse_entry(glob, value)
+        if not glob.startswith(("/", "*")):
+            raise InvalidValue(f"found {describe(glob)}, expected an absolute path with * and ?")
+        return glob, path
+
+    def anchored(self, value: Any, base: str) -> Any:
+        return {glob: anchor(path, base) for glob, path in value.items()}
+
+
 class Report(ValueType):
     """A format of report, with a path if the report is a file: ``json:build/gpu.json``."""
 

@@ -38,13 +38,16 @@ _T = TypeVar("_T")
 _V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict)
 
 
-def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, ...]:
+def write_run(
+    run: Run, analysis: Analysis, *, with_plans: bool, latest: bool = True
+) -> tuple[str, ...]:
     """Write what was found, and return the names of what was written, for the report.
 
     Args:
         run: the run.
         analysis: what to write.
         with_plans: False for a run that must not feed a plan: neither plans nor spans then.
+        latest: whether it becomes the last run.
 
     Raises:
         StoreError: a file can't be written.
@@ -62,7 +65,7 @@ def write_run(run: Run, analysis: Analysis, *, with_plans: bool) -> tuple[str, .
     for folder in (run.plan_dir, run.spans_dir):
         _remove_others(folder, names.values() if with_plans else ())
     # A folder that holds nothing but traces, such as a recording, is no run's.
-    if run.trace_dir.is_dir():
+    if latest and run.trace_dir.is_dir():
         run.make_latest()
     folders = (run.map_dir, *((run.plan_dir, run.spans_dir) if with_plans else ()))
     return (

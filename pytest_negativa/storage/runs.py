@@ -11,6 +11,7 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``report.json``: what the run's report shows.
 - ``failed``: why the run did not end well; absent if it did.
+- ``partial``: why its plans must not make anything smaller; absent if they may.
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
 - ``verdict.json``: the last verdict; ``cpu-verdict.json``: that on CPU code.
@@ -31,7 +32,6 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,6 +164,10 @@ class Run:
         return self.folder / "redirect"
 
     @property
+    def _partial_file(self) -> Path:
+        return self.folder / "partial"
+
+    @property
     def report_files(self) -> Path:
         """The folder for what plugins report of a round that only serves a proof."""
         return self.folder / "reports"
@@ -263,25 +267,6 @@ class Run:
         """The folder with the traces: a recording has no other files."""
         return self.trace_dir if self.trace_files() else self.folder
 
-    def add_traces(self, traces: Iterable[Path]) -> None:
-        """Copy traces of other runs, which may share names, into this new run.
-
-        Raises:
-            StoreError: they can't be copied.
-        """
-        import shutil
-
-        folder = self.trace_dir
-        try:
-            folder.mkdir(parents=True)
-            for number, path in enumerate(traces):
-                target = folder / path.name
-                if target.exists():
-                    target = folder / f"{number}.{path.name}"
-                shutil.copy2(path, target)
-        except OSError as e:
-            raise StoreError(f"{folder}: traces cannot be copied there: {e.strerror}") from e
-
     def remove_untraced(self) -> None:
         """Remove the folder of a run in which no process left a trace."""
         with contextlib.suppress(OSError):
@@ -311,7 +296,8 @@ class Run:
     @property
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
-        return not self.is_failed and self.incomplete_reason is None and bool(self.plan_files())
+        marks = (self.failure, self.incomplete_reason, self.partial_reason)
+        return not any(marks) and bool(self.plan_files())
 
     def mark_failed(self, reason: str) -> None:
         """Note that the run failed or was interrupted.
@@ -341,6 +327,19 @@ class Run:
             StoreError: the note can't be removed.
         """
         remove_file(self._incomplete_file)
+
+    @property
+    def partial_reason(self) -> str | None:
+        """Why the plans must not make anything smaller, in one line; None if they may."""
+        return _read_mark(self._partial_file)
+
+    def mark_partial(self, reason: str) -> None:
+        """Note that a part of a combined run is missing, or an older one stands in for it.
+
+        Raises:
+            StoreError: the note can't be written.
+        """
+        _write_mark(self._partial_file, reason)
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import time
+from typing import BinaryIO
 
 
 class System:
@@ -125,17 +126,28 @@ class ProcessMemory:
         return None
 
 
-def read_regular(path: str | os.PathLike[str], *, follow: bool = True) -> bytes:
-    """All bytes of a regular file; a pipe, which might never end, is an error.
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
+    """Open a regular file to read it; a pipe, which might never end, is an error.
 
     Args:
         follow: whether ``path`` may be a link.
 
     Raises:
-        OSError: it can't be read, is no regular file, or is a link that is not to be followed.
+        OSError: it can't be opened, is no regular file, or is a link that is not to be followed.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], *, follow: bool = True) -> bytes:
+    """All bytes of a regular file, see ``open_regular``.
+
+    Raises:
+        OSError: it can't be opened or read.
+    """
+    with open_regular(path, follow=follow) as file:
         return file.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from pytest_negativa.models.trace import (
     ProcessTrace,
 )
 from pytest_negativa.storage.jsonl import LineWriter
-from pytest_negativa.storage.system import System, read_regular
+from pytest_negativa.storage.system import System, open_regular
 
 _LOST = b"true }"
 """Overwrites the end of a header, which is ``false}``."""
@@ -59,54 +59,99 @@ class TraceWriter(LineWriter):
         super().fail(problem)
 
 
-def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
-    """Read a trace file. Damage is no error: ``problems`` tells what was lost.
+class TraceReader:
+    """Reads a trace file record by record. Damage is no error: ``problems`` tells what was lost.
+
+    Attributes:
+        path: the file.
+        header: None if the first line can't be read; nothing else is read then if the file has
+            another format version.
+        is_running: the process held its lock before the file was read.
+        torn, problems: see ``ProcessTrace``; complete when all records were read.
 
     Raises:
         StoreError: the file can't be opened or read.
     """
-    try:
-        # Before reading: what a process that is gone had written is all there.
-        is_running = _is_locked(path)
-        data = read_regular(path)
-    except OSError as e:
-        raise StoreError(f"{os.fspath(path)}: cannot be read: {e.strerror}") from e
-    lines = data.split(b"\n")
-    torn = bool(lines.pop())
-    if not lines:
-        problem = "empty: the process was killed before it could say anything"
-        return _unreadable(path, problem, torn)
-    version = _version(lines[0])
-    if version is not None and version != TRACE_VERSION:
-        problem = (
-            f"trace of format version {version}, this pytest-negativa reads {TRACE_VERSION}; "
-            "record it again"
-        )
-        return _unreadable(path, problem, torn)
-    records: list[AnyTraceRecord] = []
-    problems: list[str] = []
-    header: Header | None = None
-    for number, line in enumerate(lines, 1):
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.torn = False
+        self.problems: list[str] = []
+        self.header: Header | None = None
+        try:
+            # Before reading: what a process that is gone had written is all there.
+            self.is_running = _is_locked(path)
+            with open_regular(path) as file:
+                first = file.readline()
+        except OSError as e:
+            raise StoreError(f"{self.path}: cannot be read: {e.strerror}") from e
+        self._is_ours = self._read_header(first)
+
+    def __iter__(self) -> Iterator[AnyTraceRecord]:
+        """The records after the header; to be called once."""
+        if not self._is_ours:
+            return
+        try:
+            with open_regular(self.path) as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):
+                        self.torn = True
+                    elif number > 1 and (record := self._decode(number, line)) is not None:
+                        yield record
+        except OSError as e:
+            self.problems.append(f"cannot be read any further: {e.strerror}")
+
+    def _read_header(self, line: bytes) -> bool:
+        """Read the first line; whether the others can be read."""
+        if not line.endswith(b"\n"):
+            self.torn = bool(line)
+            self.problems.append("empty: the process was killed before it could say anything")
+            return False
+        version = _version(line)
+        if version is not None and version != TRACE_VERSION:
+            self.problems.append(
+                f"trace of format version {version}, this pytest-negativa reads {TRACE_VERSION}; "
+                "record it again"
+            )
+            return False
         try:
             record = _decode(line)
         except UNDECODABLE as e:
-            problems.append(f"line {number}: {e}")
-            continue
-        if not isinstance(record, Header):
-            records.append(record)
-        elif number == 1:
-            header = record
+            self.problems.append(f"line 1: {e}")
+            return True
+        if isinstance(record, Header):
+            self.header = record
         else:
-            problems.append(f"line {number}: a second header; are two traces in one file?")
-    if header is None and not problems:
-        problems.append("line 1: no header")
+            self.problems.append("line 1: no header")
+        return True
+
+    def _decode(self, number: int, line: bytes) -> AnyTraceRecord | None:
+        try:
+            record: AnyTraceRecord = _decode(line)
+        except UNDECODABLE as e:
+            self.problems.append(f"line {number}: {e}")
+            return None
+        if isinstance(record, Header):
+            self.problems.append(f"line {number}: a second header; are two traces in one file?")
+            return None
+        return record
+
+
+def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
+    """Read a trace file as a whole, see ``TraceReader``.
+
+    Raises:
+        StoreError: the file can't be opened or read.
+    """
+    reader = TraceReader(path)
+    records = tuple(reader)
     return ProcessTrace(
-        path=os.fspath(path),
-        header=header,
-        records=tuple(records),
-        torn=torn,
-        is_running=is_running,
-        problems=tuple(problems),
+        path=reader.path,
+        header=reader.header,
+        records=records,
+        torn=reader.torn,
+        is_running=reader.is_running,
+        problems=tuple(reader.problems),
     )
 
 
@@ -160,12 +205,6 @@ def _lock(fd: int, kind: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _unreadable(path: str | os.PathLike[str], problem: str, torn: bool) -> ProcessTrace:
-    return ProcessTrace(
-        path=os.fspath(path), header=None, records=(), torn=torn, problems=(problem,)
-    )
 
 
 class _Versioned(msgspec.Struct):

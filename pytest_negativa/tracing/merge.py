@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
 from collections import defaultdict
@@ -13,6 +15,7 @@ from typing import TypeVar
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
     USAGE_VERSION,
+    AnyTraceRecord,
     Context,
     ContextRecord,
     DataKind,
@@ -37,7 +40,6 @@ from pytest_negativa.models.trace import (
     LibraryUsage,
     MemoryImage,
     Phase,
-    ProcessTrace,
     Role,
     TracedLibrary,
     Usage,
@@ -48,7 +50,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.tracing.files import read_trace
+from pytest_negativa.tracing.files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.
 _GONE = "library-gone"
@@ -85,8 +87,8 @@ def merge_traces(
             merger.digests.update(load_digests(folder))
         except StoreError as e:
             merger.mark_incomplete("digests-unreadable", str(e), None)
-    for trace in sorted(map(_read, files), key=_start):
-        merger.add(trace)
+    for path in sorted(files, key=_start):
+        merger.add(path)
     return merger.usage()
 
 
@@ -112,19 +114,14 @@ def merge_when_ended(
         time.sleep(_POLL)
 
 
-def _read(path: Path) -> ProcessTrace:
-    try:
-        return read_trace(path)
-    except StoreError as e:
-        problem = str(e).removeprefix(f"{path}: ")
-        return ProcessTrace(path=str(path), header=None, records=(), problems=(problem,))
-
-
-def _start(trace: ProcessTrace) -> tuple[bool, int, int, str]:
-    header = trace.header
+def _start(path: Path) -> tuple[bool, int, int, str]:
+    """Orders traces the same on every machine, whatever folders they lie in."""
+    header = None
+    with contextlib.suppress(StoreError):
+        header = TraceReader(path).header
     if header is None:
-        return (True, 0, 0, trace.path)
-    return (False, header.start_ns, header.pid, trace.path)
+        return (True, 0, 0, path.name)
+    return (False, header.start_ns, header.pid, path.name)
 
 
 # When something was first seen: (time of the context's first event, process, place in the
@@ -134,14 +131,17 @@ _When = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class _Image:
-    """An image while its uses are collected; values are the first sighting of each."""
+    """An image while its uses are collected; values are the first sighting of each.
+
+    A fleet has thousands of processes, so ``processes`` is a bit for each.
+    """
 
     forms: dict[ImageForm, _When] = field(default_factory=dict)
     calls: dict[str, _When] = field(default_factory=dict)
     kernels: dict[str, _When] = field(default_factory=dict)
     data: dict[tuple[str, DataKind], _When] = field(default_factory=dict)
     enumerations: dict[str, _When] = field(default_factory=dict)
-    processes: set[int] = field(default_factory=set)
+    processes: int = 0
     prelinked: set[int] = field(default_factory=set)
     size: int = 0
 
@@ -149,11 +149,11 @@ class _Image:
 @dataclass(slots=True)
 class _Library:
     images: defaultdict[int, _Image] = field(default_factory=lambda: defaultdict(_Image))
-    processes: set[int] = field(default_factory=set)
+    processes: int = 0
 
 
 class _Merger:
-    """Takes traces in order and builds the usage."""
+    """Takes traces in order, one at a time, and builds the usage."""
 
     def __init__(self, running: Collection[int]) -> None:
         self.digests: dict[TracedLibrary, TracedLibrary] = {}
@@ -174,34 +174,28 @@ class _Merger:
         self._incomplete: list[UsageWarning] = []
         self._headers: list[Header] = []
 
-    def add(self, trace: ProcessTrace) -> None:
-        if trace.header is None:
-            for problem in trace.problems:
-                self.mark_incomplete("trace-unreadable", f"{trace.path}: {problem}", None)
-            return
+    def add(self, path: Path) -> None:
         process = len(self._processes)
-        self._run_ids.add(trace.header.run_id)
-        self._headers.append(trace.header)
+        try:
+            trace = TraceReader(path)
+            if trace.header is None:
+                for problem in trace.problems:
+                    self._mark_unreadable(path, problem)
+                return
+            self._run_ids.add(trace.header.run_id)
+            self._headers.append(trace.header)
+            self._processes.append(_TraceMerger(self, trace, process).merge(trace.header))
+        except StoreError as e:
+            self._mark_unreadable(path, str(e).removeprefix(f"{path}: "))
+            return
         for problem in trace.problems:
-            self.mark_incomplete("trace-damaged", f"{trace.path}: {problem}", process)
-        self._processes.append(
-            UsageProcess(
-                header=trace.header,
-                trace=Path(trace.path).name,
-                ended=self._still_runs(trace.header)
-                or any(isinstance(record, EndRecord) for record in trace.records),
-                torn=trace.torn,
-                counts_launches=any(isinstance(r, LaunchRecord) for r in trace.records),
-                last=next(
-                    (r.context for r in reversed(trace.records) if isinstance(r, ContextRecord)),
-                    None,
-                ),
-            )
-        )
+            self.mark_incomplete("trace-damaged", f"{path}: {problem}", process)
         self._check_end(trace, trace.header, process)
-        _TraceReader(self, trace, process).read()
 
-    def _check_end(self, trace: ProcessTrace, header: Header, process: int) -> None:
+    def _mark_unreadable(self, path: Path, problem: str) -> None:
+        self.mark_incomplete("trace-unreadable", f"{path}: {problem}", None)
+
+    def _check_end(self, trace: TraceReader, header: Header, process: int) -> None:
         """Mark a trace that may lack what its process used at last.
 
         Records are written before the driver's call returns. So a child that is gone, and whose
@@ -221,7 +215,7 @@ class _Merger:
                 text = "its trace has no end, and nothing tells whether it has ended"
                 self.mark_incomplete("end-unknown", text, process)
 
-    def _still_runs(self, header: Header) -> bool:
+    def still_runs(self, header: Header) -> bool:
         """Whether it is the trace of a process that runs; a child may have the same id.
 
         Ids repeat in other namespaces (pid_namespaces(7)), and after the last number.
@@ -230,6 +224,9 @@ class _Merger:
 
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))
+
+    def context_at(self, index: int) -> Context:
+        return next(itertools.islice(self._contexts, index, None))
 
     def device(self, device: Device, process: int) -> None:
         self._devices.add(device)
@@ -240,7 +237,7 @@ class _Merger:
 
     def library(self, library: TracedLibrary, process: int) -> _Library:
         found = self._libraries[self.digests.get(library, library)]
-        found.processes.add(process)
+        found.processes |= 1 << process
         return found
 
     def memory_image(self, sha256: str) -> _Image:
@@ -339,7 +336,7 @@ class _Merger:
                 )
                 for offset, image in sorted(found.images.items())
             ),
-            processes=tuple(sorted(found.processes)),
+            processes=_members(found.processes),
         )
 
     @staticmethod
@@ -357,43 +354,97 @@ class _Merger:
             ),
             enumerated_by=tuple(sorted(image.enumerations)),
             first=_first(min(image.calls.values())),
-            processes=tuple(sorted(image.processes)),
+            processes=_members(image.processes),
         )
 
 
-class _TraceReader:
-    """Feeds the records of one trace to the merger, with their ids resolved."""
+_Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | LaunchRecord
 
-    def __init__(self, merger: _Merger, trace: ProcessTrace, process: int) -> None:
+
+class _TraceMerger:
+    """Feeds the records of one trace to the merger as they are read, with their ids resolved."""
+
+    def __init__(self, merger: _Merger, trace: TraceReader, process: int) -> None:
         self._merger = merger
         self._trace = trace
         self._process = process
         self._contexts: dict[int, tuple[int, int]] = {}
+        self._context: Context | None = None
         self._libraries: dict[int, _Library] = {}
         self._images: dict[int, _Image] = {}
+        self._early: list[tuple[int, _Use]] = []
+        self._gaps: list[GapRecord] = []
+        self._gap_ends: dict[int, int] = {}
         self._dangling: set[str] = set()
         self._unknown: dict[int, set[str]] = {}
+        self._ended = False
+        self._counts_launches = False
 
-    def read(self) -> None:
-        records = self._trace.records
-        # Threads write side by side: a line may refer to one that comes later.
-        for record in records:
-            if isinstance(record, ContextRecord):
-                context = self._merger.context(record.context)
-                self._contexts.setdefault(record.id, (record.time_ns, context))
-            elif isinstance(record, LibraryRecord):
-                self._libraries[record.id] = self._merger.library(record.library, self._process)
-            elif isinstance(record, DeviceRecord):
-                self._merger.device(record.device, self._process)
-            elif isinstance(record, WarningRecord):
-                self._merger.warn(record, self._process)
-        for place, record in enumerate(records):
-            if isinstance(record, ImageRecord):
-                self._add_image(record, place)
-        for place, record in enumerate(records):
-            self._add_use(record, place)
+    def merge(self, header: Header) -> UsageProcess:
+        """Read the trace to its end.
+
+        Args:
+            header: of the trace.
+        """
+        for place, record in enumerate(self._trace):
+            if isinstance(record, _Use):
+                # Threads write side by side: a line may refer to one that comes later.
+                if self._is_resolved(record):
+                    self._add(record, place)
+                else:
+                    self._early.append((place, record))
+            else:
+                self._note(record)
+        for place, record in sorted(self._early, key=lambda e: not isinstance(e[1], ImageRecord)):
+            self._add(record, place)
         self._add_gaps()
         self._report()
+        return UsageProcess(
+            header=header,
+            trace=Path(self._trace.path).name,
+            ended=self._ended or self._merger.still_runs(header),
+            torn=self._trace.torn,
+            counts_launches=self._counts_launches,
+            last=self._context,
+        )
+
+    def _is_resolved(self, record: _Use) -> bool:
+        """Whether all that a record refers to was read."""
+        if record.context not in self._contexts:
+            return False
+        if isinstance(record, ImageRecord):
+            return record.library is None or record.library in self._libraries
+        if isinstance(record, LaunchRecord):
+            return True
+        return record.image in self._images or record.image in self._unknown
+
+    def _note(self, record: AnyTraceRecord) -> None:
+        """Take in a record that refers to no other, or a gap."""
+        if isinstance(record, ContextRecord):
+            self._context = record.context
+            context = self._merger.context(record.context)
+            self._contexts.setdefault(record.id, (record.time_ns, context))
+        elif isinstance(record, LibraryRecord):
+            self._libraries[record.id] = self._merger.library(record.library, self._process)
+        elif isinstance(record, DeviceRecord):
+            self._merger.device(record.device, self._process)
+        elif isinstance(record, WarningRecord):
+            self._merger.warn(record, self._process)
+        elif isinstance(record, GapRecord):
+            self._gaps.append(record)
+        elif isinstance(record, GapEndRecord):
+            self._gap_ends[record.id] = record.time_ns
+        elif isinstance(record, EndRecord):
+            self._ended = True
+
+    def _add(self, record: _Use, place: int) -> None:
+        if isinstance(record, ImageRecord):
+            self._add_image(record, place)
+        elif isinstance(record, LaunchRecord):
+            self._counts_launches = True
+            self._merger.launches(record, self._when(record.context, place)[3])
+        else:
+            self._add_use(record, place)
 
     def _when(self, context: int, place: int) -> _When:
         if context not in self._contexts:
@@ -420,15 +471,10 @@ class _TraceReader:
         self._images[record.id] = image
         _note(image.forms, record.form, when)
         _note(image.calls, record.call, when)
-        image.processes.add(self._process)
+        image.processes |= 1 << self._process
         image.prelinked.update(record.prelinked)
 
-    def _add_use(self, record: object, place: int) -> None:
-        if isinstance(record, LaunchRecord):
-            self._merger.launches(record, self._when(record.context, place)[3])
-            return
-        if not isinstance(record, KernelRecord | DataRecord | EnumerationRecord):
-            return
+    def _add_use(self, record: KernelRecord | DataRecord | EnumerationRecord, place: int) -> None:
         image = self._images.get(record.image)
         if image is None:
             if record.image in self._unknown:
@@ -446,19 +492,21 @@ class _TraceReader:
             _note(image.enumerations, record.call, when)
 
     def _add_gaps(self) -> None:
-        ends = {r.id: r.time_ns for r in self._trace.records if isinstance(r, GapEndRecord)}
-        contexts = {r.id: r.context for r in self._trace.records if isinstance(r, ContextRecord)}
-        for record in self._trace.records:
-            if isinstance(record, GapRecord):
-                self._merger.gap(
-                    Gap(
-                        process=self._process,
-                        context=contexts.get(record.context, Context(phase=Phase.PROCESS)),
-                        reason=record.reason,
-                        start_ns=record.time_ns,
-                        end_ns=ends.get(record.id),
-                    )
+        for record in self._gaps:
+            index = self._contexts.get(record.context)
+            self._merger.gap(
+                Gap(
+                    process=self._process,
+                    context=(
+                        Context(phase=Phase.PROCESS)
+                        if index is None
+                        else self._merger.context_at(index[1])
+                    ),
+                    reason=record.reason,
+                    start_ns=record.time_ns,
+                    end_ns=self._gap_ends.get(record.id),
                 )
+            )
 
     def _report(self) -> None:
         for uses in self._unknown.values():
@@ -475,6 +523,11 @@ def _note(seen: dict[K, _When], key: K, when: _When) -> None:
     known = seen.get(key)
     if known is None or when < known:
         seen[key] = when
+
+
+def _members(bits: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set."""
+    return tuple(index for index, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
 def _first(when: _When) -> FirstUse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from pytest_negativa.models.trace import (
     TraceRecord,
     WarningRecord,
 )
+from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
 from pytest_negativa.storage.system import System
@@ -44,13 +45,18 @@ _MAX_NAMED = 5
 class Recording:
     """The readable traces of a folder.
 
+    Args:
+        folder: of the traces.
+        paths: rules for the paths of their libraries.
+
     Raises:
         TraceError: the folder holds no trace, or none that can be read.
         StoreError: its file of digests can't be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, paths: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.paths = PathRules(paths or {})
         found = tuple(map(read_trace, find_traces(folder)))
         self.traces = tuple(t for t in found if t.header is not None)
         self.digests = load_digests(folder)
@@ -121,7 +127,9 @@ class ReplayDetector:
             highest = max(highest, used)
             if isinstance(record, LibraryRecord) and isinstance(moved, LibraryRecord):
                 library = self._recording.digests.get(record.library, record.library)
-                found = relocate(library, trace.header.root, self._writer.header.root, sys.path)
+                here = replace(library, path=self._recording.paths.apply(library.path))
+                root = self._recording.paths.apply(trace.header.root)
+                found = relocate(here, root, self._writer.header.root, sys.path)
                 if found is None and (trace.path, record.id) not in self._used:
                     # The other machine's C library and the like: no GPU code was loaded from it.
                     continue

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -27,6 +28,9 @@ from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.mappings import loaded_cupti
 from pytest_negativa.tracing.native import injection_library, leave_to_python
+
+if TYPE_CHECKING:
+    from pytest_negativa.tracing.replay import Recording
 
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
@@ -150,6 +154,7 @@ def start_tracing(
     worker: str | None = None,
     launches: bool = False,
     replay: Path | None = None,
+    paths: Mapping[str, str] | None = None,
     children: bool = True,
     environ: MutableMapping[str, str] = os.environ,
 ) -> Tracing:
@@ -160,6 +165,7 @@ def start_tracing(
         worker: pytest-xdist's name of this worker.
         launches: count launches, too (slower).
         replay: the folder of a recorded trace to replay on a machine without GPU.
+        paths: rules for the paths in that trace, see ``PathRules``.
         children: trace the processes that this process starts, too.
 
     Raises:
@@ -168,8 +174,10 @@ def start_tracing(
         StoreError: the trace file can't be created.
     """
     if replay is not None:
+        from pytest_negativa.tracing.replay import Recording
+
         header = make_header(run, role, root=root, detector="replay", worker=worker)
-        return _start_replay(run, header, replay, environ)
+        return _start_replay(run, header, Recording(replay, paths), environ)
     from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
     run.make()
@@ -238,11 +246,10 @@ def _start(detector: Detector) -> None:
 
 
 def _start_replay(
-    run: Run, header: Header, folder: Path, environ: MutableMapping[str, str]
+    run: Run, header: Header, recording: Recording, environ: MutableMapping[str, str]
 ) -> Tracing:
-    from pytest_negativa.tracing.replay import Recording, ReplayDetector
+    from pytest_negativa.tracing.replay import ReplayDetector
 
-    recording = Recording(folder)
     run.make()
     writer = TraceWriter(
         run.new_trace_file(),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pytest_negativa.storage.runs import Run
 from tests.support.libraries import ROOT
+from tests.support.recordings import rewrite
 from tests.support.sessions import FIRST_USES, HEADLINE, KERNELS, LOADED, Project, used_kernels
-
-TRACES = ROOT / "tests" / "data" / "traces"
-Lines = list[str]
 
 NOTHING = "negativa: no GPU code was loaded from any library that is looked at\n"
 
@@ -25,17 +21,6 @@ def recorded(project: Project) -> Project:
     """The recording, with the library's path as it is here: as if it had been traced here."""
     rewrite(project, "recorded/h200.jsonl")
     return project
-
-
-def rewrite(project: Project, name: str, change: Callable[[Lines], Lines] = list) -> Path:
-    """Write the recording, or what ``change`` makes of its lines, to a file of the project."""
-    lines = (project.folder / "recorded" / "h200.jsonl").read_text().splitlines(keepends=True)
-    path = project.folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    here = str(project.folder / "quickstart" / "libquickstart.so")
-    text = "".join(change(lines)).replace("/quickstart/quickstart/libquickstart.so", here)
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize("verb", ["trace", "debloat"])
@@ -133,7 +118,7 @@ def test_locate_a_recording(recorded: Project) -> None:
 
 def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
     folder = project.folder / "h200-ops"
-    shutil.copytree(TRACES / "h200-ops", folder)
+    shutil.copytree(ROOT / "tests/data/traces/h200-ops", folder)
 
     done = project.negativa("locate", "--run", "h200-ops")
 
@@ -227,7 +212,9 @@ WRONG = [
     ("reconstruct", "--run=nowhere"),
     ("verify", "--run=nowhere"),
     ("heal", "--rerun=often"),
-    ("combine", "nowhere"),
+    ("combine",),
+    ("combine", "x", "--failure-mode=some"),
+    ("combine", "x", "--path=relative=y"),
     ("trace",),
     ("debloat", "--top=few", "--", "true"),
     ("measure", "--slim-dir=nowhere", "--", "true"),
@@ -262,39 +249,6 @@ def test_thresholds_and_reports(recorded: Project) -> None:
     assert done.stdout == "Reports: a.json\n"
     crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
     assert crossed == ["max_unused_percent: 89.6% of the GPU code is unused, the limit is 50%"]
-
-
-def test_combine(recorded: Project) -> None:
-    """Two halves of the recording, in files of one name: what neither of them used."""
-
-    def without(*names: str) -> Callable[[Lines], Lines]:
-        return lambda lines: [s for s in lines if not any(f'"name":"{n}"' in s for n in names)]
-
-    first = rewrite(recorded, "first/trace/h200.jsonl", without("vector_add", "vector_scale"))
-    second = rewrite(recorded, "second/h200.jsonl", without("statistics_weighted_sum"))
-    assert first.read_text() != second.read_text()
-
-    done = recorded.negativa("combine", "first", "second", "first")
-
-    assert done.stdout.startswith(HEADLINE)
-    assert used_kernels(recorded.latest("usage.json")) == set(KERNELS)
-    assert len(list((recorded.results / "latest" / "trace").glob("*.jsonl"))) == 2
-    assert [tuple(d[:2]) for d in recorded.plan() if d[2]] == list(LOADED)
-
-
-def test_combine_recordings_of_several_processes(project: Project) -> None:
-    folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
-    project.negativa("combine", *folders)
-    usage = project.latest("usage.json")
-    assert len(usage["processes"]) == 8
-    assert len(usage["run_ids"]) == 2
-
-
-def test_combine_nothing(project: Project) -> None:
-    (project.folder / "empty").mkdir()
-    done = project.negativa("combine", "empty", status=1)
-    assert "no trace files" in done.stderr
-    assert not project.results.exists()
 
 
 def test_faults_of_the_file(project: Project) -> None:

@@ -256,16 +256,16 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, replay, "
       "accept_failed"]),
     ("enabled: true",
-     ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+     ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
+      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("<<: {keep: {}}",
-     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
+      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("1: a",
-     ["negativa.yaml:1:1: unknown key '1'; expected one of directory, libraries, keep, "
-      "granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+     ["negativa.yaml:1:1: unknown key '1'; expected one of directory, paths, libraries, "
+      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
@@ -274,13 +274,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:3:3: the key 'ptx' is there twice, first in line 2"]),
     # shapes
     ("- keep",
-     ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
-      "compare, cache"]),
+     ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
+      "libraries, keep, granularity, require_gpu, cpu, tests, trace, verify, reports, "
+      "coverage, thresholds, compare, cache"]),
     ("keep",
-     ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, libraries, "
-      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
-      "compare, cache"]),
+     ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, paths, "
+      "libraries, keep, granularity, require_gpu, cpu, tests, trace, verify, reports, "
+      "coverage, thresholds, compare, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
       "replay, accept_failed"]),

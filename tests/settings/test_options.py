@@ -83,6 +83,13 @@ CASES = [
         "/project/.negativa",
     ),
     Case(
+        "paths",
+        ("/a/*/v=here", "/b=/c"), {"/a/*/v": "/elsewhere/here", "/b": "/c"},
+        "/a=/b;/c=d=e", {"/a": "/b", "/c=d": "/elsewhere/e"},
+        "{/a/*: x}", {"/a/*": "/project/conf/x"},
+        {},
+    ),
+    Case(
         "libraries.include",
         ("liba*", "dist:torch"), ["liba*", "dist:torch"],
         "libb.so;*/lib/c,1.so", ["libb.so", "*/lib/c,1.so"],

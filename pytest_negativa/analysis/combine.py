@@ -1,0 +1,212 @@
+"""Combines runs of CI shards, of machines and of GPUs into one run.
+
+The result depends on the traces alone, not on the order of the runs or on what was combined before:
+``tracing.portable`` gives each trace one form and one name, and ``tracing.merge`` sorts them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.settings import FailureMode
+from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
+from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.digests import load_digests
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.files import TraceReader, require_ended
+from pytest_negativa.tracing.portable import copy_portable
+
+_END = b'{"record":"end"'
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run that is to be combined with others.
+
+    Attributes:
+        name: as the user gave it.
+        run: its folder.
+        traces: its traces; none for a run of CPU code alone.
+        digests: of its libraries.
+        problem: why it can't be taken; None if it can.
+        failure: why it must not feed a plan; None if it may.
+        carried: it stands in for a run that is missing.
+    """
+
+    name: str
+    run: Run
+    traces: tuple[Path, ...] = ()
+    digests: dict[TracedLibrary, TracedLibrary] | None = None
+    problem: str | None = None
+    failure: str | None = None
+    carried: bool = False
+
+
+def read_part(name: str, *, carried: bool = False) -> Part:
+    """Look at a run that is to be combined with others."""
+    run = Run(Path(name))
+    if not run.folder.is_dir():
+        problem = "no such folder; expected that of a run, or one with trace files"
+        return Part(name, run, problem=problem)
+    if run.has_pages and not run.trace_files():
+        return Part(name, run, failure=run.failure, carried=carried)
+    try:
+        traces = run.require_traces()
+        require_ended(traces)
+        digests = load_digests(run.traces_folder)
+    except (StoreError, OSError) as e:
+        return Part(name, run, problem=str(e).removeprefix(f"{run}: "))
+    failure = run.failure or next(filter(None, map(_why_unended, traces)), None)
+    return Part(name, run, traces, digests, failure=failure, carried=carried)
+
+
+def _why_unended(trace: Path) -> str | None:
+    """Why a run failed, by the trace of a process that ran tests and did not end by itself."""
+    header = TraceReader(trace).header
+    if header is None or header.role is Role.CHILD:
+        return None
+    with trace.open("rb") as file:
+        file.seek(-min(1024, trace.stat().st_size), os.SEEK_END)
+        *_, last = file.read().splitlines()
+    return None if last.startswith(_END) else f"process {header.pid} did not end by itself"
+
+
+def choose_parts(
+    parts: Sequence[Part], mode: FailureMode, *, accept_failed: bool
+) -> tuple[list[Part], list[str]]:
+    """The parts to take, and why each of the others is left out.
+
+    Args:
+        parts: all of them.
+        mode: how many bad parts are an error. With ``any``, a failed run is taken, so that the
+            result fails and its report shows what it used.
+        accept_failed: failed runs are as good as others.
+
+    Raises:
+        StoreError: there are too many bad ones.
+    """
+    leaves_out = mode is not FailureMode.ANY
+    bad = {}
+    for part in parts:
+        failure = part.failure if leaves_out and not accept_failed else None
+        if (problem := part.problem or failure) is not None:
+            bad[part.name] = problem
+    lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
+    if lines and mode is FailureMode.ANY:
+        remedy = "--failure-mode=warn leaves such runs out, for a report alone"
+        raise StoreError("\n".join((*lines, remedy)))
+    if lines and mode is FailureMode.ALL and len(bad) == len(parts):
+        raise StoreError("\n".join((*lines, "no run is left to combine")))
+    return [part for part in parts if part.name not in bad], lines
+
+
+def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
+    """Why plans of these parts must not make anything smaller; None if they may."""
+    reasons = {f"{line}: left out" for line in left_out}
+    reasons |= {
+        f"{part.name}: carried forward from an earlier run" for part in parts if part.carried
+    }
+    reasons |= {reason for part in parts if (reason := part.run.partial_reason) is not None}
+    return "; ".join(sorted(reasons)) or None
+
+
+def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[str, frozenset[str]]:
+    """Copy the traces of all parts into a new run.
+
+    Returns:
+        The names of the copies by part.
+
+    Raises:
+        StoreError: a trace can't be read, or a copy can't be written.
+    """
+    target.make()
+    return {
+        part.name: frozenset(
+            copy_portable(trace, target.trace_dir, part.digests or {}, paths)
+            for trace in part.traces
+        )
+        for part in parts
+    }
+
+
+def is_used_here(usage: Usage) -> bool:
+    """Whether GPU code was used of a library that is on this machine."""
+    return any(used.images and _is_here(used) for used in usage.libraries)
+
+
+def _is_here(used: LibraryUsage) -> bool:
+    return Path(used.library.path).exists()
+
+
+def describe_parts(usage: Usage, copies: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Name the parts that add nothing, used no GPU code, or are of other machines.
+
+    Args:
+        usage: of all parts.
+        copies: names of traces by part, see ``copy_traces``.
+    """
+    loading: set[int] = set()
+    here: set[int] = set()
+    elsewhere: set[int] = set()
+    for use in usage.iter_images():
+        loading.update(use.processes)
+    for used in usage.libraries:
+        places = here if _is_here(used) else elsewhere
+        for image in used.images:
+            places.update(image.use.processes)
+    repeated: set[str] = set()
+    silent: set[str] = set()
+    foreign: set[str] = set()
+    known: set[str] = set()
+    numbers = {process.trace: number for number, process in enumerate(usage.processes)}
+    for name, traces in copies.items():
+        if traces and known.issuperset(traces):
+            repeated.add(name)
+        known.update(traces)
+        processes = {numbers[trace] for trace in traces if trace in numbers}
+        if not processes & loading:
+            silent.add(name)
+        elif processes & elsewhere and not processes & here:
+            foreign.add(name)
+    if repeated:
+        yield f"given twice, for other runs have all of its traces: {_some(repeated)}"
+    if silent:
+        yield f"no process used GPU code: {_some(silent)}"
+    if foreign:
+        yield (
+            f"of another machine, for no library whose GPU code was used is here: {_some(foreign)}"
+            "; tell where the libraries are with --path or paths in negativa.yaml"
+        )
+
+
+def describe_conflicts(usage: Usage) -> Iterator[str]:
+    """Name the paths at which runs had different libraries with used GPU code."""
+    at_path: defaultdict[str, list[LibraryUsage]] = defaultdict(list)
+    for used in usage.libraries:
+        if used.library.size is not None:
+            at_path[used.library.path].append(used)
+    for path, found in at_path.items():
+        contents: defaultdict[str, set[str]] = defaultdict(set)
+        hashed = {(u.library.size, u.library.build_id) for u in found if u.library.sha256}
+        for used in found:
+            library = used.library
+            if library.sha256 is None and (library.size, library.build_id) in hashed:
+                continue
+            known = library.sha256 or library.build_id or "unknown"
+            runs = {usage.processes[number].header.run_id for number in used.processes}
+            contents[f"{library.size:,} bytes ({known[:12]})"] |= runs
+        if len(contents) > 1 and any(used.images for used in found):
+            rows = "; ".join(f"{what} in {_some(runs)}" for what, runs in sorted(contents.items()))
+            yield f"{path}: {len(contents)} different libraries: {rows}"
+
+
+def _some(names: set[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(sorted(names)[:_MOST_NAMED])
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,203 @@
+"""``negativa combine``: shards, GPUs and machines in one run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_negativa.models.trace import DIGESTS_VERSION
+from pytest_negativa.storage.runs import Run
+from tests.support.faults import PlantedFault
+from tests.support.libraries import ROOT
+from tests.support.recordings import Lines, rewrite
+from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
+
+TRACES = ROOT / "tests" / "data" / "traces"
+
+
+def without(*names: str) -> Callable[[Lines], Lines]:
+    return lambda lines: [s for s in lines if not any(f'"name":"{n}"' in s for n in names)]
+
+
+def combined(project: Project) -> Path:
+    """The newest run, be it the last one or not."""
+    return max(project.results.glob("2*"))
+
+
+def usage(project: Project) -> Any:
+    return json.loads((combined(project) / "usage.json").read_text())
+
+
+@pytest.fixture
+def shards(project: Project) -> Project:
+    """Two halves of the recording, in files of one name, ``first`` and ``second``."""
+    first = rewrite(project, "first/trace/h200.jsonl", without("vector_add", "vector_scale"))
+    second = rewrite(project, "second/h200.jsonl", without("statistics_weighted_sum"))
+    assert first.read_text() != second.read_text()
+    return project
+
+
+def test_combine(shards: Project) -> None:
+    """What neither of them used; a run that is given twice is named, and changes nothing."""
+    (shards.folder / "list").write_text("second\n\nfirst\n")
+    shutil.copytree(shards.folder / "first", shards.folder / "again")
+
+    done = shards.negativa("combine", "first", "again", "--input-list", "list")
+
+    assert done.stdout.startswith(HEADLINE)
+    assert "given twice, for other runs have all of its traces: again" in done.stderr
+    assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
+    assert len(list((shards.results / "latest" / "trace").glob("*.jsonl"))) == 2
+    assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
+
+
+@pytest.mark.slow
+def test_shards_of_several_gpus(project: Project) -> None:
+    """The plan keeps what each of the GPUs loads of the used code."""
+    archs = {"sm_80": "8.0", "sm_90": "9.0", "sm_120": "12.0"}
+    for number, (arch, capability) in enumerate(archs.items()):
+
+        def on_gpu(lines: Lines, capability: str = capability, number: int = number) -> Lines:
+            text = "".join(lines).replace(
+                '"compute_capability":"9.0"', f'"compute_capability":"{capability}"'
+            )
+            return text.replace('"pid":', f'"pid":{number + 1}').splitlines(keepends=True)
+
+        rewrite(project, f"{arch}/h.jsonl", on_gpu)
+    project.negativa("combine", *archs)
+
+    kept = {tuple(row[:2]) for row in project.plan() if row[2]}
+    assert {d["compute_capability"] for d in usage(project)["devices"]} == set(archs.values())
+    for arch in archs:
+        project.negativa("combine", arch)
+        alone = {tuple(row[:2]) for row in project.plan() if row[2]}
+        assert alone and alone < kept
+
+
+def machine(project: Project, name: str, digest: str) -> None:
+    """A run of a machine that has the library elsewhere."""
+
+    def moved(lines: Lines) -> Lines:
+        text = "".join(lines).replace("/quickstart/quickstart/", f"/builds/{name}/site/")
+        return text.replace('"mtime_ns":', f'"mtime_ns":{len(name)}').splitlines(keepends=True)
+
+    trace = rewrite(project, f"{name}/trace/h200.jsonl", moved)
+    libraries = [
+        {**record["library"], "sha256": digest}
+        for record in map(json.loads, trace.read_text().splitlines())
+        if record["record"] == "library" and "libquickstart" in record["library"]["path"]
+    ]
+    digests = {"format_version": DIGESTS_VERSION, "libraries": libraries}
+    (trace.parent / "digests.json").write_bytes(msgspec.json.encode(digests))
+
+
+@pytest.mark.slow
+def test_machines_with_other_paths(project: Project) -> None:
+    """Rules map paths, and digests tell whether the library is the same."""
+    here = project.folder / "quickstart" / "libquickstart.so"
+    digest = hashlib.sha256(here.read_bytes()).hexdigest()
+    for name in ("a", "bb"):
+        machine(project, name, digest)
+
+    done = project.negativa("combine", "a", "bb")
+    assert (
+        "of another machine, for no library whose GPU code was used is here: a, bb;" in done.stderr
+    )
+    assert "is not the last run" in done.stdout
+    assert not (project.results / "latest").exists()
+
+    project.write("negativa.yaml", "paths: {/builds/*/site: quickstart}\n")
+    done = project.negativa("combine", "a", "bb")
+    assert done.stdout.startswith(HEADLINE) and not done.stderr
+    assert [tuple(d[:2]) for d in project.plan() if d[2]] == list(LOADED)
+    paths = [used["library"]["path"] for used in usage(project)["libraries"]]
+    assert paths.count(str(here)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Two machines have different libraries at one path, of the same size and build id.",
+    says="2 different libraries",
+)
+def test_machines_with_other_libraries(project: Project, fault: PlantedFault) -> None:
+    here = project.folder / "quickstart" / "libquickstart.so"
+    digest = hashlib.sha256(here.read_bytes()).hexdigest()
+    for name, content in (("a", digest), ("bb", "0" * 64)):
+        machine(project, name, content)
+    done = project.negativa("combine", "a", "bb", "--path", f"/builds/*/site={here.parent}")
+    assert all(row[2] for row in project.plan()), "all of it is kept"
+    fault.check(done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A shard is missing when runs are combined, and the plan is to make libraries smaller.",
+    says="not locked: second: no such folder",
+)
+@pytest.mark.parametrize("mode", ["all", "warn"])
+def test_a_missing_shard(shards: Project, mode: str, fault: PlantedFault) -> None:
+    shutil.rmtree(shards.folder / "second")
+    words = ("combine", "first", "second")
+    done = shards.negativa(*words, status=1)
+    assert "second: no such folder" in done.stderr and not shards.results.exists()
+
+    done = shards.negativa(*words, f"--failure-mode={mode}")
+    assert "second: no such folder; expected that of a run, or one with trace files: left out" in (
+        done.stderr
+    )
+    assert "these plans make nothing smaller" in done.stdout
+    fault.check(shards.negativa("lock", "--unproved", status=1).stderr)
+    # Planning it again, or combining it with others, loses no mark.
+    shards.negativa("locate")
+    again = combined(shards)
+    shards.negativa("combine", again, "first")
+    assert combined(shards) != again
+    fault.check(shards.negativa("lock", "--unproved", status=1).stderr)
+
+
+@pytest.mark.slow
+def test_an_older_run_in_place_of_a_missing_one(shards: Project) -> None:
+    done = shards.negativa("combine", "first", "--carry-forward", "second")
+    assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
+    assert "second: carried forward from an earlier run; these plans make nothing" in done.stdout
+    assert "not locked: second: carried" in shards.negativa("lock", "--unproved", status=1).stderr
+    assert "partial: second: carried" in shards.negativa("runs", "list").stdout
+
+
+@pytest.mark.slow
+def test_bad_runs_by_failure_mode(shards: Project) -> None:
+    """A failed run is bad, too, and so is one whose pytest process did not end."""
+    rewrite(shards, "endless/h200.jsonl", lambda lines: lines[:-1])
+    Run(shards.folder / "first").mark_failed("2 tests failed")
+    done = shards.negativa("combine", "first", "second", "endless", "--failure-mode=warn")
+    assert "first: 2 tests failed: left out" in done.stderr
+    assert "did not end by itself: left out" in done.stderr
+    assert used_kernels(shards.latest("usage.json")) < set(KERNELS)
+
+    shards.negativa("combine", "first", "endless", "--failure-mode=warn")
+    done = shards.negativa("combine", "first", "endless", "--failure-mode=all", status=1)
+    assert "no run is left to combine" in done.stderr
+    done = shards.negativa("combine", "first", "second", status=1)
+    assert "nothing is planned from this run: first: 2 tests failed" in done.stdout
+
+
+def test_recordings_of_several_processes(project: Project) -> None:
+    folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
+    project.negativa("combine", *folders)
+    found = usage(project)
+    assert len(found["processes"]) == 8
+    assert len(found["run_ids"]) == 2
+
+
+def test_nothing_to_combine(project: Project) -> None:
+    (project.folder / "empty").mkdir()
+    done = project.negativa("combine", "empty", status=1)
+    assert "no trace files" in done.stderr
+    assert not project.results.exists()
