@@ -24,6 +24,12 @@ class TraceLevel(str, enum.Enum):
 
     LOOKUP = "lookup"
     LAUNCH = "launch"
+    RANGE = "range"
+
+    @property
+    def counts_launches(self) -> bool:
+        """Whether the trace has each launch."""
+        return self is not TraceLevel.LOOKUP
 
 
 class PtxPolicy(str, enum.Enum):

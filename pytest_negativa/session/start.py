@@ -18,7 +18,7 @@ import pytest
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
 from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.models.settings import Settings, TraceLevel
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
@@ -120,7 +120,7 @@ def _start_tracing(
             role,
             root=root,
             worker=worker,
-            launches=settings.trace.level is TraceLevel.LAUNCH,
+            level=settings.trace.level,
             replay=replay,
             paths=settings.paths,
             children=settings.trace.children,

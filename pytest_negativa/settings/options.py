@@ -315,9 +315,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="trace.level",
         flag_name="level",
-        type=value_types.Choice("lookup", "launch"),
+        type=value_types.Choice("lookup", "launch", "range"),
         default="lookup",
-        help="Record the first look-up of a kernel, or every launch by each test.",
+        help="Record first look-ups of kernels, all launches, or these by range.",
+        detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
+        "range: the same by the NVTX ranges around the launches, such as PyTorch's `emit_nvtx`.",
         requires=_TESTED,
     ),
     Option(

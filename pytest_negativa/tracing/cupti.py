@@ -12,10 +12,11 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.conflicts import busy_message
@@ -36,6 +37,7 @@ from pytest_negativa.tracing.images import (
 )
 from pytest_negativa.tracing.launches import LaunchCounter
 from pytest_negativa.tracing.mappings import Mappings
+from pytest_negativa.tracing.ranges import Ranges
 from pytest_negativa.tracing.recorder import Recorder
 
 # CUpti_CallbackData in cupti_callbacks.h, 64-bit hosts: i32 callbackSite (padded),
@@ -62,8 +64,8 @@ class CuptiDetector:
         self,
         writer: TraceWriter,
         *,
-        launches: bool = False,
-        environ: Mapping[str, str] = os.environ,
+        level: TraceLevel = TraceLevel.LOOKUP,
+        environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         self._writer = writer
         self._memory = ProcessMemory()
@@ -71,7 +73,8 @@ class CuptiDetector:
         self._images = ImageResolver(self._memory, self._mappings)
         self._recorder = Recorder(writer, self._mappings)
         self._environ = environ
-        self._launches = LaunchCounter() if launches else None
+        self._level = level
+        self._launches: LaunchCounter | None = None
         self._cupti: Any = None
         self._subscriber: int | None = None
         self._stopped = False
@@ -96,8 +99,19 @@ class CuptiDetector:
                 f"cupti-python can't be imported ({e}); install pytest-negativa[cu13]"
             ) from e
         self._cupti = cupti
+        if self._level.counts_launches:
+            self._launches = LaunchCounter(self._find_ranges())
         self._subscribe()
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
+
+    def _find_ranges(self) -> Ranges | None:
+        if self._level is not TraceLevel.RANGE:
+            return None
+        try:
+            return Ranges(self._environ)
+        except TracerUnavailable as e:
+            self._recorder.warn("ranges-unavailable", str(e))
+            return None
 
     def set_context(self, context: Context) -> None:
         if self._launches is not None:

@@ -7,6 +7,9 @@
  *
  * The negativa_* functions let a Python process use it on itself, through ctypes.
  *
+ * NVTX loads it, too, if NVTX_INJECTION64_PATH names it. It then tells CUPTI which range each thread
+ * is in, for the launches that the detector in Python counts.
+ *
  * Rules: never fail the program (InitializeInjection always says yes), never print, never
  * trust a pointer (memory is read by system call), one lock, one write() for each line.
  */
@@ -33,6 +36,7 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define TRACE_VERSION 1
@@ -113,6 +117,7 @@ enum { CALL_COUNT = sizeof CALLS / sizeof *CALLS, LINK_SIZE_SLOT = 3 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int active; /* callbacks record; read without the lock, as a first look */
+static atomic_int ranges_on; /* NVTX ranges go to CUPTI */
 static void *subscriber;
 static int trace_fd = -1;
 static long next_id;
@@ -1279,6 +1284,7 @@ static void after_fork_in_child(void) {
     void *taken = subscriber;
     pthread_mutex_init(&lock, NULL);
     atomic_store(&active, 0);
+    atomic_store(&ranges_on, 0);
     close_trace();
     subscriber = NULL;
     atomic_store(&traced_by_python, 0);
@@ -1413,7 +1419,208 @@ EXPORT int InitializeInjection(void) {
     return 1;
 }
 
+/* ---- NVTX ranges: nvtx3/nvToolsExt.h, nvtx3/nvtxDetail/nvtxTypes.h ---- */
+
+typedef void (*Function)(void);
+
+typedef struct {
+    size_t size;
+    int (*module_table)(int module, Function ***table, unsigned *length);
+} NvtxCallbacks;
+
+typedef struct {
+    uint16_t version, size;
+    uint32_t category;
+    int32_t color_type;
+    uint32_t color;
+    int32_t payload_type, reserved;
+    uint64_t payload;
+    int32_t message_type;
+    const void *message;
+} NvtxAttributes;
+
+enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
+enum { NVTX_ASCII = 1, NVTX_WIDE = 2, NVTX_REGISTERED = 3 };
+/* CUpti_ExternalCorrelationKind in cupti_activity.h: the last of those for tools. */
+enum { CORRELATION_CUSTOM2 = 5 };
+/* Of a process, and of a thread; a deeper range, or one more, counts as the range around it. */
+enum { MOST_RANGES = 10000, RANGE_SLOTS = 1 << 15, MOST_NESTED = 32, LONGEST_NAME = 256 };
+
+static int (*push_correlation)(int, uint64_t);
+static int (*pop_correlation)(int, uint64_t *);
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
+/* By number, from 1; range_slots finds the number of a name in the range around it. */
+static struct {
+    uint32_t parent;
+    char *name;
+} ranges[MOST_RANGES + 1];
+static uint32_t range_count, range_slots[RANGE_SLOTS];
+static __thread struct {
+    const void *domain;
+    uint32_t range;
+    bool ended;
+} nested[MOST_NESTED];
+static __thread int nesting, too_deep;
+
+/* torch's emit_nvtx adds numbers that differ each time (torch/csrc/profiler/util.cpp, getNvtxStr). */
+static size_t range_name_length(const char *name) {
+    static const char *const additions[] = {", seq = ", ", op_id = ", ", sizes = ",
+                                            ", input_op_ids = "};
+    size_t length = strnlen(name, LONGEST_NAME);
+    for (int i = 0; i < 4; i++) {
+        const char *found = strstr(name, additions[i]);
+        if (found != NULL && (size_t)(found - name) < length) length = (size_t)(found - name);
+    }
+    return length;
+}
+
+static uint32_t range_number(uint32_t parent, const char *name) {
+    size_t length = range_name_length(name);
+    uint32_t slot = (uint32_t)(hash_bytes(name, length) * (2 * parent + 1)) % RANGE_SLOTS, number;
+    pthread_mutex_lock(&ranges_lock);
+    for (; (number = range_slots[slot]) != 0; slot = (slot + 1) % RANGE_SLOTS)
+        if (ranges[number].parent == parent && strncmp(ranges[number].name, name, length) == 0 &&
+            ranges[number].name[length] == 0)
+            break;
+    if (number == 0) {
+        char *copy = range_count < MOST_RANGES ? strndup(name, length) : NULL;
+        number = parent;
+        if (copy != NULL) {
+            number = ++range_count;
+            ranges[number].parent = parent;
+            ranges[number].name = copy;
+            range_slots[slot] = number;
+        }
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return number;
+}
+
+static int enter_range(const void *domain, const char *name) {
+    if (!atomic_load(&ranges_on)) return 0;
+    if (nesting == MOST_NESTED) return nesting + too_deep++;
+    uint32_t range = range_number(nesting ? nested[nesting - 1].range : 0, name ? name : "");
+    nested[nesting].domain = domain;
+    nested[nesting].range = range;
+    nested[nesting].ended = false;
+    push_correlation(CORRELATION_CUSTOM2, range);
+    return nesting++;
+}
+
+/* Each domain nests for itself: a range may end before one inside of it that is of another domain. */
+static int leave_range(const void *domain) {
+    if (!atomic_load(&ranges_on)) return -1;
+    if (too_deep > 0) return nesting + --too_deep;
+    int level = nesting - 1;
+    while (level >= 0 && (nested[level].ended || nested[level].domain != domain)) level--;
+    if (level >= 0) nested[level].ended = true;
+    for (uint64_t last; nesting > 0 && nested[nesting - 1].ended; nesting--)
+        pop_correlation(CORRELATION_CUSTOM2, &last);
+    return level;
+}
+
+/* A wide string in UTF-8, to be freed. */
+static char *narrow(const wchar_t *wide) {
+    Text text = {0};
+    for (; *wide != 0; wide++) {
+        uint32_t c = (uint32_t)*wide;
+        char bytes[] = {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 0x3F)),
+                        (char)(0x80 | (c >> 6 & 0x3F)), (char)(0x80 | (c & 0x3F))};
+        if (c < 0x80)
+            text_bytes(&text, &(char){(char)c}, 1);
+        else if (c < 0x800)
+            text_bytes(&text, (char[]){(char)(0xC0 | c >> 6), bytes[3]}, 2);
+        else if (c < 0x10000)
+            text_bytes(&text, (char[]){(char)(0xE0 | c >> 12), bytes[2], bytes[3]}, 3);
+        else
+            text_bytes(&text, bytes, 4);
+    }
+    return text.data;
+}
+
+static int enter_wide(const void *domain, const wchar_t *wide) {
+    char *name = wide != NULL ? narrow(wide) : NULL;
+    int level = enter_range(domain, name);
+    free(name);
+    return level;
+}
+
+static int range_push_a(const char *name) { return enter_range(NULL, name); }
+static int range_push_w(const wchar_t *name) { return enter_wide(NULL, name); }
+static int range_pop(void) { return leave_range(NULL); }
+static int domain_range_pop(const void *domain) { return leave_range(domain); }
+
+static int domain_range_push(const void *domain, const NvtxAttributes *attributes) {
+    int type = attributes != NULL ? attributes->message_type : 0;
+    if (type == NVTX_WIDE) return enter_wide(domain, attributes->message);
+    bool has_name = type == NVTX_ASCII || type == NVTX_REGISTERED;
+    return enter_range(domain, has_name ? attributes->message : NULL);
+}
+
+static int range_push_ex(const NvtxAttributes *attributes) {
+    return domain_range_push(NULL, attributes);
+}
+
+/* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
+static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
+static const void *domain_create_w(const wchar_t *name) { (void)name; return strdup(""); }
+static const void *register_a(const void *domain, const char *string) {
+    (void)domain;
+    return string != NULL ? strdup(string) : NULL;
+}
+static const void *register_w(const void *domain, const wchar_t *string) {
+    (void)domain;
+    return string != NULL ? narrow(string) : NULL;
+}
+
+/* For NVTX: called at the first range of each library that has NVTX compiled in. */
+EXPORT int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
+    /* NvtxCallbackIdCore, NvtxCallbackIdCore2 */
+    static const struct {
+        int module;
+        unsigned id;
+        Function function;
+    } ours[] = {
+        {NVTX_CORE, 8, (Function)range_push_ex},      {NVTX_CORE, 9, (Function)range_push_a},
+        {NVTX_CORE, 10, (Function)range_push_w},      {NVTX_CORE, 11, (Function)range_pop},
+        {NVTX_CORE2, 4, (Function)domain_range_push}, {NVTX_CORE2, 5, (Function)domain_range_pop},
+        {NVTX_CORE2, 10, (Function)register_a},       {NVTX_CORE2, 11, (Function)register_w},
+        {NVTX_CORE2, 12, (Function)domain_create_a},  {NVTX_CORE2, 13, (Function)domain_create_w},
+    };
+    /* A child process has the variable, too, but nothing counts its launches. */
+    if (!atomic_load(&ranges_on)) return 0;
+    const NvtxCallbacks *callbacks = export_table(NVTX_CALLBACKS);
+    if (callbacks == NULL) return 0;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        Function **table;
+        unsigned length;
+        if (callbacks->module_table(ours[i].module, &table, &length) && ours[i].id < length)
+            *table[ours[i].id] = ours[i].function;
+    }
+    return 1;
+}
+
 /* ---- For Python ---- */
+
+/* Tell CUPTI, which lies in this file and is loaded, the ranges from now on; 0: done. */
+EXPORT int negativa_watch_ranges(const char *cupti_path) {
+    void *library = dlopen(cupti_path, RTLD_NOW | RTLD_NOLOAD);
+    if (library == NULL) return 1;
+    push_correlation =
+        (int (*)(int, uint64_t))dlsym(library, "cuptiActivityPushExternalCorrelationId");
+    pop_correlation =
+        (int (*)(int, uint64_t *))dlsym(library, "cuptiActivityPopExternalCorrelationId");
+    if (push_correlation == NULL || pop_correlation == NULL) return 1;
+    atomic_store(&ranges_on, 1);
+    watch_forks();
+    return 0;
+}
+
+/* The name of a range by its number, and the number of the range around it, or 0. */
+EXPORT const char *negativa_range(uint32_t number, uint32_t *parent) {
+    *parent = number <= range_count ? ranges[number].parent : 0;
+    return number <= range_count ? ranges[number].name : NULL;
+}
 
 /* This process traces itself (tracing/start.py). Its forked children don't. */
 EXPORT void negativa_leave_to_python(void) {

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from pytest_negativa.tracing.ranges import Ranges
+
 # CUpti_ActivityKind in cupti_activity.h: CONCURRENT_KERNEL doesn't serialise kernels.
+_KIND_DRIVER = 4
+_KIND_RUNTIME = 5
 _KIND_CONCURRENT_KERNEL = 10
+_KIND_EXTERNAL_CORRELATION = 39
+# CUpti_ExternalCorrelationKind; see injection.c.
+_CORRELATION_CUSTOM2 = 5
+# The calls that launch kernels, from cupti_driver_cbid.h and cupti_runtime_cbid.h: with and without
+# stream per thread, cooperative, of graphs, and with attributes.
+_DRIVER_LAUNCHES = (307, 442, 477, 478, 480, 514, 515, 652, 653)
+_RUNTIME_LAUNCHES = (211, 214, 269, 270, 311, 312, 430, 431, 505, 506)
 _BUFFER_SIZE = 4 << 20
 _FLUSH_FORCED = 1
 _RTLD_NOLOAD = 4
@@ -23,13 +35,35 @@ class KernelLaunches(NamedTuple):
     gpu_ns: int
 
 
-class LaunchCounter:
-    """Counts launches by kernel name between two calls of ``take``."""
+class _Launch(NamedTuple):
+    """A launch as its activity record tells it; ``node`` is 0 outside of CUDA graphs."""
 
-    def __init__(self) -> None:
+    correlation: int
+    name: str
+    gpu_ns: int
+    node: int
+
+
+class LaunchCounter:
+    """Counts launches by kernel name between two calls of ``take``.
+
+    The record of a kernel has a number in common with that of the call that launched it. A record
+    of that call's range, if there is one, comes before the latter. Both come in buffers of their
+    own, so a launch whose call isn't known yet waits.
+
+    Args:
+        ranges: count by these ranges, too.
+    """
+
+    def __init__(self, ranges: Ranges | None = None) -> None:
+        self._ranges = ranges
         self._cupti: Any = None
-        # Count and nanoseconds by name.
-        self._counts: dict[str, tuple[int, int]] = {}
+        # Count and nanoseconds by name and range.
+        self._counts: dict[tuple[str, int], tuple[int, int]] = {}
+        # By correlation: the range of a call to come, and of a call.
+        self._announced: dict[int, int] = {}
+        self._called: dict[int, int] = {}
+        self._waiting: list[_Launch] = []
         # CUPTI hands buffers over in a thread of its own.
         self._lock = threading.Lock()
 
@@ -37,23 +71,59 @@ class LaunchCounter:
         self._cupti = cupti
         cupti.activity_register_callbacks(self._give_buffer, self._take_buffer)
         cupti.activity_enable(_KIND_CONCURRENT_KERNEL)
+        if self._ranges is not None:
+            cupti.activity_enable(_KIND_EXTERNAL_CORRELATION)
+            self._enable_calls(1)
+
+    def _enable_calls(self, on: int) -> None:
+        cupti = self._cupti
+        for enable, calls in (
+            (cupti.activity_enable_driver_api, _DRIVER_LAUNCHES),
+            (cupti.activity_enable_runtime_api, _RUNTIME_LAUNCHES),
+        ):
+            for call in calls:
+                # An older CUPTI lacks the newest calls.
+                with contextlib.suppress(cupti.cuptiError):
+                    enable(call, on)
 
     @staticmethod
     def _give_buffer() -> tuple[int, int]:
         return _BUFFER_SIZE, 0
 
     def _take_buffer(self, activities: Iterable[Any]) -> None:
-        # Both times are 0 if CUPTI could not tell them (CUpti_ActivityKernel in cupti_activity.h).
-        launches = [
-            (activity.name, activity.end - activity.start)
-            for activity in activities
-            if activity.kind == _KIND_CONCURRENT_KERNEL
-        ]
+        launches = []
         with self._lock:
-            counts = self._counts
-            for name, took in launches:
-                count, gpu_ns = counts.get(name, (0, 0))
-                counts[name] = (count + 1, gpu_ns + took)
+            for activity in activities:
+                kind = activity.kind
+                if kind == _KIND_CONCURRENT_KERNEL:
+                    # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
+                    took = activity.end - activity.start
+                    launch = activity.correlation_id, activity.name, took, activity.graph_node_id
+                    launches.append(_Launch(*launch))
+                elif kind == _KIND_EXTERNAL_CORRELATION:
+                    if activity.external_kind == _CORRELATION_CUSTOM2:
+                        self._announced[activity.correlation_id] = activity.external_id
+                elif kind in (_KIND_DRIVER, _KIND_RUNTIME):
+                    call = activity.correlation_id
+                    self._called[call] = self._announced.pop(call, 0)
+            if self._ranges is not None:
+                launches, self._waiting = self._waiting + launches, []
+            self._count(launches)
+
+    def _count(self, launches: Iterable[_Launch], *, is_last: bool = False) -> None:
+        called, counts = self._called, self._counts
+        for launch in launches:
+            number = called.get(launch.correlation)
+            if number is None:
+                if self._ranges is not None and not is_last:
+                    self._waiting.append(launch)
+                    continue
+                number = 0
+            elif not launch.node:
+                # The launch of a graph has a record for each of its kernels.
+                del called[launch.correlation]
+            count, gpu_ns = counts.get((launch.name, number), (0, 0))
+            counts[launch.name, number] = (count + 1, gpu_ns + launch.gpu_ns)
 
     def take(self) -> tuple[KernelLaunches, ...]:
         """What was launched since the last time, by name.
@@ -68,13 +138,18 @@ class LaunchCounter:
             return ()  # no driver in the process, no launches
         self._cupti.activity_flush_all(_FLUSH_FORCED)
         with self._lock:
-            counts, self._counts = self._counts, {}
+            self._count(self._waiting, is_last=True)
+            counts = self._counts
+            self._counts, self._announced, self._called, self._waiting = {}, {}, {}, []
         return tuple(
-            KernelLaunches(name, (), count, gpu_ns)
-            for name, (count, gpu_ns) in sorted(counts.items())
+            KernelLaunches(name, self._ranges.names(number) if self._ranges else (), *found)
+            for (name, number), found in sorted(counts.items())
         )
 
     def stop(self) -> None:
         if self._cupti is not None:
             self._cupti.activity_disable(_KIND_CONCURRENT_KERNEL)
+            if self._ranges is not None:
+                self._cupti.activity_disable(_KIND_EXTERNAL_CORRELATION)
+                self._enable_calls(0)
             self._cupti = None

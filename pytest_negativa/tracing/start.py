@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import (
     CHILDREN_UNTRACED,
     TRACE_VERSION,
@@ -152,7 +153,7 @@ def start_tracing(
     *,
     root: Path,
     worker: str | None = None,
-    launches: bool = False,
+    level: TraceLevel = TraceLevel.LOOKUP,
     replay: Path | None = None,
     paths: Mapping[str, str] | None = None,
     children: bool = True,
@@ -163,7 +164,7 @@ def start_tracing(
     Args:
         root: the folder against which paths of the project can be understood.
         worker: pytest-xdist's name of this worker.
-        launches: count launches, too (slower).
+        level: what to record of each kernel.
         replay: the folder of a recorded trace to replay on a machine without GPU.
         paths: rules for the paths in that trace, see ``PathRules``.
         children: trace the processes that this process starts, too.
@@ -185,7 +186,7 @@ def start_tracing(
         run.new_trace_file(),
         make_header(run, role, root=root, detector=cupti_version(), worker=worker),
     )
-    detector = CuptiDetector(writer, launches=launches, environ=environ)
+    detector = CuptiDetector(writer, level=level, environ=environ)
     return trace_by(detector, run, role, root=root, children=children, environ=environ)
 
 

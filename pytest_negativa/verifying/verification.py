@@ -17,7 +17,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.settings import CopyKind, Settings, TraceLevel
+from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import Verdict, Versions
 from pytest_negativa.processes.open_watch import OpenWatch
@@ -88,7 +88,7 @@ class Verification:
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
         self._originals = OriginalRuns()
-        self._compare_launches = settings.trace.level is TraceLevel.LAUNCH
+        self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
             say(

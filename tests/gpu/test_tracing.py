@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from pytest_negativa.tracing.start import child_environment
 from tests.support.libraries import MULTIARCH, NEGATIVA, ROOT, SUPPORT
 
 HERE = Path(__file__).parent
-DETECTORS = ("cupti", "native")
+DETECTORS = ("lookup", "native")
 
 
 def play(
@@ -68,7 +69,7 @@ def test_both_detectors_see_the_same(tmp_path: Path) -> None:
 
 def test_every_kernel_launched_was_looked_up_or_its_image_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    usage, _ = play(tmp_path, "launches", "operations")
+    usage, _ = play(tmp_path, "launch", "operations")
     launched = {launch.name for launch in usage.launches}
     assert len(launched) > 10
     unseen = launched - kernels(usage)
@@ -80,6 +81,28 @@ def test_every_kernel_launched_was_looked_up_or_its_image_is_whole(tmp_path: Pat
     }
     # cuFFT's kernels are reached in a way that CUPTI doesn't show; its images are whole.
     assert not unseen or (whole & {"libcufft"} and all("fft" in name for name in unseen))
+
+
+def test_each_launch_has_its_range(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    usage, _ = play(tmp_path, "range", "ranges")
+    assert not usage.warnings
+    counts: Counter[tuple[tuple[str, ...], str]] = Counter()
+    for launch in usage.launches:
+        assert launch.gpu_ns
+        for part in ("sin", "cos", "tanh", "exp", "gemm"):
+            if f"{part}_kernel" in launch.name or part in launch.name.lower():
+                counts[launch.ranges, part] += launch.count
+    assert counts[(), "sin"] == 1
+    assert counts[("outer",), "cos"] == 2
+    assert counts[("outer", "inner"), "tanh"] == 3
+    # The kernel of a graph counts where the graph is launched.
+    assert counts[("replay",), "exp"] == 2
+    # The operator of PyTorch, and of its backward pass in a thread of its own.
+    named = {name for ranges, part in counts for name in ranges if part == "gemm"}
+    assert any(name.startswith("aten::") for name in named)
+    assert any("Backward" in name for name in named)
+    assert not any("seq = " in name for name in named)
 
 
 @pytest.mark.parametrize("detector", DETECTORS)

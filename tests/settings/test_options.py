@@ -570,7 +570,7 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
     ("flag", "variable", "text", "message"),
     [
         ("--negativa-level", "NEGATIVA_LEVEL", "lunch",
-         "found 'lunch', expected lookup or launch; did you mean launch?"),
+         "found 'lunch', expected lookup, launch or range; did you mean launch?"),
         ("--negativa-keep-ptx", "NEGATIVA_KEEP_PTX", "false",
          "found 'false', expected off, newest or all"),
         ("--negativa-keep-arch", "NEGATIVA_KEEP_ARCH", "sm_80,9",

@@ -1,4 +1,7 @@
-"""``traced.py FOLDER DETECTOR SCENE``: trace this process while a scene plays."""
+"""``traced.py FOLDER DETECTOR SCENE``: trace this process while a scene plays.
+
+DETECTOR is ``native``, or a level of the detector in Python.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TracerBusy
@@ -71,6 +75,36 @@ def profiler_in_pause(tracing: Tracing) -> None:
         torch.ones(8, device="cuda").cosh()
 
 
+def ranges(tracing: Tracing) -> None:
+    torch = load("torch")
+
+    a = torch.randn(64, 64, device="cuda", requires_grad=True)
+    x = a.detach()
+    x.sin()
+    torch.cuda.nvtx.range_push("outer")
+    x.cos()
+    torch.cuda.nvtx.range_push("inner")
+    for _ in range(3):
+        x.tanh()
+    torch.cuda.nvtx.range_pop()
+    x.cos()
+    torch.cuda.nvtx.range_pop()
+    with torch.autograd.profiler.emit_nvtx():
+        (a @ a).sum().backward()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x.exp()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    tracing.set_context(Context(phase=Phase.CALL, nodeid="graph"))
+    with torch.cuda.graph(graph):
+        x.exp()
+    torch.cuda.nvtx.range_push("replay")
+    graph.replay()
+    graph.replay()
+    torch.cuda.nvtx.range_pop()
+
+
 def killed(tracing: Tracing) -> None:
     sine()
     os.kill(os.getpid(), 9)
@@ -84,7 +118,7 @@ def main() -> None:
         if detector == "native":
             native = NativeDetector(run.trace_dir, run.run_id, role=Role.SOLO)
             return trace_by(native, run, Role.SOLO, root=folder)
-        return start_tracing(run, Role.SOLO, root=folder, launches=detector == "launches")
+        return start_tracing(run, Role.SOLO, root=folder, level=TraceLevel(detector))
 
     if scene == "busy":
         from cupti import cupti
@@ -105,6 +139,7 @@ SCENES = {
     "fork": fork,
     "profiler-in-pause": profiler_in_pause,
     "killed": killed,
+    "ranges": ranges,
 }
 
 if __name__ == "__main__":

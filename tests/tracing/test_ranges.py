@@ -1,0 +1,180 @@
+"""NVTX ranges: from the functions that NVTX calls to the names around a launch."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.tracing.detector import TracerUnavailable
+from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.ranges import Ranges
+
+# What NVTX and CUPTI are to the native library, in a process of its own: it keeps its state. The
+# tables are those of nvtx3/nvtxDetail/nvtxTypes.h, the attributes those of nvtx3/nvToolsExt.h.
+PROGRAM = """
+import ctypes, json, os, sys, threading
+
+# A file mapped under CUPTI's name.
+cupti = ctypes.CDLL(sys.argv[1])
+from pytest_negativa.tracing.ranges import Ranges
+ranges = Ranges()
+injection = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
+
+POINTER, SIZE = ctypes.c_void_p, 20
+slots = {module: (POINTER * SIZE)() for module in (1, 5)}
+tables = {
+    module: (POINTER * SIZE)(*(ctypes.addressof(own) + 8 * i for i in range(SIZE)))
+    for module, own in slots.items()
+}
+OUT, LENGTH = ctypes.POINTER(POINTER), ctypes.POINTER(ctypes.c_uint)
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, OUT, LENGTH)
+def module_table(module, table, length):
+    table[0], length[0] = ctypes.addressof(tables[module]), SIZE
+    return 1
+callbacks = (POINTER * 2)(16, ctypes.cast(module_table, POINTER))
+EXPORT = ctypes.CFUNCTYPE(POINTER, ctypes.c_uint32)
+export = EXPORT(lambda kind: ctypes.addressof(callbacks) if kind == 1 else None)
+assert injection.InitializeInjectionNvtx2(export) == 1
+
+def call(module, number, *types, result=ctypes.c_int):
+    return ctypes.CFUNCTYPE(result, *types)(slots[module][number])
+class Attributes(ctypes.Structure):
+    _fields_ = [("head", ctypes.c_uint32 * 8), ("type", ctypes.c_int), ("message", POINTER)]
+assert ctypes.sizeof(Attributes) == 48
+push_a, push_w, pop = call(1, 9, ctypes.c_char_p), call(1, 10, ctypes.c_wchar_p), call(1, 11)
+push_ex = call(1, 8, ctypes.POINTER(Attributes))
+domain = call(5, 12, ctypes.c_char_p, result=POINTER)(b"a domain")
+register = call(5, 10, POINTER, ctypes.c_char_p, result=POINTER)
+domain_push = call(5, 4, POINTER, ctypes.POINTER(Attributes))
+domain_pop = call(5, 5, POINTER)
+
+def now():
+    found = ctypes.c_uint64 * 64
+    held = found.in_dll(cupti, "held")
+    depth = ctypes.c_int.in_dll(cupti, "depth").value
+    return [list(ranges.names(held[i])) for i in range(depth)]
+
+def registered(name):
+    return ctypes.byref(Attributes(type=3, message=register(domain, name)))
+
+SCENE = sys.argv[2]
+seen = []
+exec(SCENE)
+print(json.dumps(seen))
+"""
+
+CUPTI = """
+#include <stdint.h>
+uint64_t held[64];
+int depth;
+int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
+    if (kind != 5) return 1;
+    held[depth++] = id;
+    return 0;
+}
+int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
+    *last = held[--depth];
+    return kind != 5;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cupti")
+    (folder / "cupti.c").write_text(CUPTI)
+    library = folder / "libcupti.so.13"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "cupti.c"], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("scene", "seen"),
+    [
+        pytest.param(
+            "push_a(b'outer'); push_a(b'inner'); seen += [now()]; pop(); seen += [now()]; pop()\n"
+            "seen += [now()]",
+            [[["outer"], ["outer", "inner"]], [["outer"]], []],
+            id="nested",
+        ),
+        pytest.param(
+            "push_w('w\\u00e9\\u4e2d\\U0001F600'); seen += [now()]",
+            [[["wé中😀"]]],
+            id="wide",
+        ),
+        pytest.param(
+            "push_ex(registered(b'registered')); push_ex(ctypes.byref(Attributes()))\n"
+            "seen += [now()]",
+            [[["registered"], ["registered", ""]]],
+            id="attributes",
+        ),
+        pytest.param(
+            "push_a(b'a'); domain_push(domain, registered(b'd')); push_a(b'b')\n"
+            "domain_pop(domain); seen += [now()]\n"
+            "seen += [[pop(), pop(), pop(), domain_pop(domain)], now()]",
+            # The range of the domain ends inside of b, so it goes with b.
+            [[["a"], ["a", "d"], ["a", "d", "b"]], [2, 0, -1, -1], []],
+            id="domains",
+        ),
+        pytest.param(
+            "push_a(b'aten::mm, seq = 7, op_id = 3'); pop(); push_a(b'aten::mm, op_id = 4')\n"
+            "seen += [now()]; seen += [ctypes.c_uint64.in_dll(cupti, 'held').value]",
+            [[["aten::mm"]], 1],
+            id="operators of PyTorch",
+        ),
+        pytest.param(
+            "for _ in range(40): push_a(b'x')\n"
+            "seen += [len(now())]\n"
+            "for _ in range(8): pop()\n"
+            "seen += [len(now())]\n"
+            "for _ in range(32): pop()\n"
+            "seen += [len(now()), pop()]",
+            [32, 32, 0, -1],
+            id="too deep",
+        ),
+        pytest.param(
+            "for n in range(10_003): push_a(b'%d' % n); pop()\n"
+            "push_a(b'1'); push_a(b'new'); seen += [now()]",
+            [[["1"], ["1"]]],
+            id="too many",
+        ),
+        pytest.param(
+            "push_a(b'n' * 1000 + b'\\xff'); seen += [len(now()[0][0])]", [256], id="too long"
+        ),
+        pytest.param(
+            "push_a(b'here')\n"
+            "thread = threading.Thread(target=lambda: (push_a(b'there'), seen.extend([now()])))\n"
+            "thread.start(); thread.join()",
+            [[["here"], ["there"]]],
+            id="threads",
+        ),
+        pytest.param(
+            "if os.fork() == 0:\n    os._exit(push_a(b'x') or len(now()))\n"
+            "seen += [os.waitstatus_to_exitcode(os.wait()[1])]",
+            [0],
+            id="a forked child",
+        ),
+    ],
+)
+def test_a_thread_is_in_its_ranges(cupti: Path, scene: str, seen: list[Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, cupti, scene], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == seen
+
+
+def test_a_process_that_counts_no_launches_leaves_nvtx_alone() -> None:
+    library = ctypes.CDLL(str(injection_library()))
+    assert library.InitializeInjectionNvtx2(None) == 0
+
+
+def test_another_tool_keeps_the_ranges() -> None:
+    with pytest.raises(TracerUnavailable, match=r"another tool: .* is set to /opt/nsys\.so"):
+        Ranges({"NVTX_INJECTION64_PATH": "/opt/nsys.so"})
