@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ PROGRAMS = {
     "textures": Program(shared_runtime=True),
     "units": Program(flags=("-rdc=true", "units_other.cu")),
 }
+OLDER_RUNTIMES = {"11.8": "libcudart.so.11.0", "12.4": "libcudart.so.12"}
+"""Toolkits whose programs are in ``prebuilt.tar.xz``, with the runtime that they load."""
 PTX_ONLY = {"symbols": ("-gencode=arch=compute_80,code=compute_80",)}
 """Programs that are built as PTX alone, too."""
 
@@ -137,6 +140,17 @@ def run_time_compilers() -> dict[str, str]:
     return found
 
 
+def folder_of(runtime: str) -> Path:
+    """The folder of an older CUDA runtime: ``$CORPUS_CUDART``, a package, or a toolkit."""
+    folders = [Path(os.environ.get("CORPUS_CUDART", "/usr/local/cuda/lib64"))]
+    folders += [Path(folder, "nvidia/cuda_runtime/lib") for folder in sys.path]
+    folders += Path("/usr/local").glob("cuda-*/lib64")
+    for folder in folders:
+        if (folder / runtime).exists():
+            return folder
+    pytest.skip(f"no {runtime} here; a package nvidia-cuda-runtime-cu* has it")
+
+
 def launched(folder: Path, command: list[str | Path]) -> set[str]:
     """The kernels that ran, by CUPTI's activity records."""
     recorder, names = folder / "activity.so", folder / "launched.txt"
@@ -168,6 +182,30 @@ def proofs(folder: Path) -> list[Any]:
     return rows
 
 
+def check(folder: Path, command: list[str | Path], not_looked_up: tuple[str, ...] = ()) -> None:
+    """Trace a program, count apart what it launched, and prove both kinds of plans."""
+    ran = launched(folder, command)
+    (folder / "negativa.yaml").write_text(f'libraries:\n  include: ["{folder}/*.so"]\n')
+
+    negativa(folder, "debloat", "--", *command)
+
+    latest = Run(folder / ".negativa/latest")
+    usage = load_usage(latest)
+    assert usage is not None
+    traced = looked_up(usage)
+    print(f"launched {len(ran)}, looked up {len(traced)}, both {len(ran & traced)}")
+    assert not usage.incomplete
+    assert ran - traced <= {*not_looked_up}
+    assert not any("idle" in name for name in traced)
+    for row in proofs(folder):
+        assert row["unused_elements"] > 0, row
+    negativa(folder, "locate", "--granularity=kernel")
+    filled = [trimmed for planned in load_planned(latest) for trimmed in planned.plan.trimmed]
+    kept = {name for trimmed in filled for name in trimmed.kept}
+    print(f"{len(filled)} cubins without their unused kernels; kept: {sorted(kept)}")
+    proofs(folder)
+
+
 @pytest.mark.parametrize(
     ("program", "archs"),
     [
@@ -180,27 +218,26 @@ def test_program(
 ) -> None:
     how = PROGRAMS[program]
     libraries = build(program, how, archs, tmp_path)
-    command: list[str | Path] = [tmp_path / "host", str(how.times), *libraries]
     if program == "run_time":
         for name, file in run_time_compilers().items():
             monkeypatch.setenv(name, file)
-    ran = launched(tmp_path, command)
-    (tmp_path / "negativa.yaml").write_text(f'libraries:\n  include: ["lib{program}*.so"]\n')
+    check(tmp_path, [tmp_path / "host", str(how.times), *libraries], how.not_looked_up)
 
-    negativa(tmp_path, "debloat", "--", *command)
 
-    latest = Run(tmp_path / ".negativa/latest")
-    usage = load_usage(latest)
-    assert usage is not None
-    traced = looked_up(usage)
-    print(f"{program}: launched {len(ran)}, looked up {len(traced)}, both {len(ran & traced)}")
-    assert not usage.incomplete
-    assert ran - traced <= {*how.not_looked_up}
-    assert not any("idle" in name for name in traced)
-    for row in proofs(tmp_path):
-        assert row["unused_elements"] > 0, row
-    negativa(tmp_path, "locate", "--granularity=kernel")
-    filled = [trimmed for planned in load_planned(latest) for trimmed in planned.plan.trimmed]
-    kept = {name for trimmed in filled for name in trimmed.kept}
-    print(f"{program}: {len(filled)} cubins without their unused kernels; kept: {sorted(kept)}")
-    proofs(tmp_path)
+@pytest.mark.parametrize("runtime", ["shared", "static"])
+@pytest.mark.parametrize("toolkit", OLDER_RUNTIMES)
+def test_programs_of_an_older_toolkit(
+    toolkit: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runtime == "shared":
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(folder_of(OLDER_RUNTIMES[toolkit])))
+    with tarfile.open(CORPUS / "prebuilt.tar.xz") as archive:
+        for member in archive.getmembers():
+            folder, _, name = member.name.partition("/")
+            if folder == toolkit and name.endswith("_static.so") is (runtime == "static"):
+                archive.extract(member, tmp_path)
+    run(CORPUS, "cc", "host.c", "-o", tmp_path / "host", "-ldl")
+    libraries = sorted((tmp_path / toolkit).glob("*.so"))
+    for library in libraries:
+        library.rename(tmp_path / library.name)
+    check(tmp_path, [tmp_path / "host", "1", *(tmp_path / library.name for library in libraries)])

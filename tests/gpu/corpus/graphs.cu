@@ -27,7 +27,7 @@ extern "C" int run() {
     CHECK(cudaStreamWaitEvent(stream, join));
     CHECK(cudaStreamEndCapture(stream, &graph));
     cudaGraphExec_t exec;
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
     for (int i = 0; i < 3; i++) CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaStreamSynchronize(stream));
     EXPECT(result.get() == 3 && aside.get() == 30);
@@ -43,7 +43,7 @@ extern "C" int run() {
     parameters.kernelParams = arguments;
     cudaGraphNode_t added;
     CHECK(cudaGraphAddKernelNode(&added, graph, nullptr, 0, &parameters));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
     CHECK(cudaGraphLaunch(exec, stream));
     // The same node with another function.
     parameters.func = reinterpret_cast<void *>(replacement);
