@@ -255,7 +255,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Make DIR a slimmed copy of PATH; leave PATH as it is.",
+    help="Make DIR a slimmed copy of PATH, or write a smaller wheel into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -293,8 +293,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
-    prefix), or a library. Without PATH, slim takes the packages of the interpreter that runs
-    negativa. It needs no GPU.
+    prefix), a library, or a wheel (with --target). Without PATH, slim takes the packages of the
+    interpreter that runs negativa. It needs no GPU.
 
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
@@ -437,6 +437,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
+    from pytest_negativa.slimming.wheel import SUFFIX, slim_wheel
 
     if request.lock is not None:
         _show_proof(request.lock)
@@ -446,7 +447,11 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
         interruptible(_NOTHING if nothing else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        report = slim_trees(request, progress.update, _say_how_to_reinstall)
+        if any(path.suffix == SUFFIX for path in request.paths):
+            report = slim_wheel(request, progress.update)
+            _show_wheel(request)
+        else:
+            report = slim_trees(request, progress.update, _say_how_to_reinstall)
     if request.lock is not None and _is_foreign(request.lock, report):
         count = format_items(len(request.lock.libraries), "library", "libraries")
         click.echo(
@@ -456,6 +461,20 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
         )
     nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
     _finish(report.rows, nothing_to_do, report, as_json=as_json)
+
+
+def _show_wheel(request: SlimRequest) -> None:
+    from pytest_negativa.reporting.units import format_bytes
+
+    assert request.target is not None
+    [wheel] = request.paths
+    new = request.target / wheel.name
+    if new.exists():
+        sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
+        click.echo(
+            f"negativa: {new}: {sizes}; check the licences of its libraries before you pass it on",
+            err=True,
+        )
 
 
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:

@@ -198,7 +198,7 @@ def _too_large(label: str, size: int) -> FormatError:
 
 
 @contextlib.contextmanager
-def _damage(label: str) -> Iterator[None]:
+def damage(label: str) -> Iterator[None]:
     """Make a ``FormatError`` of what the readers raise for damaged bytes."""
     try:
         yield
@@ -220,15 +220,24 @@ def _damage(label: str) -> Iterator[None]:
         raise FormatError(label, None, problem) from e
 
 
+def open_zip(source: ByteSource) -> zipfile.ZipFile:
+    """Open a ZIP archive, and read its list of files, within a limit.
+
+    Raises:
+        FormatError: it is damaged, or none.
+    """
+    with damage(source.path):
+        return zipfile.ZipFile(_Tables(Part(source), source.path))
+
+
 def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
-    with _damage(source.path):
-        archive = zipfile.ZipFile(_Tables(Part(source), source.path))
+    archive = open_zip(source)
     # A name may be there twice; the last one counts.
     for info in {info.filename: info for info in archive.infolist()}.values():
         if info.is_dir():
             continue
         try:
-            if (name := _clean(info.filename)) is None:
+            if (name := clean_name(info.filename)) is None:
                 raise FormatError(source.path, None, f"{info.filename!r} leads out of the archive")
             member = _zip_member(source, info, name)
             head = _head(source, member)
@@ -268,11 +277,11 @@ def _head(source: ByteSource, member: Member) -> bytes:
     packed = source.read(member.start, min(HEAD_SIZE, member.packed_size))
     if member.crc is None:
         return packed
-    with _damage(str(member.path)):
+    with damage(str(member.path)):
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, HEAD_SIZE)
 
 
-def _clean(name: str) -> str | None:
+def clean_name(name: str) -> str | None:
     """A name without ``.`` and leading ``/``; None for one with ``..`` or without a letter."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return "/".join(parts) if parts and ".." not in parts and "\0" not in name else None
@@ -361,12 +370,12 @@ def iter_tar(
     head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
     kind = archive_kind(head)
     in_place = kind is ArchiveKind.TAR and archive is not None and isinstance(part, Part)
-    with _damage(label):
+    with damage(label):
         stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)
         tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
     count = 0
     while True:
-        with _damage(label):
+        with damage(label):
             info: tarfile.TarInfo | None = tar.next()
         # Otherwise all of them stay in memory.
         tar.members.clear()
@@ -377,7 +386,7 @@ def iter_tar(
             raise FormatError(label, None, f"has more than {_MAX_ENTRIES:,} files, or is damaged")
         if not (info.isreg() or info.issym() or info.islnk()):
             continue
-        if (name := _clean(info.name)) is None:
+        if (name := clean_name(info.name)) is None:
             on_problem(FormatError(label, info.offset, f"{info.name!r} leads out of the archive"))
         elif info.issym():
             yield Entry(name, target=info.linkname)
@@ -387,7 +396,7 @@ def iter_tar(
                 on_problem(FormatError(f"{label}/{name}", None, problem))
         # A hard link is another name of a file that came before.
         elif info.isreg():
-            with _damage(f"{label}/{name}"):
+            with damage(f"{label}/{name}"):
                 entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
             yield entry
     if stream.block.strip(b"\0"):
@@ -419,7 +428,7 @@ def _tar_file(
                 f"would take {info.size:,} bytes of memory, the limit is {MAX_IN_MEMORY:,}; "
                 "unpack the archive and name the folder",
             )
-        with _damage(f"{label}/{name}"):
+        with damage(f"{label}/{name}"):
             stream.seek(info.offset_data + len(head))
             data = head + stream.read_all(info.size - len(head))
         if len(data) < info.size:

@@ -1,0 +1,218 @@
+"""``negativa slim X.whl --target DIR``: a wheel to a smaller one of the same name.
+
+The libraries and the metadata are unpacked to a temporary folder and slimmed there, which changes
+their rows in RECORD, too. All other files go from wheel to wheel. Format: PEP 427.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from pytest_negativa.errors import FormatError, OptionError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.images.archives import clean_name, damage, open_zip
+from pytest_negativa.installed.record import RECORD, record_digest
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
+from pytest_negativa.storage.atomic import new_file
+
+SUFFIX = ".whl"
+NOTICE = "NEGATIVA-NOTICE.txt"
+"""Name of the notice, in the wheel's ``.dist-info`` folder."""
+
+_DIST_INFO = ".dist-info"
+# Signatures of RECORD, which changes (PEP 427).
+_SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+_STEP = 1 << 20
+_NOTICE_TEXT = """\
+This wheel is not the original. negativa slim (pytest-negativa) removed GPU code from these files:
+
+{files}
+
+RECORD has their new digests. A program that needs the removed code fails with a CUDA error; then
+install the original wheel of the same version.
+
+The licence of the original applies. NVIDIA's licence agreements limit how its libraries may be
+changed and passed on: check the terms before you pass this wheel on.
+"""
+
+
+def slim_wheel(
+    request: SlimRequest, on_progress: OnProgress = lambda done, total: None
+) -> SlimReport:
+    """Write a smaller wheel; ``request.paths`` has the wheel, ``request.target`` the folder.
+
+    Nothing is written if a library fails.
+
+    Raises:
+        OptionError: the request contradicts itself; nothing was done.
+        NegativaError: the wheel can't be read, or the new one can't be written.
+    """
+    wheel, target = _check(request)
+    work = target if target.is_dir() and not request.options.dry_run else None
+    with (
+        ByteSource(wheel) as source,
+        tempfile.TemporaryDirectory(dir=work, prefix=".negativa-") as temporary,
+    ):
+        folder = Path(temporary)
+        archive = open_zip(source)
+        infos = _files_of(archive, source.path)
+        info_folder = _dist_info(infos, source.path)
+        with damage(source.path):
+            _unpack(archive, infos, folder)
+        report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
+        if not report.failed and not request.options.dry_run:
+            slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
+            _add_notice(folder / info_folder, slimmed)
+            _pack(archive, infos, folder, info_folder, target / wheel.name, source)
+    return report
+
+
+def _check(request: SlimRequest) -> tuple[Path, Path]:
+    [wheel, *more] = request.paths
+    target = request.target
+    if more:
+        raise OptionError(f"{wheel}: slim takes one wheel at a time, and nothing beside it")
+    if target is None:
+        raise OptionError(f"{wheel}: a wheel needs --target DIR, the folder for the smaller wheel")
+    if request.options.spare is not None:
+        raise OptionError(f"{wheel}: --spare takes installed libraries, not wheels")
+    if not wheel.is_file():
+        raise OptionError(f"{wheel}: no such file")
+    if os.path.lexists(target / wheel.name):
+        raise OptionError(f"{target / wheel.name} exists; name another folder, or move it away")
+    if not request.options.dry_run:
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ReconstructError(f"{target}: cannot be made: {e.strerror}") from e
+    return wheel, target
+
+
+def _files_of(archive: zipfile.ZipFile, path: str) -> list[zipfile.ZipInfo]:
+    infos = archive.infolist()
+    seen: set[str] = set()
+    for info in infos:
+        if clean_name(info.filename) != info.filename.rstrip("/"):
+            raise FormatError(path, None, f"{info.filename!r} leads out of the archive")
+        if info.filename in seen:
+            raise FormatError(path, None, f"{info.filename!r} is there twice")
+        seen.add(info.filename)
+    return infos
+
+
+def _dist_info(infos: Sequence[zipfile.ZipInfo], path: str) -> str:
+    folders = {
+        folder
+        for folder, _, name in (info.filename.rpartition("/") for info in infos)
+        if name == RECORD and folder.endswith(_DIST_INFO) and "/" not in folder
+    }
+    if len(folders) != 1:
+        raise FormatError(
+            path, None, f"has {len(folders)} folders *.dist-info with RECORD, expected 1; no wheel"
+        )
+    return folders.pop()
+
+
+def _is_unpacked(info: zipfile.ZipInfo) -> bool:
+    path = PurePosixPath(info.filename)
+    return not info.is_dir() and (".so" in path.name or path.parts[0].endswith(_DIST_INFO))
+
+
+def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
+    wanted = [info for info in infos if _is_unpacked(info)]
+    size, free = sum(info.file_size for info in wanted), shutil.disk_usage(folder).free
+    if size > free:
+        raise ReconstructError(
+            f"{folder.parent}: the wheel's libraries take {size:,} bytes while they are slimmed, "
+            f"and {free:,} are free"
+        )
+    for info in wanted:
+        path = folder / info.filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(info) as packed, path.open("xb") as file:
+            shutil.copyfileobj(packed, file, _STEP)
+
+
+def _add_notice(info_folder: Path, slimmed: Sequence[SlimRow]) -> None:
+    if not slimmed:
+        return
+    files = "\n".join(f"    {row.path}" for row in slimmed)
+    notice = _NOTICE_TEXT.format(files=files).encode()
+    (info_folder / NOTICE).write_bytes(notice)
+    digest = record_digest(hashlib.sha256(notice).hexdigest())
+    record = info_folder / RECORD
+    text = record.read_bytes()
+    line_end = b"\r\n" if b"\r\n" in text else b"\n"
+    row = f"{info_folder.name}/{NOTICE},{digest},{len(notice)}".encode()
+    text = text if text.endswith(b"\n") else text + line_end
+    record.write_bytes(text + row + line_end)
+
+
+def _pack(
+    archive: zipfile.ZipFile,
+    infos: Sequence[zipfile.ZipInfo],
+    folder: Path,
+    info_folder: str,
+    target: Path,
+    source: ByteSource,
+) -> None:
+    try:
+        with new_file(target) as new:
+            with (
+                open(new.fd, "wb", closefd=False) as file,
+                zipfile.ZipFile(file, "w") as packed,
+            ):
+                for info in _in_new_order(infos, folder, info_folder):
+                    _copy(archive, info, folder, packed)
+            os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+            new.publish(durable=True)
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+
+
+def _in_new_order(
+    infos: Sequence[zipfile.ZipInfo], folder: Path, info_folder: str
+) -> Iterator[zipfile.ZipInfo]:
+    """The files of the new wheel; the metadata comes last, and RECORD at the end (PEP 427)."""
+    record = f"{info_folder}/{RECORD}"
+    signatures = {f"{info_folder}/{name}" for name in _SIGNATURES}
+    notice = f"{info_folder}/{NOTICE}"
+    yield from (i for i in infos if i.filename not in {record, notice, *signatures})
+    for i in infos:
+        if i.filename == record:
+            if (folder / notice).exists():
+                added = zipfile.ZipInfo(notice, i.date_time)
+                added.compress_type, added.external_attr = i.compress_type, i.external_attr
+                yield added
+            yield i
+
+
+def _copy(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path, packed: zipfile.ZipFile
+) -> None:
+    new = zipfile.ZipInfo(info.filename, info.date_time)
+    new.compress_type, new.external_attr = info.compress_type, info.external_attr
+    new.create_system = info.create_system
+    if info.is_dir():
+        packed.writestr(new, b"")
+        return
+    unpacked = folder / info.filename
+    content: IO[bytes]
+    if unpacked.exists():
+        new.file_size = unpacked.stat().st_size
+        content = unpacked.open("rb")
+    else:
+        new.file_size = info.file_size
+        content = archive.open(info)
+    with content, packed.open(new, "w") as file:
+        shutil.copyfileobj(content, file, _STEP)

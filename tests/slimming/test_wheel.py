@@ -1,0 +1,165 @@
+"""A wheel becomes a smaller wheel of the same name, which pip installs."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.slimming.wheel import NOTICE
+from pytest_negativa.storage.lockfile import save_lock
+from tests.support.compacting import build, gpu_code
+from tests.support.libraries import MULTIARCH, PLAIN
+from tests.support.sites import lock_of, make_wheel, pip_install
+
+ONE, TWO = "gpu/lib/libone.so.1", "gpu/lib/libtwo.so"
+INFO = "gpu_code-1.0.dist-info"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    one = build(folder / "one", "-Wl,-soname,libone.so.1", name="libone.so.1")
+    two = build(folder / "two", name="libtwo.so", fatbin=gpu_code(3), ldata=gpu_code(4))
+    script = folder / "tool.sh"
+    script.write_text("#!/bin/sh\n")
+    save_lock(lock_of(one, two), folder / "negativa.lock")
+    files = {ONE: one, TWO: two, "gpu/tool.sh": script, "gpu/plain.so": PLAIN}
+    plain = make_wheel(folder, "gpu-code", "1.0", files)
+    wheel = folder / "dist" / plain.name
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            info.external_attr = (0o100755 if info.filename.endswith(".sh") else 0o100644) << 16
+            new.writestr(info, old.read(info), zipfile.ZIP_DEFLATED)
+        new.writestr(f"{INFO}/RECORD.jws", b"{}")
+    return wheel
+
+
+@pytest.fixture
+def simple(tmp_path: Path) -> Path:
+    """A wheel that takes no compiler."""
+    (tmp_path / "dist").mkdir()
+    return make_wheel(tmp_path / "dist", "gpu-code", "1.0", {ONE: MULTIARCH})
+
+
+def slim(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["slim", *map(str, arguments)], catch_exceptions=False)
+
+
+def assert_record_fits(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        rows = list(csv.reader(archive.read(f"{INFO}/RECORD").decode().splitlines()))
+        assert [row[0] for row in rows if not row[1]] == [f"{INFO}/RECORD"]
+        assert {row[0] for row in rows} == set(archive.namelist())
+        for name, digest, size in rows:
+            if digest:
+                data = archive.read(name)
+                found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+                assert (digest, size) == (f"sha256={found.decode()}", str(len(data)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["lock", "arch"])
+def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: str) -> None:
+    before = original.read_bytes()
+    lock = original.parents[1] / "negativa.lock"
+    how = ["--lock", lock, "--require"] if by == "lock" else ["--arch", "sm_90"]
+
+    result = slim(original, "--target", tmp_path / "out", *how)
+
+    assert result.exit_code == 0, result.output
+    made = tmp_path / "out" / original.name
+    assert list((tmp_path / "out").iterdir()) == [made]
+    assert original.read_bytes() == before and made.stat().st_size < len(before)
+    assert made.stat().st_mode == original.stat().st_mode
+    assert f"{made}: " in result.stderr and "check the licences" in result.stderr
+    assert_record_fits(made)
+    with zipfile.ZipFile(original) as old, zipfile.ZipFile(made) as new:
+        names = [name for name in old.namelist() if not name.endswith("RECORD.jws")]
+        assert new.namelist() == [*names[:-1], f"{INFO}/{NOTICE}", names[-1]]
+        for name in names:
+            info, was = new.getinfo(name), old.getinfo(name)
+            assert (info.external_attr, info.compress_type, info.date_time) == (
+                (was.external_attr, was.compress_type, was.date_time)
+            )
+            changed = name in (ONE, TWO, f"{INFO}/RECORD")
+            assert (new.read(name) == old.read(name)) is not changed
+        notice = new.read(f"{INFO}/{NOTICE}").decode()
+    assert ONE in notice and TWO in notice and "plain.so" not in notice
+    pip_install(tmp_path / "site", made)
+    assert is_slimmed(tmp_path / "site" / ONE)
+    assert (tmp_path / "site/gpu/tool.sh").stat().st_mode & 0o111
+    # The installed libraries tell what they are, without the manifest.
+    explained = CliRunner().invoke(
+        main, ["explain", "CUDA error: x", "--in", str(tmp_path / "site")]
+    )
+    assert "2 slimmed libraries here" in explained.output
+
+
+@pytest.mark.slow
+def test_a_dry_run_writes_nothing(original: Path, tmp_path: Path) -> None:
+    result = slim(original, "--target", tmp_path / "out", "--arch", "sm_90", "--dry-run")
+    assert result.exit_code == 0 and "libone.so.1" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a wheel needs --target DIR"),
+        (["--target", "taken"], "exists; name another folder, or move it away"),
+        (["--target", "out", "--spare", "spares"], "--spare takes installed libraries"),
+        (["--target", "out", "other.whl"], "slim takes one wheel at a time"),
+    ],
+)
+def test_what_is_refused(
+    simple: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / simple.name).write_bytes(b"mine")
+    result = slim(simple, "--arch", "sm_90", *arguments)
+    assert result.exit_code == 2 and message in result.stderr
+    assert (tmp_path / "taken" / simple.name).read_bytes() == b"mine"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../evil.so", "'../evil.so' leads out of the archive"),
+        ("/evil.so", "'/evil.so' leads out of the archive"),
+        ("other-1.dist-info/RECORD", "has 2 folders *.dist-info with RECORD"),
+    ],
+)
+def test_a_hostile_wheel(simple: Path, tmp_path: Path, name: str, message: str) -> None:
+    wheel = tmp_path / simple.name
+    wheel.write_bytes(simple.read_bytes())
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(name, PLAIN.read_bytes())
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1 and message in result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_wheel_with_a_wrong_checksum(simple: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / simple.name
+    data = bytearray(simple.read_bytes())
+    data[data.index(b"PK\1\2") + 16] ^= 1
+    wheel.write_bytes(data)
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"{wheel}: Bad CRC-32 for file '{ONE}'" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
