@@ -35,6 +35,9 @@ MAX_IN_MEMORY = 4 << 30
 _MAX_DEFLATE_RATIO = 1032
 _INFLATE_STEP = 1 << 20
 
+# Bytes. A region's header with the headers of its first elements, or one with its names.
+_AHEAD = 512
+
 
 Stamp = tuple[int, int, int, int]
 """Of a file: size in bytes, modification and change time in ns, inode. A write changes it."""
@@ -60,6 +63,31 @@ class Readable(Protocol):
     def next_stored(self, offset: int) -> tuple[int, int] | None:
         """The first range at or behind ``offset`` that lies in the file; the rest is zeros."""
         ...
+
+
+class ReadAhead:
+    """A ``Readable`` for small reads that mostly go forward: headers, one behind the other.
+
+    Args:
+        source: what is read.
+        end: nothing from there on is read without need.
+    """
+
+    def __init__(self, source: Readable, end: int) -> None:
+        self.path = source.path
+        self.next_stored = source.next_stored
+        self._read = source.read
+        self._end = end
+        self._base = 0
+        self._data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See ``Readable``."""
+        at = offset - self._base
+        if at < 0 or at + length > len(self._data):
+            self._data = self._read(offset, max(length, min(_AHEAD, self._end - offset)))
+            self._base, at = offset, 0
+        return self._data[at : at + length]
 
 
 class ByteSource:
