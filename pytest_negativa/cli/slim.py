@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_negativa.models.lock import Lock
     from pytest_negativa.models.slimming import Origin, SlimRow
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
+    from pytest_negativa.slimming.spares import SparePolicy
 
 _LOCK = "negativa.lock"
 _COMPACTED = "compacted"
@@ -164,6 +165,7 @@ class _Flags(NamedTuple):
     target: Path | None
     keep_originals: Path | None
     spare: Path | None
+    cpu_pages: Path | None
     spare_missing: str
     dry_run: bool
     no_load_check: bool
@@ -270,6 +272,12 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Put removed code into DIR: it comes back when it is used.",
 )
 @click.option(
+    "--cpu-pages",
+    metavar="RUN",
+    type=click.Path(exists=True, path_type=Path),
+    help="Put CPU code there, too, that this run never touched.",
+)
+@click.option(
     "--spare-missing",
     type=click.Choice(["fault", "error"]),
     default="fault",
@@ -305,6 +313,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds
     none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
     With --spare-missing=error, a process that loads the library ends at once, with status 127.
+    RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json.
 
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -374,7 +383,6 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) 
 def _request(flags: _Flags) -> SlimRequest:
     from pytest_negativa.slimming.slim import SlimRequest
     from pytest_negativa.slimming.slimmer import SlimOptions
-    from pytest_negativa.slimming.spares import SparePolicy
 
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
@@ -397,6 +405,11 @@ def _request(flags: _Flags) -> SlimRequest:
             flags.spare_missing == "error",
             flags.spare is not None,
             "--spare-missing=error goes with --spare",
+        ),
+        (
+            flags.cpu_pages,
+            flags.spare is not None,
+            "--cpu-pages goes with --spare: without a spare, untouched CPU code would crash",
         ),
         (
             flags.target,
@@ -424,12 +437,18 @@ def _request(flags: _Flags) -> SlimRequest:
             keep_originals=None if aside is None else aside.absolute(),
             spare=None
             if flags.spare is None
-            else SparePolicy(
-                flags.spare.absolute(), missing_is_error=flags.spare_missing == "error"
-            ),
+            else _spare(flags.spare, flags.cpu_pages, error=flags.spare_missing == "error"),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
+
+
+def _spare(folder: Path, cpu_pages: Path | None, *, error: bool) -> SparePolicy:
+    from pytest_negativa.hostcode.gather import load_usage
+    from pytest_negativa.slimming.spares import SparePolicy
+
+    usage = None if cpu_pages is None else load_usage(cpu_pages)
+    return SparePolicy.of(folder.absolute(), usage, missing_is_error=error)
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:

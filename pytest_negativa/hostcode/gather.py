@@ -120,6 +120,17 @@ def require_usage(run: Run) -> HostUsage:
     return usage
 
 
+def load_usage(path: Path) -> HostUsage:
+    """What a run touched, from its folder or from its file ``cpu.json``.
+
+    Raises:
+        StoreError: there is none, or it can't be read.
+    """
+    if path.is_dir():
+        return require_usage(Run(path))
+    return _load(path, HostUsage, HOST_USAGE_VERSION)
+
+
 def combine(run: Run, parts: Sequence[Run]) -> HostUsage | None:
     """Write what all of several runs touched to a new run; None if one was not traced."""
     usages = [usage for part in parts if (usage := gather(part)) is not None]

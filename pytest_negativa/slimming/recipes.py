@@ -213,7 +213,7 @@ class ByArchs:
         def plan_for(library_map: LibraryMap) -> LibraryPlan:
             return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
 
-        found = _plan_by_headers(path, plan_for, strip_others=self.strip_others)
+        found = _plan_by_headers(path, plan_for, self)
         if isinstance(found, NotSlimmed) or found.plan is None or not found.plan.decisions:
             return found
         loadable = any(d.reason == KeepReason.ARCH_POLICY.value for d in found.plan.decisions)
@@ -241,7 +241,7 @@ class NeverLoaded:
         return _digest("never loaded", self.strip, spare=self.spare)
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        return _plan_by_headers(path, plan_for_none, strip_others=self.strip_others)
+        return _plan_by_headers(path, plan_for_none, self)
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,21 @@ class Strip:
     @property
     def digest(self) -> str:
         return _digest("strip")
+
+    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
+        return Removal()
+
+
+@dataclass(frozen=True)
+class ByPages:
+    """Keep all GPU code, and the CPU code that a run touched."""
+
+    spare: SparePolicy
+    source = "a trace of CPU code"
+
+    @property
+    def digest(self) -> str:
+        return _digest("pages", spare=self.spare)
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         return Removal()
@@ -304,7 +319,7 @@ def slim_library(
 def _cut(
     spare: SparePolicy, removal: Removal, path: Path, target: Path, name: str, *, load_check: bool
 ) -> Result | NotSlimmed:
-    planned = plan_cut(path, removal.library_map, removal.plan)
+    planned = plan_cut(path, removal.library_map, removal.plan, spare)
     try:
         done = cut(path, target, planned, spare, name, load_check=load_check)
     except CannotCompactError as e:
@@ -345,7 +360,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
     if isinstance(removal, NotSlimmed):
         return removal
     if recipe.spare is not None:
-        planned = plan_cut(path, removal.library_map, removal.plan)
+        planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
         try:
             return Foreseen(removal, foresee(path, planned, recipe.spare, name))
         except CannotCompactError as e:
@@ -365,7 +380,7 @@ def _removed_from(cubin: RepackedCubin) -> int:
 
 
 def _plan_by_headers(
-    path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], *, strip_others: bool
+    path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], recipe: ByArchs | NeverLoaded
 ) -> Removal | NotSlimmed:
     """What a plan that needs no cubin unpacked removes from a library."""
     with ByteSource(path) as source:
@@ -375,7 +390,9 @@ def _plan_by_headers(
     except FormatError as e:
         return NotSlimmed(e.problem)
     if not library_map.sections:
-        return Removal() if strip_others else NotSlimmed(NO_GPU_CODE)
+        traced = recipe.spare is not None and recipe.spare.may_know(state.size)
+        wanted = recipe.strip_others or traced
+        return Removal(state=state) if wanted else NotSlimmed(NO_GPU_CODE)
     return Removal(library_map, plan_for(library_map), state=state)
 
 
@@ -386,5 +403,5 @@ def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
 
 def _digest(*parts: Any, spare: SparePolicy | None = None) -> str:
     if spare is not None:
-        parts += ("spare", spare.key)
+        parts += ("spare", *spare.key)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

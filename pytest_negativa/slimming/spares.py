@@ -6,13 +6,17 @@ The library itself names its spare, so a copied folder needs no manifest to find
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+import msgspec
+
+from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.cut import (
@@ -46,20 +50,47 @@ _RUNTIME_SYMBOL = b"negativa_spare_version"
 
 @dataclass(frozen=True, slots=True)
 class SparePolicy:
-    """Where the spares lie.
+    """Where the spares lie, and which CPU code goes there.
 
     Attributes:
         folder: absolute path; the libraries name it.
+        traced: CPU code that a run touched, by SHA-256 of the library; the rest that the run
+            watched goes. All CPU code of other libraries stays.
         missing_is_error: libraries refuse to start without their spares.
     """
 
     folder: Path
+    traced: Mapping[str, HostLibrary] = field(default_factory=dict)
     missing_is_error: bool = False
 
+    @classmethod
+    def of(
+        cls, folder: Path, usage: HostUsage | None, *, missing_is_error: bool = False
+    ) -> SparePolicy:
+        """The policy for a trace of CPU code, if there is one.
+
+        Raises:
+            OptionError: processes may have touched more than the trace has.
+        """
+        if usage is None:
+            return cls(folder, missing_is_error=missing_is_error)
+        if usage.incomplete:
+            raise OptionError(
+                f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
+            )
+        traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
+        return cls(folder, traced, missing_is_error)
+
     @property
-    def key(self) -> str:
+    def key(self) -> tuple[str, ...]:
         """What the results depend on."""
-        return f"{self.folder}{' or an error' if self.missing_is_error else ''}"
+        rows = sorted((sha256, one.watched, one.touched) for sha256, one in self.traced.items())
+        digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
+        return str(self.folder), digest, "error" if self.missing_is_error else ""
+
+    def may_know(self, size: int) -> bool:
+        """Whether CPU code of a library of so many bytes may go."""
+        return any(one.size == size for one in self.traced.values())
 
     def options_for(self, name: str) -> CutOptions:
         """How to cut a library of that file name."""
@@ -83,12 +114,15 @@ class CutPlan:
     needed: tuple[Range, ...]
 
 
-def plan_cut(path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None) -> CutPlan:
-    """Turn decisions on GPU code into ranges.
+def plan_cut(
+    path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SparePolicy
+) -> CutPlan:
+    """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
         path: the original.
         library_map, plan: both or none.
+        policy: see there.
 
     Raises:
         FormatError: the file can't be read.
@@ -97,7 +131,14 @@ def plan_cut(path: Path, library_map: LibraryMap | None, plan: LibraryPlan | Non
         containers: list[Range] = []
         if library_map is not None and plan is not None:
             containers = removable_code(source, library_map, plan)
-        return CutPlan(tuple(containers), tuple(_between(containers, source.size)))
+        free = list(containers)
+        if policy.may_know(source.size):
+            traced = policy.traced.get(source.sha256())
+            if traced is not None:
+                touched = [(span.start, span.end) for span in traced.touched]
+                for watched in traced.watched:
+                    free += _without(watched.start, watched.end, touched)
+        return CutPlan(tuple(containers), tuple(_without(0, source.size, sorted(free))))
 
 
 def cut(
@@ -157,13 +198,18 @@ def _check_loading(path: Path, target: Path) -> None:
         raise CannotCompactError(path, checked.problem)
 
 
-def _between(ranges: Iterable[Range], size: int) -> Iterator[Range]:
-    """What lies outside of ascending ranges."""
-    position = 0
-    for start, end in ranges:
-        yield position, start
-        position = end
-    yield position, size
+def _without(start: int, end: int, ranges: Iterable[Range]) -> Iterator[Range]:
+    """What of ``[start, end)`` lies outside of ascending ranges."""
+    for range_start, range_end in ranges:
+        if range_end <= start:
+            continue
+        if range_start >= end:
+            break
+        if start < range_start:
+            yield start, range_start
+        start = range_end
+    if start < end:
+        yield start, end
 
 
 # ---- The way back ----

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     ByArchs,
     ByLock,
+    ByPages,
     NeverLoaded,
     Recipe,
     Strip,
@@ -322,7 +323,8 @@ def find_by_lock(
     source = _describe(lock)
     recipes = [ByLock(library, lock.proof.fill, strip, source, spare) for library in lock.libraries]
     left = {digest for folder in folders for digest in folder.add_left(recipes)}
-    digests = [_digests(folder, lock, jobs) for folder in folders]
+    sizes = {library.size for library in lock.libraries}
+    digests = [_digests(folder, sizes, jobs) for folder in folders]
     missing: list[LockedLibrary] = []
     for recipe in recipes:
         sha256 = recipe.locked.sha256
@@ -342,6 +344,8 @@ def find_by_lock(
     for folder in folders:
         folder.add_contradictions(loaded, others)
         _add_others(folder, others, never, loaded)
+        if spare is not None:
+            _add_traced(folder, spare, jobs)
     return [folder.work for folder in folders], unmet
 
 
@@ -353,9 +357,8 @@ def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkLi
     return folder.work
 
 
-def _digests(folder: _Folder, lock: Lock, jobs: int) -> dict[str, list[FileGroup]]:
-    """Files that have the size of a locked library, by digest."""
-    sizes = {library.size for library in lock.libraries}
+def _digests(folder: _Folder, sizes: Set[int], jobs: int) -> dict[str, list[FileGroup]]:
+    """Files that have one of these sizes in bytes, by digest."""
     candidates = [g for g in folder.tree.groups if g.size in sizes and folder.is_free(g.names)]
     candidates.sort(key=lambda group: -group.size)
     found: dict[str, list[FileGroup]] = {}
@@ -431,6 +434,19 @@ def _add_others(
                 recipe = unloaded if is_never else others
                 if recipe is not None:
                     folder.add_group(group, recipe)
+
+
+def _add_traced(folder: _Folder, spare: SparePolicy, jobs: int) -> None:
+    """Add the other libraries whose CPU code was traced."""
+    recipe = ByPages(spare)
+    for slimmed in folder.slimmed:
+        if slimmed.entry.original_sha256 in spare.traced:
+            folder.add(slimmed, recipe)
+    sizes = {one.size for one in spare.traced.values()}
+    for sha256, groups in _digests(folder, sizes, jobs).items():
+        for group in groups:
+            if sha256 in spare.traced:
+                folder.add(group, recipe)
 
 
 def _strips_others(others: Recipe | None) -> bool:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
+from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
+from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SparePolicy, find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.spare.note import RUNTIME_NAME
 from tests.support.compacting import needs_compiler
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import PAGES, compile_library, needs_runtime
+from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
 
@@ -26,8 +41,10 @@ pytestmark = [needs_compiler, needs_runtime]
 
 SM_80 = ComputeCapability(8, 0)
 """The libraries have no code for it."""
-# Prints digests of the registered GPU code, as a driver would read it, before and after a fork.
-SCRIPT = """
+CODE = 238_000
+"""Bytes of GPU code that a library registers."""
+# Prints digests of the registered code, as a driver would read it, in two processes.
+READER = """
 import ctypes, hashlib, os, sys
 library = ctypes.CDLL(sys.argv[1])
 library.registered.restype = ctypes.c_void_p
@@ -39,58 +56,54 @@ if os.fork() == 0:
 os.wait()
 print(digest())
 """
-CODE = 238_000
-"""Bytes of it that the library registers."""
 
 
-def options(tmp_path: Path, **others: object) -> SlimOptions:
-    return SlimOptions(spare=SparePolicy(tmp_path / "spares"), **others)  # type: ignore[arg-type]
-
-
-def slim(site: Made, tmp_path: Path, *, lock: bool = False, **others: object) -> SlimReport:
+def slim(site: Made, tmp_path: Path, *devices: ComputeCapability, **others: Any) -> SlimReport:
+    """Slim by archs if there are any, else by the lock; no library is loaded for a check."""
+    options = {"spare": SparePolicy(tmp_path / "spares"), "load_check": False, **others}
     request = SlimRequest(
         paths=(site.folder,),
-        lock=site.lock if lock else None,
-        devices=() if lock else (SM_80,),
+        lock=None if devices else site.lock,
+        devices=devices,
         force_archs=True,
-        options=options(tmp_path, **others),
+        options=SlimOptions(**options),
     )
     return slim_trees(request)
 
 
-def statuses(rows: object) -> dict[str, SlimStatus]:
-    assert isinstance(rows, tuple | list)
-    return {row.path: row.status for row in rows if isinstance(row, SlimRow)}
+def statuses(rows: Iterable[SlimRow]) -> dict[str, SlimStatus]:
+    return {row.path: row.status for row in rows}
 
 
-def code_of(path: Path, logs: Path | None = None) -> str:
+def checked(site: Made) -> dict[str, tuple[SlimStatus, str | None]]:
+    rows = (row for tree in scan((site.folder,)) for row in check_tree(tree))
+    return {row.path: (row.status, row.detail) for row in rows}
+
+
+def read_code(path: Path, logs: Path | None = None) -> subprocess.CompletedProcess[str]:
+    # Nothing else in the environment.
     environ = {} if logs is None else {"NEGATIVA_SPARE_LOG": str(logs)}
-    command = [sys.executable, "-I", "-S", "-c", SCRIPT, str(path), str(CODE)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, "-I", "-S", "-c", READER, str(path), str(CODE)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_code_comes_back_and_so_does_the_original(site: Made, tmp_path: Path) -> None:
-    before, code = digests(site.folder), code_of(site.one)
-    report = slim(site, tmp_path)
-    assert not report.failed
-    found = statuses(report.rows)
-    # What fills no page of its own, or lies in data that programs write to, stays.
-    assert found == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
+    before, code = digests(site.folder), read_code(site.one).stdout
+    report = slim(site, tmp_path, load_check=True)
+    assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     [row] = [row for row in report.rows if row.path == ONE]
     assert row.after == site.one.stat().st_size < row.before - 150_000
     logs = tmp_path / "logs"
     logs.mkdir()
-    # With an empty environment, too.
-    assert code_of(site.one) == code_of(site.one, logs) == code
-    assert list(logs.iterdir())
+    assert read_code(site.one).stdout == read_code(site.one, logs).stdout == code
+    assert len(list(logs.iterdir())) == 1
     assert wrong_files(site.folder) == []
-    assert {row.detail for tree in scan((site.folder,)) for row in check_tree(tree)} == {
-        "its spare fits"
-    }
-    rows = undo_trees((site.folder,))
-    assert set(statuses(rows).values()) == {SlimStatus.UNDONE}
+    assert checked(site) == dict.fromkeys((ONE, TWO), (SlimStatus.SOUND, "its spare fits"))
+    entry = load_manifest(site.folder).slimmed[ONE]
+    assert entry.spare == str(find_spare(site.one)) and entry.gpu_code_removed > 150_000
+    assert statuses(slim(site, tmp_path).rows) == dict.fromkeys((ONE, TWO), SlimStatus.ALREADY)
+    assert set(statuses(undo_trees((site.folder,))).values()) == {SlimStatus.UNDONE}
+    # The runtime is gone, too.
     assert digests(site.folder) == before
     assert not (site.folder / MANIFEST_NAME).exists()
 
@@ -100,7 +113,7 @@ def test_without_a_spare_a_library_may_refuse_to_start(site: Made, tmp_path: Pat
     command = ["slim", "--lock", site.lock_file, "--spare", folder, "--spare-missing=error"]
     done = CliRunner().invoke(main, [str(word) for word in (*command, site.folder)])
     assert done.exit_code == 0, done.output
-    code_of(site.one)
+    assert read_code(site.one).returncode == 0
     folder.rename(tmp_path / "elsewhere")
     script = "import ctypes, sys; print('before'); ctypes.CDLL(sys.argv[1])"
     words = [sys.executable, "-I", "-c", script, str(site.one)]
@@ -110,3 +123,178 @@ def test_without_a_spare_a_library_may_refuse_to_start(site: Made, tmp_path: Pat
     assert "then negativa lock --add-misses DIR, and slim again.\n" in refused.stderr
     environ = {"NEGATIVA_SPARE_DIR": str(tmp_path / "elsewhere")}
     assert subprocess.run(words, env=environ, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_another_slim_begins_with_the_original(site: Made, tmp_path: Path) -> None:
+    before = digests(site.folder)
+    slim(site, tmp_path)
+    by_lock = digests(site.folder)
+    assert statuses(slim(site, tmp_path, SM_80, dry_run=True).rows)[ONE] is SlimStatus.WOULD_SLIM
+    assert digests(site.folder) == by_lock
+    assert not slim(site, tmp_path, SM_80).failed
+    by_arch = digests(site.folder)
+    assert by_arch[ONE] != by_lock[ONE]
+    assert not slim(site, tmp_path).failed
+    assert {k: v for k, v in digests(site.folder).items() if k != MANIFEST_NAME} == {
+        k: v for k, v in by_lock.items() if k != MANIFEST_NAME
+    }
+    # Without a spare, and with the originals made again and kept.
+    assert not slim(site, tmp_path, spare=None, keep_originals=tmp_path / "originals").failed
+    assert note_of(site.one) is None and not (site.one.parent / RUNTIME_NAME).exists()
+    assert {
+        digest_of(path) for path in (tmp_path / "originals").iterdir() if path.stat().st_size
+    } == {before[ONE], before[TWO]}
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
+    assert not [name for name in os.listdir(site.one.parent) if name.startswith(".")]
+
+
+def test_names_in_other_folders_get_the_runtime(site: Made, tmp_path: Path) -> None:
+    other = site.folder / "other/linked.so"
+    os.link(site.one, other)
+    slim(site, tmp_path)
+    assert other.samefile(site.one)
+    assert read_code(other).stdout == read_code(site.one).stdout != ""
+    undo_trees((site.folder,))
+    assert sorted(path.name for path in site.folder.rglob(RUNTIME_NAME)) == []
+
+
+@pytest.mark.planted_fault("a page of a spare is damaged", says="one of the two is damaged")
+def test_a_damaged_spare(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+    slim(site, tmp_path)
+    slimmed, spare = digests(site.folder), find_spare(site.one)
+    with ByteSource(site.one) as library:
+        place = library.size
+    note = note_of(site.one)
+    assert note is not None and place < note.original_size
+    with spare.open("r+b") as file:
+        file.seek(note.holes[0].offset + 100)
+        file.write(b"damaged")
+    status, detail = checked(site)[ONE]
+    assert status is SlimStatus.DAMAGED
+    fault.check(detail or "")
+    [row] = [row for row in undo_trees((site.folder,)) if row.path == ONE]
+    assert row.status is SlimStatus.FAILED
+    assert digest_of(site.one) == slimmed[ONE]
+
+
+def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
+    slim(site, tmp_path)
+    runtime, spare = site.one.with_name(RUNTIME_NAME), find_spare(site.one)
+    runtime.rename(tmp_path / "runtime")
+    assert "can't be loaded" in (checked(site)[ONE][1] or "")
+    (tmp_path / "runtime").rename(runtime)
+    spare.rename(tmp_path / spare.name)
+    assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
+    before = digest_of(site.one)
+    for rows in (undo_trees((site.folder,), dry_run=True), slim(site, tmp_path, SM_80).rows):
+        assert statuses(rows)[ONE] is SlimStatus.FAILED
+    done = read_code(site.one)
+    assert done.returncode == -signal.SIGSEGV and "is missing" in done.stderr
+    assert digest_of(site.one) == before
+    # It may come back beside its library.
+    (tmp_path / spare.name).rename(site.one.with_name(spare.name))
+    assert read_code(site.one).returncode == 0
+    assert statuses(undo_trees((site.folder,)))[ONE] is SlimStatus.UNDONE
+
+
+def test_another_file_of_the_runtimes_name_is_never_replaced(site: Made, tmp_path: Path) -> None:
+    theirs = site.one.with_name(RUNTIME_NAME)
+    theirs.write_bytes(b"theirs")
+    before = digests(site.folder)
+    report = slim(site, tmp_path)
+    assert set(statuses(report.rows).values()) == {SlimStatus.FAILED}
+    assert "move it away" in str(report.rows)
+    assert digests(site.folder) == before
+
+
+def test_a_copy_of_a_folder(site: Made, tmp_path: Path) -> None:
+    before, target = digests(site.folder), tmp_path / "copy"
+    policy = SparePolicy(tmp_path / "spares")
+    options = SlimOptions(spare=policy, load_check=False)
+    paths = (site.folder,)
+    slim_trees(SlimRequest(paths=paths, lock=site.lock, target=target, options=options))
+    assert digests(site.folder) == before
+    assert read_code(target / ONE).stdout == read_code(site.one).stdout
+    assert statuses(undo_trees((target,)))[ONE] is SlimStatus.UNDONE
+    assert digests(target) == before
+
+
+def test_spares_lie_outside_of_the_folder(site: Made) -> None:
+    policy = SparePolicy(site.folder / "spares")
+    with pytest.raises(OptionError, match="spares can't be kept in the folder to slim"):
+        slim(site, site.folder, spare=policy)
+
+
+def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:
+    with site.one.open("ab") as file:
+        file.write(b"PK appended" * 100)
+    policy = SparePolicy(tmp_path / "spares")
+    request = SlimRequest((site.one,), None, (SM_80,), options=SlimOptions(spare=policy))
+    [row] = slim_trees(request).rows
+    assert row.status is SlimStatus.LEFT and row.before == row.after
+    assert "no section or segment" in (row.detail or "")
+
+
+def usage_of(library: Path) -> HostUsage:
+    """A trace that watched the pages of functions, and saw every 20th touched."""
+    with library.open("rb") as file:
+        text = ELFFile(file).get_section_by_name(".text")
+        assert text is not None
+        first, size = text["sh_offset"], text["sh_size"]
+    pages = range(-(-first // 4096) * 4096, first + size - 4096, 4096)
+    sha256 = digest_of(library)
+    assert sha256 is not None
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("run",),
+        processors=(read_processor(),),
+        processes=1,
+        libraries=(
+            HostLibrary(
+                sha256=sha256,
+                size=library.stat().st_size,
+                build_id=None,
+                paths=(str(library),),
+                watched=(Span(pages[0], pages[-1] + 4096),),
+                touched=tuple(Span(page, page + 4096) for page in pages[::20]),
+            ),
+        ),
+        incomplete=(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["lock", "archs"])
+def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> None:
+    library = compile_library(tmp_path)
+    shutil.copy(library, site.folder / "host/libpages.so")
+    usage = usage_of(library)
+    spare = SparePolicy.of(tmp_path / "spares", usage)
+    report = slim(site, tmp_path, *([SM_80] if by == "archs" else []), spare=spare)
+    [row] = [row for row in report.rows if row.path.endswith("libpages.so")]
+    assert row.status is SlimStatus.SLIMMED and row.after < row.before - 700_000
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(0, int(sys.argv[2])))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script, str(path), str(PAGES)], capture_output=True, check=True
+        ).stdout
+        for path in (library, site.folder / "host/libpages.so")
+    }
+    assert len(outputs) == 1
+    assert not [row for row in undo_trees((site.folder,)) if row.status is not SlimStatus.UNDONE]
+    assert digest_of(site.folder / "host/libpages.so") == digest_of(library)
+
+
+def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
+    usage = HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("run",),
+        processors=(read_processor(),),
+        processes=1,
+        libraries=(),
+        incomplete=("3 loads were not recorded",),
+    )
+    with pytest.raises(OptionError, match="3 loads were not recorded"):
+        SparePolicy.of(tmp_path, usage)
