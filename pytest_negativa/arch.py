@@ -27,14 +27,22 @@ _SPELLED = r"(?:(?:sm|compute|lto)_)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
 class ElementKind(str, enum.Enum):
     """What an element of a region holds.
 
-    The numbers in the file are 1 (PTX), 2 (cubin) and 8 (LTO-IR), see ``gpucode.fatbin``. Elements
-    of another number or with unknown flags are unknown.
+    The numbers in the file are 1 (PTX), 2 (cubin), 8 (LTO-IR) and 128 (Tile IR), see
+    ``gpucode.fatbin``. Elements of another number or with unknown flags are unknown. LLVM bitcode
+    occurs as a file of its own.
     """
 
     PTX = "ptx"
     CUBIN = "cubin"
     LTO_IR = "lto-ir"
+    TILE_IR = "tile-ir"
+    BITCODE = "bitcode"
     UNKNOWN = "unknown"
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether no rule tells which devices load it, so that plans keep all of it."""
+        return self in (ElementKind.TILE_IR, ElementKind.BITCODE, ElementKind.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,6 +159,10 @@ class SmArch:
         return SmArch(number // 10, number % 10, suffix)
 
 
+NO_ARCH = SmArch(0, 0)
+"""Of code that states none: Tile IR and LLVM bitcode."""
+
+
 def parse_arch(text: str) -> SmArch:
     """Read an arch as people write one: ``sm_90a``, ``compute_90``, ``90`` or ``9.0``.
 
@@ -253,7 +265,7 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
 
     The rule can leave a tie: several elements for the same arch, as in relocatable code, or PTX
     beside LTO-IR. Each of them may be needed, so all of them count as loaded. This function never
-    chooses elements of an unknown kind; callers keep them.
+    chooses elements of an opaque kind; callers keep them.
 
     Sources: ``cubin_runs_on`` and ``can_be_compiled_for`` for what fits. The choice was compared
     with the cubin that CUPTI reports for every module of a PyTorch 2.11 run on an H200, driver 580.

@@ -158,11 +158,7 @@ class _Analyzer:
             if not library_map.sections:
                 without_code += 1
                 continue
-            hashes.update(
-                f.content.sha256
-                for f in library_map.iter_frames()
-                if f.content is not None and f.content.sha256 is not None
-            )
+            hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
             self._contents.add(library)
             names = self._library_names(library_map)
             self._names.append(names)

@@ -9,6 +9,7 @@ from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.gpucode.loadable import loadable_code
 from pytest_negativa.gpucode.mapping import MappedLibrary
 from pytest_negativa.installed.libraries import LibrarySet
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.summary import DeadCode, LibrarySummary, LoadableCode
 
@@ -25,12 +26,22 @@ def what_devices_load(
     return tuple(loadable_code(library_map, device) for device in devices)
 
 
+def is_checked(libraries: LibrarySet, mapped: MappedLibrary) -> bool:
+    """Whether a file must have code for each deployed device.
+
+    In a folder these are libraries. The other files are for one arch each, or for linkers alone.
+    """
+    return libraries.explicit or (
+        mapped.summary is not None and mapped.summary.file_kind is FileKind.LIBRARY
+    )
+
+
 def missing_archs(
     inspected: Sequence[Inspected], devices: Sequence[ComputeCapability]
 ) -> Iterator[str]:
     """Why libraries can't run on the devices, a sentence for each library and device."""
     for libraries, mapped_libraries in inspected:
-        with_code = _with_code(mapped_libraries)
+        with_code = [m for m in _with_code(mapped_libraries) if is_checked(libraries, m)]
         if _checks_nothing(mapped_libraries):
             yield f"{libraries.label}: no GPU code, so none for {_names(devices)}"
         for mapped in with_code:
@@ -54,7 +65,7 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
         m.summary.path: (m.summary, libraries.distribution)
         for libraries, mapped in inspected
         for m in mapped
-        if m.summary is not None and m.summary.sections
+        if m.summary is not None and m.summary.sections and not m.summary.file_kind.is_link_time
     }
     for path, (summary, name) in unique.items():
         if name is None and (place := places.of(path)).distribution:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.analysis.arch_gates import dead_code, what_devices_load
+from pytest_negativa.analysis.arch_gates import dead_code, is_checked, what_devices_load
 from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
@@ -71,6 +71,7 @@ class InspectionRequest:
             with_map=self.details or bool(self.required),
             slimmed=True,
             with_content=self.duplicates,
+            any_file=True,
         )
 
 
@@ -195,7 +196,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
         elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
         elif not one.libraries.paths:
-            yield f"{printable(one.libraries.label)}: no ELF files"
+            yield f"{printable(one.libraries.label)}: no libraries and no files of GPU code"
         elif summaries:
             yield inspection.set_report(
                 one.libraries.label,
@@ -227,10 +228,15 @@ def _render_answers(inspected: Sequence[InspectedSet], request: InspectionReques
         m.summary.path: m.summary
         for s in inspected
         for m in s.mapped
-        if m.summary is not None and m.summary.sections
+        if m.summary is not None and m.summary.sections and not m.summary.file_kind.is_link_time
     }
     if request.required:
-        maps = [m.library_map for s in inspected for m in s.mapped if m.library_map is not None]
+        maps = [
+            m.library_map
+            for s in inspected
+            for m in s.mapped
+            if m.library_map is not None and is_checked(s.libraries, m)
+        ]
         loadable = {m.library.path: what_devices_load(m, request.required) for m in maps}
         yield from arch_gates.render_loadable(loadable)
     if request.dead:

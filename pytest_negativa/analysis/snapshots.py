@@ -14,14 +14,13 @@ from pytest_negativa.images.contents import map_archive
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import Scope
+from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
+from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.snapshot import make_snapshot, snapshot_lock, snapshot_map
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
-
-_ELF_MAGIC = b"\x7fELF"
 
 
 def load_snapshot(
@@ -54,10 +53,10 @@ def load_snapshot(
         return _of_archive(path, headers_only, on_done)
     if path.is_file():
         with path.open("rb") as file:
-            head = file.read(len(_ELF_MAGIC))
+            head = file.read(HEAD_SIZE)
         if head.startswith(b"{"):
             return load_baseline(path)
-        if head != _ELF_MAGIC:
+        if kind_of(head) is None:
             return snapshot_lock(load_lock(path), argument)
     return _of_libraries(argument, headers_only, cache, on_done)
 
@@ -76,7 +75,9 @@ def _of_libraries(
         done += sizes[mapped.path]
         if on_done is not None:
             on_done(done, sum(sizes.values()))
-        if mapped.library_map is not None and mapped.library_map.sections:
+        if mapped.library_map is not None and (
+            _has_code(mapped.library_map) or (found.explicit and mapped.library_map.sections)
+        ):
             version, place = _version_and_place(places, os.path.realpath(mapped.path))
             libraries.append(snapshot_map(mapped.library_map, None, version, place))
         elif mapped.error is not None and found.explicit:
@@ -86,8 +87,14 @@ def _of_libraries(
     return make_snapshot(found.label, libraries)
 
 
+def _has_code(library_map: LibraryMap) -> bool:
+    """Whether a program could load code from the file."""
+    return bool(library_map.sections) and not library_map.library.file_kind.is_link_time
+
+
 def _request(headers_only: bool) -> MapRequest:
-    return MapRequest(scope=Scope(headers_only=headers_only), with_map=True, with_summary=False)
+    scope = Scope(headers_only=headers_only)
+    return MapRequest(scope, with_map=True, with_summary=False, any_file=True)
 
 
 def _of_archive(
@@ -100,7 +107,7 @@ def _of_archive(
     libraries = [
         snapshot_map(mapped.library_map, None, version, _below_site(name))
         for name, mapped in contents.libraries.items()
-        if mapped.library_map is not None and mapped.library_map.sections
+        if mapped.library_map is not None and _has_code(mapped.library_map)
     ]
     if not libraries:
         raise OptionError(f"{path}: no library with GPU code")

@@ -80,8 +80,10 @@ def inspect(
 ) -> None:
     """Show the GPU code in libraries.
 
-    LIB is a shared library or executable, a folder (all ELF files below it), an archive (a wheel,
-    ZIP, conda or tar archive), or the name of an installed distribution such as torch.
+    LIB is a shared library or executable, a folder, an archive (a wheel, ZIP, conda or tar
+    archive), or the name of an installed distribution such as torch. LIB may also be a cubin,
+    fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode file, an object file or a static archive. In
+    folders, archives and distributions, all such files are found by their first bytes.
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 

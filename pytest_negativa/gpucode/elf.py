@@ -30,7 +30,8 @@ from pytest_negativa.gpucode.elf_tables import (
     SHN_LORESERVE,
     ElfHeader,
 )
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, Window
+from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 
 # gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No known
 # library comes near it, and it would make every look-up here slow.
@@ -39,18 +40,29 @@ _MAX_SECTIONS = SHN_LORESERVE
 # reads decides the time. An object file of 65,000 sections needs half, libtorch_cuda.so 1%.
 _READ_BUDGET = 128 << 20
 _READ_COST = 64
+# An archive may have thousands of members, so a small file has a small budget. Files of many
+# sections need 16 times their size.
+_MIN_READ_BUDGET = 1 << 20
+_READ_RATIO = 64
 
 _T = TypeVar("_T")
 
 
 class HostSection(NamedTuple):
-    """A section whose bytes lie in the file and are loaded at run time."""
+    """A section whose bytes lie in the file and are loaded at run time.
+
+    Attributes:
+        content: the kind of bytes that are GPU code from end to end; None for a section.
+        member: of an archive, the member that holds it.
+    """
 
     name: str
     offset: int
     size: int
     vaddr: int
     executable: bool
+    content: FileKind | None = None
+    member: str | None = None
 
 
 class HostSegment(NamedTuple):
@@ -76,6 +88,8 @@ class HostElf(NamedTuple):
         sections: allocated sections with bytes in the file.
         zeros: allocated sections without; their ``offset`` says nothing.
         segments: the program headers, if they were asked for.
+        kind: what the file is.
+        faults: why members of an archive can't be read, with their file offsets.
     """
 
     machine: str
@@ -84,9 +98,11 @@ class HostElf(NamedTuple):
     sections: tuple[HostSection, ...]
     zeros: tuple[HostSection, ...] = ()
     segments: tuple[HostSegment, ...] = ()
+    kind: FileKind = FileKind.LIBRARY
+    faults: tuple[tuple[int, str], ...] = ()
 
 
-def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf:
+def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -> HostElf:
     """Read identity, sections and, if asked for, program headers of a host ELF file.
 
     Raises:
@@ -108,7 +124,7 @@ def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
     return _guarded(source, _read_segments)
 
 
-def _guarded(source: ByteSource, read: Callable[[ELFFile], _T]) -> _T:
+def _guarded(source: ByteSource | Window, read: Callable[[ELFFile], _T]) -> _T:
     try:
         return read(_ElfFile(_BudgetedReader(source)))
     except FormatError:
@@ -125,14 +141,16 @@ def _guarded(source: ByteSource, read: Callable[[ELFFile], _T]) -> _T:
         raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
 
 
-def _check_magic(source: ByteSource) -> ElfHeader:
+def _check_magic(source: ByteSource | Window) -> ElfHeader:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")
-    magic = source.read(0, min(len(ELF_MAGIC), source.size))
-    if magic != ELF_MAGIC:
-        hint = " (a static archive: extract its members first)" if magic == b"!<ar" else ""
-        start = f"it starts with {magic.hex()}, not with 7f454c46"
-        raise FormatError(source.path, None, f"not an ELF file, as libraries are: {start}{hint}")
+    head = source.read(0, min(HEAD_SIZE, source.size))
+    if not head.startswith(ELF_MAGIC):
+        kind = kind_of(head)
+        found = f"it starts with {head[:4].hex()}, not with 7f454c46"
+        if kind is not None:
+            found = f"it is {kind.described}"
+        raise FormatError(source.path, None, f"not an ELF file, as libraries are: {found}")
     if source.size < EHDR.size:
         raise FormatError(
             source.path,
@@ -175,7 +193,7 @@ def _read_interpreter(elf: ELFFile) -> tuple[str | None, int]:
     return (names[0] if names else None), elf.elfclass
 
 
-def _check_header(source: ByteSource) -> None:
+def _check_header(source: ByteSource | Window) -> None:
     header = _check_magic(source)
     start, count = header.e_shoff, header.e_shnum
     if start == 0 or count == 0:
@@ -205,7 +223,7 @@ def _check_header(source: ByteSource) -> None:
         )
 
 
-def _read(elf: ELFFile, source: ByteSource, with_segments: bool) -> HostElf:
+def _read(elf: ELFFile, source: ByteSource | Window, with_segments: bool) -> HostElf:
     sections: list[HostSection] = []
     zeros: list[HostSection] = []
     build_id = soname = None
@@ -241,6 +259,7 @@ def _read(elf: ELFFile, source: ByteSource, with_segments: bool) -> HostElf:
         sections=tuple(sections),
         zeros=tuple(zeros),
         segments=_read_segments(elf) if with_segments else (),
+        kind=FileKind.OBJECT if elf["e_type"] == "ET_REL" else FileKind.LIBRARY,
     )
 
 
@@ -271,7 +290,7 @@ def _read_segments(elf: ELFFile) -> tuple[HostSegment, ...]:
     )
 
 
-def _check_overlap(source: ByteSource, sections: list[HostSection]) -> None:
+def _check_overlap(source: ByteSource | Window, sections: list[HostSection]) -> None:
     # Sound sections never share bytes. Crafted ones could have the file searched 65,000 times.
     filled = sorted((s for s in sections if s.size), key=lambda s: s.offset)
     for before, after in itertools.pairwise(filled):
@@ -313,10 +332,10 @@ class _BudgetedReader(io.BufferedReader):
     megabytes for each of 65,000 sections.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource | Window) -> None:
         super().__init__(_SourceStream(source))
         self._path = source.path
-        self._left = _READ_BUDGET
+        self._left = min(_READ_BUDGET, _MIN_READ_BUDGET + source.size * _READ_RATIO)
 
     def read(self, size: int | None = -1) -> bytes:
         self._left -= _READ_COST + (size if size is not None and size >= 0 else _READ_BUDGET)
@@ -332,7 +351,7 @@ class _BudgetedReader(io.BufferedReader):
 class _SourceStream(io.RawIOBase):
     """A seekable stream over a ``ByteSource``, for pyelftools."""
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource | Window) -> None:
         self._source = source
         self._position = 0
 

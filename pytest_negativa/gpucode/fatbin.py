@@ -9,14 +9,14 @@ Region header, 16 bytes, little endian::
 
 Element header, 64 bytes and up; elements follow each other and fill the region::
 
-    0x00  u16 kind               1 PTX, 2 cubin, 8 LTO-IR
+    0x00  u16 kind               1 PTX, 2 cubin, 8 LTO-IR, 128 Tile IR (nvFatbin 13.5)
     0x02  u16 version            0x0101
     0x04  u32 header_size        payload starts here
     0x08  u64 size               of the payload with padding
     0x10  u32 compressed_size    bytes of the payload in use; 0 if not compressed
     0x14  u32 options_offset     0: none; else (u32 offset, u32 length) of options lie there
     0x18  u16 minor, u16 major   of the format inside (PTX ISA version, cubin 1.8)
-    0x1C  u32 arch               90 is sm_90
+    0x1C  u32 arch               90 is sm_90; 0 in Tile IR
     0x20  u32 name_offset, u32 name_length
     0x28  u64 flags              see the constants; no other flag is known
     0x30  u64 seed               of scrambled LTO-IR, else 0
@@ -98,7 +98,12 @@ _REGION_VERSION = 1
 # 128 is the largest seen; names and options make it variable.
 _MAX_HEADER_SIZE = 1 << 16
 
-_KINDS = {1: ElementKind.PTX, 2: ElementKind.CUBIN, 8: ElementKind.LTO_IR}
+_KINDS = {
+    1: ElementKind.PTX,
+    2: ElementKind.CUBIN,
+    8: ElementKind.LTO_IR,
+    128: ElementKind.TILE_IR,
+}
 _FLAG_64_BIT = 0x1
 _FLAG_DEBUG = 0x2
 _FLAG_LINUX = 0x10

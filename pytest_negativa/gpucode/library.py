@@ -1,4 +1,7 @@
-"""One library file to its ``LibraryMap``; a slimmed library to the map of the code that is left."""
+"""One library file to its ``LibraryMap``; a slimmed library to the map of the code that is left.
+
+Files that are GPU code themselves, objects and archives have maps, too: see ``gpucode.files``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from pytest_negativa.arch import ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.arch import ElementKind, choose_elements
 from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED, is_removed
+from pytest_negativa.gpucode.files import read_bare_code, read_tables
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
@@ -59,6 +63,16 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
         return map_library(source, read_host_elf(source), scope)
 
 
+def read_any_file(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
+    """``read_library`` for any file with GPU code, see ``gpucode.files``.
+
+    Raises:
+        FormatError: of no known kind, or damaged beyond its GPU code.
+    """
+    with ByteSource(path) as source:
+        return map_library(source, read_tables(source), scope)
+
+
 def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
     """``read_library`` for a library that is open.
 
@@ -66,6 +80,8 @@ def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
         FormatError: the file can't be read, or got shorter.
     """
     reader = _Reader(source, scope)
+    for offset, text in host.faults:
+        reader.problems.add(offset, text)
     sections = tuple(filter(None, map(reader.read_section, host.sections)))
     return reader.library_map(source, host, sections)
 
@@ -138,6 +154,7 @@ class _Reader:
                 build_id=host.build_id,
                 soname=host.soname,
                 machine=host.machine,
+                file_kind=host.kind,
             ),
             scope=self._scope,
             sections=sections,
@@ -149,7 +166,8 @@ class _Reader:
         """Read the GPU code in a section; None if it has none."""
         regions: list[Region] = []
         frames: list[Frame] = []
-        for found in iter_containers(self._source, host, self.problems):
+        whole = read_bare_code(self._source, host)
+        for found in (whole,) if whole else iter_containers(self._source, host, self.problems):
             if isinstance(found, Region):
                 regions.append(self._read_region(found))
             else:
@@ -158,6 +176,7 @@ class _Reader:
             return None
         return Section(
             name=host.name,
+            member=host.member,
             span=Span(host.offset, host.offset + host.size),
             vaddr=host.vaddr,
             regions=tuple(regions),
@@ -190,7 +209,7 @@ class _Reader:
         return found
 
     def _read_element(self, element: Element) -> Element:
-        if element.unreadable is not None:
+        if element.unreadable is not None or element.kind.is_opaque:
             return element
         try:
             return replace(element, content=self._read_content(element))
@@ -229,13 +248,17 @@ class _Reader:
         if frame.unreadable is not None:
             return frame
         if self._scope.headers_only or not (
-            self._devices is None or any(cubin_runs_on(frame.arch, d) for d in self._devices)
+            self._devices is None or any(map(frame.runs_on, self._devices))
         ):
+            return frame
+        if frame.kind not in (ElementKind.CUBIN, ElementKind.PTX):
             return frame
         if self._scope.starts is not None and frame.span.start not in self._scope.starts:
             return frame
         try:
-            content = self._unpack(frame.span, Compression.ZSTD, frame.unpacked_size)
+            content = self._unpack(frame.span, frame.compression, frame.unpacked_size)
+            if frame.kind is ElementKind.PTX:
+                return replace(frame, content=parse_ptx(content, self.names))
             # The library unpacks the frame itself and hands the driver the image. A trace knows
             # the image by its hash alone.
             return replace(frame, content=parse_cubin(content, self.names, digest=True))

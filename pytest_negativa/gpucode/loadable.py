@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements, cubin_runs_on
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
 from pytest_negativa.models.library import Element, LibraryMap, Section
 from pytest_negativa.models.summary import LoadableCode
 
@@ -20,7 +20,7 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
         for section in sections
         for region in section.regions
     ]
-    frames = sum(cubin_runs_on(f.arch, device) for s in sections for f in s.frames)
+    frames = sum(f.runs_on(device) for s in sections for f in s.frames)
     compiled = [elements for elements in chosen if elements and not _is_machine_code(elements)]
     return LoadableCode(
         device=str(device),

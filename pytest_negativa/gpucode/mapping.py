@@ -23,6 +23,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
 from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, Stamp, open_source
@@ -53,6 +54,8 @@ class MapRequest:
         slimmed: whether to read slimmed libraries, too, whose maps have addresses for offsets.
             Otherwise such a library is an error, unless no GPU code is left.
         with_content: whether the results of libraries with GPU code have digests of their content.
+        any_file: whether to read archives and files that are GPU code themselves, too. Otherwise
+            each is an error.
     """
 
     scope: Scope
@@ -62,6 +65,7 @@ class MapRequest:
     with_digest: bool = False
     slimmed: bool = False
     with_content: bool = False
+    any_file: bool = False
 
 
 class MappedLibrary(NamedTuple):
@@ -214,8 +218,8 @@ class _Tables(NamedTuple):
     key: str | None
 
     @classmethod
-    def read(cls, source: ByteSource, cache: MapCache | None) -> _Tables:
-        host = read_host_elf(source)
+    def read(cls, source: ByteSource, request: MapRequest, cache: MapCache | None) -> _Tables:
+        host = read_tables(source) if request.any_file else read_host_elf(source)
         key = None
         if cache is not None and source.size >= _MIN_CACHED_SIZE:
             key = cache.key(source, host.build_id)
@@ -233,7 +237,7 @@ def _look_up_alone(
     try:
         _check_name(path)
         with ByteSource(path) as source:
-            tables = _Tables.read(source, cache)
+            tables = _Tables.read(source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables
     except NegativaError as e:
         return MappedLibrary(path, error=e)
@@ -332,7 +336,7 @@ def map_source(
         if has_marker(source):
             return _read_slimmed(path, source, request)
         if known is None or known.stamp != source.stamp:
-            known = _Tables.read(source, cache)
+            known = _Tables.read(source, request, cache)
         return _look_up(path, source, known.key, request, cache) or _read(
             path, source, known, request, cache
         )

@@ -9,6 +9,7 @@ from pytest_negativa.gpucode import fatbin, frames
 from pytest_negativa.gpucode.elf import HostSection
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.source import Readable, ReadAhead
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import Frame, Problem, Region
 
 # Sections that hold nothing but regions; names from fatbinary_section.h of the CUDA toolkit.
@@ -60,7 +61,8 @@ def iter_containers(
     Raises:
         FormatError: the section can't be read, or its headers overlap without end.
     """
-    strict = section.name in FATBIN_SECTIONS
+    strict = section.name in FATBIN_SECTIONS or section.content is FileKind.FATBIN
+    name = section.name or "fatbin file"
     end = section.offset + section.size
     # Instructions hold no frames. A frame in a fatbin section is a part of a payload.
     with_frames = not (strict or section.executable)
@@ -75,8 +77,7 @@ def iter_containers(
         if strict and (unknown := _first_nonzero(source, position, offset)) is not None:
             problems.add(
                 unknown,
-                f"{section.name}: {offset - unknown:,} bytes before the next region are not "
-                "understood",
+                f"{name}: {offset - unknown:,} bytes before the next region are not understood",
             )
         found: Region | Frame | None = None
         try:
@@ -86,9 +87,7 @@ def iter_containers(
                 found = frames.parse_frame(source, offset, end, budget)
         except RegionFault as fault:
             if strict:
-                problems.add(
-                    fault.offset, f"{section.name}: region at {offset:#x}: {fault.problem}"
-                )
+                problems.add(fault.offset, f"{name}: region at {offset:#x}: {fault.problem}")
         # Among other data, the 16 bytes of an empty region could be anything.
         if isinstance(found, Region) and not found.elements and not strict:
             found = None
@@ -98,9 +97,7 @@ def iter_containers(
             yield found
             position = found.span.end
     if strict and (unknown := _first_nonzero(source, position, end)) is not None:
-        problems.add(
-            unknown, f"{section.name}: {end - unknown:,} bytes at its end are not understood"
-        )
+        problems.add(unknown, f"{name}: {end - unknown:,} bytes at its end are not understood")
 
 
 def _iter_stored(source: Readable, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -177,6 +177,10 @@ class ByteSource:
         except OSError:
             return False
 
+    def window(self, start: int, size: int) -> Window:
+        """A part of the file, such as a member of an archive, with offsets of its own."""
+        return Window(self, start, size)
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -284,3 +288,27 @@ def _inflate(archive: ByteSource, member: Member) -> bytearray:
     if done < member.size or zlib.crc32(data) != member.crc:
         raise FormatError(member.path, None, "does not match the archive's checksum; damaged")
     return data
+
+
+class Window:
+    """A part of a file as a file of its own; see ``ByteSource.window``."""
+
+    def __init__(self, source: ByteSource, start: int, size: int) -> None:
+        self.path = source.path
+        self.size = size
+        self._source = source
+        self._start = start
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read exactly ``length`` bytes from ``offset``.
+
+        Raises:
+            FormatError: the range leaves the window.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise FormatError(
+                self.path,
+                self._start + offset,
+                f"{length:#x} bytes wanted, but the member ends at {self._start + self.size:#x}",
+            )
+        return self._source.read(self._start + offset, length)

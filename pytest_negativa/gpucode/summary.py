@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx, Section
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, SectionRow
 
@@ -44,28 +44,29 @@ class _Sums:
 def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()) -> LibrarySummary:
     """Add up a map; with ``devices``, also the code that at least one of them loads."""
     sums: dict[tuple[SmArch, str], _Sums] = defaultdict(_Sums)
+    library = library_map.library
+    if library.file_kind.is_link_time:
+        devices = ()
     loaded = library_map.loaded_starts(devices)
     problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]
     sections = []
     for section in library_map.sections:
         code_bytes = 0
         for block in section.iter_code():
-            kind = FRAME if block.region is None else block.kind.value
-            # An unknown kind may be one that the device loads.
-            sums[block.arch, kind].add(
-                block, block.start in loaded or block.kind is ElementKind.UNKNOWN
-            )
+            kind = FRAME if block.is_frame else block.kind.value
+            # The device may load an opaque kind.
+            sums[block.arch, kind].add(block, block.start in loaded or block.kind.is_opaque)
             code_bytes += block.size
             if block.unreadable is not None:
-                what = "element" if block.region else "frame"
+                what = "frame" if block.is_frame else "element"
                 problems.append(
                     f"{what} at offset {block.header_offset:#x}: {block.unreadable}; kept"
                 )
         sections.append(_section_row(section, code_bytes))
     all_kernels: set[int] = set().union(*(row.kernels for row in sums.values()))
-    library = library_map.library
     return LibrarySummary(
         path=library.path,
+        file_kind=library.file_kind,
         size=library.size,
         build_id=library.build_id,
         soname=library.soname,
@@ -91,11 +92,14 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
 
 
 def _section_row(section: Section, code_bytes: int) -> SectionRow:
+    frames = sum(block.is_frame for block in section.iter_code())
     return SectionRow(
-        name=section.name,
+        name=section.label,
         size=section.span.size,
         regions=len(section.regions),
-        frames=len(section.frames),
-        elements=sum(len(region.elements) for region in section.regions),
+        frames=frames,
+        elements=sum(len(region.elements) for region in section.regions)
+        + len(section.frames)
+        - frames,
         code_bytes=code_bytes,
     )

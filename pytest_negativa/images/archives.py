@@ -112,7 +112,8 @@ def archive_kind(head: bytes) -> ArchiveKind | None:
 
 def is_archive(path: Path) -> bool:
     """Whether a file is an archive, by its first bytes or as a wheel; False if it can't be read."""
-    if path.suffix == _WHEEL_SUFFIX:
+    # Opening a named pipe would wait for a writer.
+    if path.suffix == _WHEEL_SUFFIX or not path.is_file():
         return path.is_file()
     try:
         with path.open("rb", buffering=0) as file:

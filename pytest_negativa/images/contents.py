@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf_tables import ELF_MAGIC
 from pytest_negativa.gpucode.mapping import (
     MappedLibrary,
     MapRequest,
@@ -17,6 +16,7 @@ from pytest_negativa.gpucode.mapping import (
 from pytest_negativa.gpucode.source import MemorySource
 from pytest_negativa.images.archives import Entry, iter_archive
 from pytest_negativa.models.archive import Member
+from pytest_negativa.models.file_kinds import FileKind, kind_of
 
 _DIST_INFO = ".dist-info"
 
@@ -81,7 +81,8 @@ def _take(
     folder = entry.name.rpartition("/")[0]
     if folder.endswith(_DIST_INFO):
         contents.dist_infos.add(folder)
-    if not entry.head.startswith(ELF_MAGIC):
+    kind = kind_of(entry.head)
+    if kind is None or not (request.any_file or kind is FileKind.LIBRARY):
         return
     if entry.member is not None:
         members[entry.name] = entry.member

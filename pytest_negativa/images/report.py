@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability, ElementKind
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.images.suite import KnownLibrary, Suite
@@ -204,9 +204,7 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     return sum(
         block.size
         for block in library_map.iter_code()
-        if block.start not in loaded
-        and block.kind is not ElementKind.UNKNOWN
-        and block.unreadable is None
+        if block.start not in loaded and not block.kind.is_opaque and block.unreadable is None
     )
 
 

@@ -1,4 +1,4 @@
-"""Finds the library files of what a user names: a file, a folder or a distribution."""
+"""Finds the files with GPU code of what a user names: a file, a folder or a distribution."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.errors import OptionError
+from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-_ELF_MAGIC = b"\x7fELF"
-
 
 class LibrarySet(NamedTuple):
-    """The libraries that one argument names.
+    """The files that one argument names.
 
     Attributes:
         label: a title for people: the argument, or name and version of the distribution.
@@ -35,10 +34,11 @@ class LibrarySet(NamedTuple):
 
 
 def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
-    """Find the libraries that an argument names.
+    """Find the files that an argument names.
 
-    A path that exists is that file, or all ELF files below that folder. Anything else is the name
-    of an installed distribution and stands for its ELF files.
+    A path that exists is that file, or all files below that folder whose first bytes tell that they
+    may hold GPU code (``file_kinds.kind_of``). Anything else is the name of an installed
+    distribution and stands for its files of these kinds.
 
     Args:
         argument: a path or the name of a distribution.
@@ -101,17 +101,15 @@ def _iter_distribution(distribution: Distribution) -> Iterator[Path]:
 
 
 def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
-    """The ELF files among ``paths``, hard and symbolic links to the same file once."""
+    """The files of known kinds among ``paths``, hard and symbolic links to the same file once."""
     found: dict[tuple[int, int], Path] = {}
     for path in paths:
         try:
-            # Named pipes and devices below a folder must not be opened.
-            if not path.is_file():
-                continue
             status = path.stat()
-            if (status.st_dev, status.st_ino) in found:
+            # Named pipes and devices below a folder must not be opened.
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in found:
                 continue
-            if not _starts_as_elf(path):
+            if not _may_hold_gpu_code(path):
                 continue
         except OSError:
             continue
@@ -119,10 +117,10 @@ def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
     return tuple(found.values())
 
 
-def _starts_as_elf(path: Path) -> bool:
+def _may_hold_gpu_code(path: Path) -> bool:
     try:
         with path.open("rb", buffering=0) as file:
-            return file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+            return kind_of(file.read(HEAD_SIZE)) is not None
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
         return ".so" in path.name

@@ -15,13 +15,15 @@ from pytest_negativa.arch import (
     ComputeCapability,
     ElementKind,
     SmArch,
+    can_be_compiled_for,
     choose_elements,
     cubin_runs_on,
 )
 from pytest_negativa.models.base import Offset, Record, Row, Span
+from pytest_negativa.models.file_kinds import FileKind
 
-FORMAT_VERSION = 1
-"""Of the map file. History: 1 is the first."""
+FORMAT_VERSION = 2
+"""Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
 
 NameIndex = int
 
@@ -182,21 +184,36 @@ class Region(Record, frozen=True, kw_only=True):
 
 
 class Frame(Record, frozen=True, kw_only=True):
-    """A bare zstd frame that holds a cubin, with no fatbin around it.
+    """GPU code with no fatbin around it: a zstd frame that holds a cubin, or plain code.
 
     Attributes:
-        span: file offsets of the frame; its size is the stored size.
-        unpacked_size: bytes of the cubin.
-        arch: that the cubin's ELF header states.
-        content: what was read of the cubin; None if not asked for, or unreadable.
+        span: file offsets of the code; its size is the stored size.
+        unpacked_size: bytes of the code after decompression.
+        arch: that the code states: a cubin's ELF header, or the target of PTX; sm_00 if none.
+        kind: what it is. In libraries it is a cubin.
+        compression: zstd, or none.
+        content: what was read of it; None if not asked for, or unreadable.
         unreadable: why it could not be read.
     """
 
     span: Span
     unpacked_size: Offset
     arch: SmArch
-    content: Cubin | None = None
+    kind: ElementKind = ElementKind.CUBIN
+    compression: Compression = Compression.ZSTD
+    content: Cubin | Ptx | None = None
     unreadable: str | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the unpacked cubin, if it was read."""
+        return self.content.sha256 if isinstance(self.content, Cubin) else None
+
+    def runs_on(self, device: ComputeCapability) -> bool:
+        """Whether a device can load it: as it is, or compiled by the driver."""
+        if self.kind is ElementKind.CUBIN:
+            return cubin_runs_on(self.arch, device)
+        return not self.kind.is_opaque and can_be_compiled_for(self.arch, device)
 
 
 class CodeBlock(NamedTuple):
@@ -205,8 +222,8 @@ class CodeBlock(NamedTuple):
     Attributes:
         start, end: file offsets of an element's payload, padding included, or of a frame.
         header_offset: file offset at which it begins: that of an element's header, or ``start``.
-        kind: what it holds; a frame holds a cubin.
-        arch, compression: see ``Element``; a frame is compressed with zstd.
+        kind: what it holds.
+        arch, compression: see ``Element`` and ``Frame``.
         stored_size: bytes of ``[start, end)`` in use.
         unpacked_size: bytes of the content after decompression.
         content: the content that was read; None if it was not asked for, or is unreadable.
@@ -234,20 +251,26 @@ class CodeBlock(NamedTuple):
         return self.end - self.start
 
     @property
+    def is_frame(self) -> bool:
+        """Whether it is a zstd frame, which the library unpacks itself."""
+        return self.region is None and self.compression is Compression.ZSTD
+
+    @property
     def anchor(self) -> int:
         """File offset at which its region begins; that of a frame itself."""
         return self.start if self.region is None else self.region.span.start
 
 
 class Section(Record, frozen=True, kw_only=True):
-    """An ELF section that holds GPU code.
+    """An ELF section that holds GPU code, or a file that is GPU code.
 
     Attributes:
-        name: of the section.
+        name: of the section; empty for a file that is GPU code.
         span: file offsets.
         vaddr: its address in the library, ``sh_addr`` of the section header.
         regions: the containers in it, by offset.
         frames: the bare frames in it, by offset.
+        member: of an archive, the member that holds it.
     """
 
     name: str
@@ -255,6 +278,12 @@ class Section(Record, frozen=True, kw_only=True):
     vaddr: Offset
     regions: tuple[Region, ...] = ()
     frames: tuple[Frame, ...] = ()
+    member: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name for people, with the member of an archive."""
+        return ":".join(filter(None, (self.member, self.name)))
 
     def iter_code(self) -> Iterator[CodeBlock]:
         """The elements of all regions, then the frames."""
@@ -280,9 +309,9 @@ class Section(Record, frozen=True, kw_only=True):
                 start,
                 end,
                 start,
-                ElementKind.CUBIN,
+                f.kind,
                 f.arch,
-                Compression.ZSTD,
+                f.compression,
                 end - start,
                 f.unpacked_size,
                 f.content,
@@ -313,7 +342,8 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
         mtime_ns: modification time, ns since the epoch.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
-        machine: ELF machine of the host, e.g. ``EM_X86_64``.
+        machine: ELF machine of the host, e.g. ``EM_X86_64``; empty for a file that is no ELF file.
+        file_kind: what the file is.
         sha256: hex digest of the whole file. A plan is for exactly this content. None if it was
             not asked for, if there is no GPU code, or if the file changed while it was read.
     """
@@ -325,6 +355,7 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
     soname: str | None
     machine: str
     sha256: str | None = None
+    file_kind: FileKind = FileKind.LIBRARY
 
 
 class Scope(Record, frozen=True, kw_only=True):
@@ -384,7 +415,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         """``CodeBlock.start`` of the code that at least one of the devices loads.
 
         Of a region that is the driver's choice, see ``arch.choose_elements``; of the frames all
-        that run there, see ``arch.cubin_runs_on``.
+        that run there.
         """
         devices = tuple(devices)
         return frozenset(
@@ -393,9 +424,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
             for region in self.iter_regions()
             for index in choose_elements(region.elements, device)
         ).union(
-            frame.span.start
-            for frame in self.iter_frames()
-            if any(cubin_runs_on(frame.arch, device) for device in devices)
+            frame.span.start for frame in self.iter_frames() if any(map(frame.runs_on, devices))
         )
 
     def iter_regions(self) -> Iterator[Region]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.duplicates import Duplicates
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.slimmed import Removed
 
@@ -16,8 +17,8 @@ class SectionRow(Record, frozen=True, kw_only=True):
         name: of the ELF section.
         size: of the section.
         regions: how many containers it holds.
-        frames: how many bare frames it holds.
-        elements: how many entries its regions hold.
+        frames: how many zstd frames it holds.
+        elements: how many entries its regions hold, and how much bare code besides.
         code_bytes: payloads with padding, and frames.
     """
 
@@ -33,8 +34,9 @@ class CodeRow(Record, frozen=True, kw_only=True):
     """All code of one arch and kind in a library, or in several libraries.
 
     Attributes:
-        arch: e.g. ``sm_90a``.
-        kind: ``cubin``, ``ptx``, ``lto-ir``, ``unknown``, or ``frame`` for bare cubin frames.
+        arch: e.g. ``sm_90a``; ``sm_00`` if the code states none.
+        kind: ``cubin``, ``ptx``, ``lto-ir``, ``tile-ir``, ``bitcode``, ``unknown``, or ``frame``:
+            a zstd frame that holds a cubin.
         elements: number of elements or frames.
         stored_bytes: bytes in the file, with padding.
         unpacked_bytes: bytes after decompression.
@@ -60,10 +62,12 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: real path.
+        file_kind: what the file is.
         size: of the file, in bytes.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
         devices: the compute capabilities that ``loaded`` figures are for: what any of them loads.
+            None for a file that only a linker reads.
         sections: the sections with GPU code.
         code: its code by arch and kind.
         kernels: distinct kernel names in the code that was read; None if only headers were read.
@@ -79,6 +83,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
     code: tuple[CodeRow, ...]
     kernels: int | None
     problems: tuple[str, ...]
+    file_kind: FileKind = FileKind.LIBRARY
 
     @property
     def regions(self) -> int:

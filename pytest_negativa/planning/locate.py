@@ -42,9 +42,9 @@ def locate_library(
     uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
     hashes = set()
     for frame in library_map.iter_frames():
-        if frame.content is not None and frame.content.sha256 is not None:
-            hashes.add(frame.content.sha256)
-            if (image := memory.get(frame.content.sha256)) is not None:
+        if (digest := frame.digest) is not None:
+            hashes.add(digest)
+            if (image := memory.get(digest)) is not None:
                 uses[frame.span.start] = _mark(image.use)
     return LocatedLibrary(
         library_map=library_map,

@@ -115,6 +115,12 @@ _Rule = Callable[[CodeBlock], str | None]
 """Why a block is kept, in words; None: the rule doesn't keep it."""
 
 
+def _why_unreadable(block: CodeBlock) -> str | None:
+    if block.unreadable is None and block.kind.is_opaque:
+        return f"no rule tells which devices load {block.kind.value}"
+    return block.unreadable
+
+
 class _Planner:
     """The decisions for one library."""
 
@@ -147,7 +153,7 @@ class _Planner:
         # without data keeps no block and is left out: a library may have 200,000 of them.
         rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
             (KeepReason.UNMATCHED, self._unexplained, self._unmatched),
-            (KeepReason.UNREADABLE, True, lambda block: block.unreadable),
+            (KeepReason.UNREADABLE, True, _why_unreadable),
             (KeepReason.LOADED, located.uses, self._loaded),
             (KeepReason.MEMORY_IMAGE, self._any_frame_used or located.suspects, self._memory_image),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),

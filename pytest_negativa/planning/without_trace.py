@@ -75,8 +75,8 @@ def _plan(
 def _decide(block: CodeBlock, loaded: bool, keep_ptx: bool) -> _Decided:
     if block.unreadable is not None:
         return True, KeepReason.UNREADABLE, block.unreadable
-    if block.kind is ElementKind.UNKNOWN:
-        return True, KeepReason.UNREADABLE, "of an unknown kind"
+    if block.kind.is_opaque:
+        return True, KeepReason.UNREADABLE, f"of kind {block.kind.value}"
     if loaded:
         return True, KeepReason.ARCH_POLICY, str(block.arch)
     if keep_ptx and block.kind is ElementKind.PTX:

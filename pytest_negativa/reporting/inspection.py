@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import NO_ARCH, ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import CodeBlock, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
@@ -38,14 +39,18 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
+    kind = summary.file_kind
     counts = [
         f"{format_bytes(summary.size)}",
         f"{code} ({format_share(summary.code_bytes, summary.size)})"
         if removed is None
         else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
-        format_items(summary.regions, "region", "regions"),
         format_items(summary.elements, "element", "elements"),
     ]
+    if summary.regions or kind.is_host:
+        counts.insert(2, format_items(summary.regions, "region", "regions"))
+    if kind is not FileKind.LIBRARY:
+        counts.insert(0, kind.described)
     if summary.frames:
         counts.append(format_items(summary.frames, "bare frame", "bare frames"))
     if summary.kernels is not None:
@@ -64,7 +69,10 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
             for section in summary.sections
         ],
     )
-    parts = [f"{printable(summary.path)}: {', '.join(counts)}", sections, code_table([summary])]
+    parts = [f"{printable(summary.path)}: {', '.join(counts)}"]
+    parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
+    if kind.is_link_time:
+        parts.append("A linker reads this file, and no program loads it as it is.")
     if summary.loaded_bytes is not None:
         parts.append(_device_line(summary.devices, summary.loaded_bytes, summary.code_bytes))
     parts.extend(_problem_lines(summary))
@@ -76,40 +84,69 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
 def set_report(
     label: str, summaries: Sequence[LibrarySummary], removed: Mapping[str, Removed]
 ) -> str:
-    """A folder or distribution: a row for each library with GPU code, totals, code by arch.
+    """A folder or distribution: its files with GPU code, totals, code by arch.
 
-    ``removed`` has the slimmed ones among them, by path.
+    A library has a row. Files that are GPU code themselves share one for each folder. Files that
+    only a linker reads have a table of their own.
+
+    Args:
+        label: of the folder or distribution.
+        summaries: of its files.
+        removed: of the slimmed libraries among them, by path.
     """
-    with_code = sorted((s for s in summaries if s.sections), key=lambda s: -s.code_bytes)
-    without = len(summaries) - len(with_code)
-    label = printable(label)
+    libraries = [s for s in summaries if s.file_kind is FileKind.LIBRARY]
+    with_code = [s for s in summaries if s.sections and not s.file_kind.is_link_time]
+    link_time = [s for s in summaries if s.sections and s.file_kind.is_link_time]
+    found, parts = [], []
+    if count := sum(bool(s.sections) for s in libraries):
+        found.append(
+            f"{format_items(count, 'library', 'libraries')} with GPU code, "
+            f"{len(libraries) - count:,} without"
+        )
+    elif libraries or not with_code:
+        found.append(f"{format_items(len(libraries), 'library', 'libraries')}, no GPU code")
+    if with_code:
+        parts += [_file_table("library", with_code), code_table(with_code)]
+        if devices := with_code[0].devices:
+            loaded = sum(s.loaded_bytes or 0 for s in with_code)
+            parts.append(_device_line(devices, loaded, sum(s.code_bytes for s in with_code)))
+    if bare := len([s for s in with_code if s.file_kind is not FileKind.LIBRARY]):
+        found.append(format_items(bare, "file that is GPU code", "files that are GPU code"))
+    if link_time:
+        count = len(link_time)
+        found.append(format_items(count, "file for linkers alone", "files for linkers alone"))
+        parts += [
+            "For linkers alone; no program loads these files as they are:",
+            _file_table("file", link_time),
+        ]
     problems = [line for summary in summaries for line in _problem_lines(summary)]
     problems += _removed_lines(removed)
-    if not with_code:
-        return "\n\n".join(
-            [
-                f"{label}: {format_items(len(summaries), 'library', 'libraries')}, no GPU code",
-                *problems,
-            ]
-        )
-    devices = with_code[0].devices
-    headers = ["library", "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
-    if devices:
+    return "\n\n".join([f"{printable(label)}: {', '.join(found)}", *parts, *problems])
+
+
+def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
+    """A row for each library, and for all files of a folder that are GPU code of one kind."""
+    groups: dict[tuple[str, FileKind], list[LibrarySummary]] = defaultdict(list)
+    for s in summaries:
+        folder = s.path if s.file_kind.is_host else os.path.dirname(s.path)  # noqa: PTH120
+        groups[folder, s.file_kind].append(s)
+    names = short_names([s.path for s in summaries])
+    common = os.path.commonpath([folder for folder, _ in groups])
+    rows = []
+    for (folder, kind), group in sorted(
+        groups.items(), key=lambda item: -sum(s.code_bytes for s in item[1])
+    ):
+        name = names[group[0].path]
+        if len(group) > 1:
+            where = os.path.relpath(folder, common)
+            name = f"{len(group):,} {kind.value} files" + ("" if where == "." else f" in {where}")
+        rows.append([name, *_figures(group)])
+    headers = [title, "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
+    if devices := summaries[0].devices:
         headers += [_loaded_on(devices), "dead weight"]
-    names = short_names([s.path for s in with_code])
-    rows = [[names[s.path], *_figures([s])] for s in with_code]
-    parts = [
-        f"{label}: {format_items(len(with_code), 'library', 'libraries')} with GPU code, "
-        f"{without:,} without",
-        format_table(
-            "l" + "r" * (len(headers) - 1), headers, rows, total=["total", *_figures(with_code)]
-        ),
-        code_table(with_code),
-    ]
-    if devices:
-        loaded = sum(s.loaded_bytes or 0 for s in with_code)
-        parts.append(_device_line(devices, loaded, sum(s.code_bytes for s in with_code)))
-    return "\n\n".join([*parts, *problems])
+    return format_table(
+        "l" + "r" * (len(headers) - 1), headers, rows, total=["total", *_figures(summaries)]
+    )
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
@@ -157,7 +194,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
         stored = sum(r.stored_bytes for r in group)
         kernels = [r.kernels for r in group if r.kernels is not None]
         row = [
-            str(arch),
+            _arch_text(arch),
             "bare cubin frame" if kind == FRAME else kind,
             f"{sum(r.elements for r in group):,}",
             format_bytes(stored),
@@ -188,8 +225,8 @@ def element_table(
         row = [
             f"{block.header_offset:#x}",
             "-" if block.region is None else f"{block.region.span.start:#x}",
-            "bare cubin frame" if block.region is None else block.kind.value,
-            str(block.arch),
+            "bare cubin frame" if block.is_frame else block.kind.value,
+            _arch_text(block.arch),
             block.compression.value,
             f"{block.stored_size:,}",
             f"{block.unpacked_size:,}",
@@ -197,8 +234,8 @@ def element_table(
             _note(block),
         ]
         if devices:
-            # Of an unknown kind, so a device may load it: the sums count it as loaded.
-            unknown = "?" if block.kind is ElementKind.UNKNOWN else ""
+            # A device may load it: the sums count it as loaded.
+            unknown = "?" if block.kind.is_opaque else ""
             row.insert(-1, "yes" if block.start in loaded else unknown)
         rows.append(row)
     align = "rrlllrrr" + "l" * (len(headers) - 8)
@@ -237,6 +274,10 @@ def kernel_lines(
         yield f"{printable(shown)}  [{', '.join(described)}]"
     if top and len(names) > top:
         yield f"and {len(names) - top:,} more"
+
+
+def _arch_text(arch: SmArch) -> str:
+    return "-" if arch == NO_ARCH else str(arch)
 
 
 def _note(block: CodeBlock) -> str:

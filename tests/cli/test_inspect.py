@@ -201,7 +201,10 @@ class TestTables:
 
     def test_folder_without_libraries(self, tmp_path: Path) -> None:
         result = inspect(tmp_path)
-        assert (result.exit_code, result.stdout) == (0, f"{tmp_path}: no ELF files\n")
+        assert (result.exit_code, result.stdout) == (
+            0,
+            f"{tmp_path}: no libraries and no files of GPU code\n",
+        )
 
     def test_folder_without_gpu_code(self, tmp_path: Path) -> None:
         (tmp_path / "libplain.so").write_bytes(PLAIN.read_bytes())
@@ -313,7 +316,7 @@ class TestJson:
     def test_details_bring_the_map(self, option: str) -> None:
         (library,) = inspect_json(option, MULTIARCH)["libraries"]
         library_map = library["map"]
-        assert library_map["format_version"] == 1
+        assert library_map["format_version"] == 2
         (section,) = library_map["sections"]
         spans = [e["payload"] for region in section["regions"] for e in region["elements"]]
         assert spans == [
@@ -515,7 +518,6 @@ class TestErrors:
                 b"#!/bin/sh\n",
                 "not an ELF file, as libraries are: it starts with 23212f62, not with 7f454c46",
             ),
-            (b"!<arch>\n", "a static archive: extract its members first"),
             (b"\x7fELF\x02\x01\x01", "truncated ELF header: 7 bytes, expected 64 or more"),
             (b"\x7fELF\x01\x01\x01" + bytes(99), "ELF class 1, expected 2 (64 bit)"),
             (b"\x7fELF\x02\x02\x01" + bytes(99), "ELF data encoding 2, expected 1"),
@@ -579,3 +581,46 @@ def test_help() -> None:
     assert result.exit_code == 0
     assert "inspect" in result.stdout
     assert run("--version").stdout.startswith("negativa, version ")
+
+
+class TestOtherFiles:
+    """Files that are GPU code themselves, and files that only a linker reads."""
+
+    def test_folder(self, tmp_path: Path) -> None:
+        cubins = tmp_path / "package" / "cubins"
+        cubins.mkdir(parents=True)
+        for name in ("kernels.sm_80.cubin", "kernels.sm_90.cubin"):
+            # The first bytes tell the kind, whatever the name is.
+            shutil.copy(BIN / name, cubins / f"{name}.data")
+        for name in ("libmultiarch.so", "kernels.ptx", "librdc.a", "cpu.bc"):
+            shutil.copy(BIN / name, tmp_path)
+        output = inspect(tmp_path, "--arch=9.0").stdout
+        rows = cells(output)
+        assert output.startswith(
+            f"{tmp_path}: 1 library with GPU code, 0 without, 3 files that are GPU code, "
+            "1 file for linkers alone\n"
+        )
+        names = ["2 cubin files in package/cubins", "kernels.ptx", "libmultiarch.so", "librdc.a"]
+        found = {row[0]: row[1:] for row in rows if row and row[0] in names}
+        assert sorted(found) == names
+        assert " ".join(found[names[0]]) == "9.8 kB 9.8 kB 100.0% 0 2 0 2 5.2 kB 46.9%"
+        assert len(found["librdc.a"]) == 7, "no figures of loaded code"
+
+    def test_json(self) -> None:
+        document = inspect_json("--arch=9.0", BIN / "kernels.sm_90.cubin", BIN / "librdc.a")
+        cubin, archive = (library["summary"] for library in document["libraries"])
+        assert (cubin["file_kind"], archive["file_kind"]) == ("cubin", "archive")
+        assert [row["loaded_bytes"] for row in cubin["code"]] == [5200]
+        assert {row["loaded_bytes"] for row in archive["code"]} == {None}
+
+    def test_gates_leave_them_out(self, tmp_path: Path) -> None:
+        for name in ("libmode_size.so", "kernels.sm_75.cubin", "librdc.a"):
+            shutil.copy(BIN / name, tmp_path)
+        assert inspect(tmp_path, "--require-arch=sm_90").exit_code == 0
+        assert inspect(BIN / "kernels.sm_75.cubin", "--require-arch=sm_90").exit_code == 1
+        dead = inspect_json(tmp_path, "--dead", "--arch=sm_90")["dead"]
+        assert [row["libraries"] for row in dead] == [2]
+
+    def test_elements_without_an_arch(self) -> None:
+        rows = cells(inspect("--elements", BIN / "gpu.bc").stdout)
+        assert ["0x0", "-", "bitcode", "-", "none", "1,604", "1,604", "-"] in rows

@@ -44,7 +44,8 @@ from tests.support.libraries import BIN, MANIFEST
 
 FILES: dict[str, Any] = MANIFEST["files"]
 ALL = sorted(FILES)
-HOSTS = [name for name in ALL if not name.endswith((".cubin", ".fatbin"))]
+BARE = (".cubin", ".fatbin", ".ptx", ".ltoir", ".bc", ".a")
+HOSTS = [name for name in ALL if not name.endswith(BARE)]
 CUBINS = [name for name in ALL if name.endswith(".cubin")]
 FATBINS = [name for name in ALL if name.endswith(".fatbin")]
 # cuobjdump looks into these sections, and lists linked code before relocatable code.

@@ -232,9 +232,9 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
     frames = tuple(library_map.iter_frames())
     fitting = [f for f in frames if f.content is not None]
     used = fitting[0]
-    assert used.content is not None and used.content.sha256 is not None
+    assert used.digest is not None
     usage = usage_of(
-        library_usage(library_map, {}), memory={used.content.sha256: (used.unpacked_size, ["k"])}
+        library_usage(library_map, {}), memory={used.digest: (used.unpacked_size, ["k"])}
     )
 
     found = plan(library_map, usage)

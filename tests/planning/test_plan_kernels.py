@@ -157,11 +157,10 @@ def test_frames_are_matched_by_their_images_kernels() -> None:
     frame = next(
         f
         for f in library_map.iter_frames()
-        if f.content is not None
-        and "calls_shared" in (library_map.names[k.name] for k in f.content.kernels)
+        if "calls_shared" in (k.name for k in library_map.kernels_of(f.content))
     )
-    assert frame.content is not None and frame.content.sha256 is not None
-    memory = {frame.content.sha256: (frame.unpacked_size, ["calls_shared"])}
+    assert frame.digest is not None
+    memory = {frame.digest: (frame.unpacked_size, ["calls_shared"])}
 
     found = plan(library_map, usage_of(library_usage(library_map, {}), memory=memory))
 

@@ -38,9 +38,9 @@ def plan_of_first_kernels(library_map: LibraryMap) -> LibraryPlan:
         if kernels:
             images[region.span.start] = kernels[:1]
     memory = {
-        f.content.sha256: (f.unpacked_size, [library_map.kernels_of(f.content)[0].name])
+        f.digest: (f.unpacked_size, [library_map.kernels_of(f.content)[0].name])
         for f in library_map.iter_frames()
-        if f.content is not None and f.content.sha256 is not None and f.content.kernels
+        if f.content is not None and f.digest is not None and f.content.kernels
     }
     usage = usage_of(library_usage(library_map, images), memory=memory)
     located = locate_library(library_map, usage.libraries[0], usage)

@@ -132,8 +132,8 @@ def test_frames_keep_their_length(tmp_path: Path) -> None:
     path = BIN / "libframes.so"
     library_map = read(path)
     frame = frame_with(library_map, "calls_chain")
-    assert frame.content is not None and frame.content.sha256 is not None
-    memory = {frame.content.sha256: (frame.unpacked_size, ["calls_chain"])}
+    assert frame.digest is not None
+    memory = {frame.digest: (frame.unpacked_size, ["calls_chain"])}
     usage = usage_of(library_usage(library_map, {}), memory=memory)
     located = locate_library(library_map, usage.libraries[0], usage)
     plan = plan_library(located, (H200,), KeepPolicy(granularity="kernel"))

@@ -15,7 +15,7 @@ from pytest_negativa.errors import FormatError, OptionError, StoreError
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget, parse_region
 from pytest_negativa.gpucode.frames import parse_frame
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.library import read_any_file
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
@@ -40,7 +40,7 @@ _SCRATCH = _FOLDER / "input"
 def _library(data: bytes) -> None:
     _SCRATCH.write_bytes(data)
     try:
-        library_map = read_library(_SCRATCH, Scope())
+        library_map = read_any_file(_SCRATCH, Scope())
     except FormatError:
         return
     check_map(library_map)

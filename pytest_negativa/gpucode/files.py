@@ -1,0 +1,232 @@
+"""Files other than libraries that hold GPU code: bare code, object files, static archives.
+
+Bare code is a file that is a cubin, a fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode from end to
+end. Its table is one section without a name. The sections of an archive are those of its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pytest_negativa.arch import NO_ARCH, ElementKind, SmArch
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
+from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
+from pytest_negativa.gpucode.elf_tables import EHDR
+from pytest_negativa.gpucode.source import ByteSource, Readable, Window
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.file_kinds import (
+    ARCHIVE_MAGIC,
+    HEAD_SIZE,
+    THIN_ARCHIVE_MAGIC,
+    FileKind,
+    kind_of,
+    ptx_target,
+)
+from pytest_negativa.models.library import Compression, Frame
+
+_ELEMENT_KINDS = {
+    FileKind.OBJECT: ElementKind.CUBIN,
+    FileKind.CUBIN: ElementKind.CUBIN,
+    FileKind.PTX: ElementKind.PTX,
+    FileKind.LTO_IR: ElementKind.LTO_IR,
+    FileKind.TILE_IR: ElementKind.TILE_IR,
+    FileKind.BITCODE: ElementKind.BITCODE,
+}
+# u16, ten times the arch: 900 for lto_90. Source: files of "nvcc -dlto -ltoir" 13.0 for all archs.
+_LTO_ARCH = slice(0x1A, 0x1C)
+
+# Bytes. LLVM's writer puts the target triple at the start of a module, and linkable symbols at its
+# end (the symbol table names the triple again).
+_SEARCHED_FOR_TRIPLE = 64 << 10
+_GPU_TRIPLE = b"nvptx"
+
+
+def read_tables(source: ByteSource) -> HostElf:
+    """Read identity and sections of any file that may hold GPU code.
+
+    Raises:
+        FormatError: of no such kind, or damaged beyond its GPU code; see ``elf.read_host_elf``.
+    """
+    head = source.read(0, min(HEAD_SIZE, source.size))
+    kind = kind_of(head)
+    if kind is FileKind.ARCHIVE:
+        return _read_archive(source)
+    content = _bare_kind(source, head, kind)
+    if kind is None or (kind.is_host and content is None):
+        return read_host_elf(source)
+    sections = (_whole_file(content, 0, source.size),) if content is not None else ()
+    return HostElf(
+        machine="EM_CUDA" if _is_cubin(kind, head) else "",
+        build_id=None,
+        soname=None,
+        sections=sections,
+        kind=kind,
+    )
+
+
+def _bare_kind(source: ByteSource | Window, head: bytes, kind: FileKind | None) -> FileKind | None:
+    """The kind of a file that is GPU code; None for others, such as bitcode for a CPU."""
+    if kind is None or kind is FileKind.ARCHIVE:
+        return None
+    if kind is FileKind.BITCODE:
+        return kind if _is_gpu_bitcode(source) else None
+    return kind if not kind.is_host or _is_cubin(kind, head) else None
+
+
+def _is_cubin(kind: FileKind, head: bytes) -> bool:
+    return kind in (FileKind.CUBIN, FileKind.OBJECT) and is_cubin_header(head)
+
+
+def _whole_file(kind: FileKind, offset: int, size: int, member: str | None = None) -> HostSection:
+    return HostSection("", offset, size, 0, executable=False, content=kind, member=member)
+
+
+def read_bare_code(source: Readable, section: HostSection) -> Frame | None:
+    """The code that fills a section from end to end; None for other sections and for fatbins."""
+    if section.content is None or (kind := _ELEMENT_KINDS.get(section.content)) is None:
+        return None
+    head = source.read(section.offset, min(HEAD_SIZE, section.size))
+    arch, unreadable = NO_ARCH, None
+    if kind is ElementKind.CUBIN and len(head) < EHDR.size:
+        unreadable = f"cubin of {len(head)} bytes, expected {EHDR.size} or more"
+    elif kind is ElementKind.CUBIN:
+        arch, unreadable = cubin_arch(head), abi_problem(head)
+    elif kind is ElementKind.LTO_IR:
+        arch = SmArch.from_number(int.from_bytes(head[_LTO_ARCH], "little") // 10)
+    elif kind is ElementKind.PTX and (target := ptx_target(head)) is not None:
+        arch = SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
+    return Frame(
+        span=Span(section.offset, section.offset + section.size),
+        unpacked_size=section.size,
+        arch=arch,
+        kind=kind,
+        compression=Compression.NONE,
+        unreadable=unreadable,
+    )
+
+
+def _is_gpu_bitcode(source: ByteSource | Window) -> bool:
+    """Whether the target triple of a module is NVIDIA's: ``nvptx`` or ``nvptx64``."""
+    size = min(source.size, _SEARCHED_FOR_TRIPLE)
+    ends = source.read(0, size), source.read(source.size - size, size)
+    return any(triple in end for end in ends for triple in _encoded_triples())
+
+
+def _encoded_triples() -> Iterator[bytes]:
+    """What the bytes inside a triple can look like.
+
+    LLVM writes the record MODULE_CODE_TRIPLE without an abbreviation, so each character is a
+    variable-width integer in chunks of 6 bits (VBR6), and begins at any bit. The symbol table
+    holds plain bytes. Source: LLVM's bitcode format, "Variable Width Integer", "UNABBREV_RECORD".
+    """
+    yield _GPU_TRIPLE
+    bits = 0
+    for index, char in enumerate(_GPU_TRIPLE):
+        bits |= (char & 31 | 32 | char >> 5 << 6) << 12 * index
+    length = 12 * len(_GPU_TRIPLE)
+    for skipped in range(8):
+        whole = (length - skipped) // 8
+        yield (bits >> skipped & (1 << 8 * whole) - 1).to_bytes(whole, "little")
+
+
+class _Member(NamedTuple):
+    name: str
+    start: int
+    size: int
+
+
+_MEMBER_HEADER = 60
+# Bytes. A crafted archive could have many tables of long names, each as large as the file.
+_MAX_LONG_NAMES = 16 << 20
+_HEADER_END = b"`\n"
+# The index of symbols, for 32 and 64 bits, and the table of long names.
+_NO_OBJECTS = ("/", "/SYM64/", "//", "__.SYMDEF", "__.SYMDEF SORTED")
+
+
+def _read_archive(source: ByteSource) -> HostElf:
+    sections: list[HostSection] = []
+    faults: list[tuple[int, str]] = []
+    machine = ""
+    try:
+        for member in _iter_members(source):
+            window = source.window(member.start, member.size)
+            try:
+                found = _read_member(window, member)
+            except FormatError as e:
+                faults.append((member.start, f"member {member.name}: {e.problem}"))
+                continue
+            if found is not None:
+                machine = machine or found.machine
+                sections.extend(found.sections)
+    except FormatError as e:
+        faults.append((e.offset or 0, e.problem))
+    return HostElf(
+        machine=machine,
+        build_id=None,
+        soname=None,
+        sections=tuple(sections),
+        kind=FileKind.ARCHIVE,
+        faults=tuple(faults),
+    )
+
+
+def _read_member(window: Window, member: _Member) -> HostElf | None:
+    """The tables of a member with offsets of the archive; None if it is of no known kind."""
+    head = window.read(0, min(HEAD_SIZE, window.size))
+    kind = kind_of(head)
+    content = _bare_kind(window, head, kind)
+    if content is not None:
+        whole = _whole_file(content, member.start, member.size, member.name)
+        return HostElf("", None, None, (whole,))
+    if kind not in (FileKind.LIBRARY, FileKind.OBJECT):
+        return None
+    host = read_host_elf(window)
+    return host._replace(
+        sections=tuple(
+            section._replace(offset=member.start + section.offset, member=member.name)
+            for section in host.sections
+        )
+    )
+
+
+def _iter_members(source: ByteSource) -> Iterator[_Member]:
+    """The members of an archive; a thin one has none, because its members are other files.
+
+    Source: ar(5) of FreeBSD for the header and names in front of the data; the manual of GNU
+    binutils' bfd, "Archives", for the table of long names.
+
+    Raises:
+        FormatError: a header leaves the file, or is none.
+    """
+    if source.read(0, len(ARCHIVE_MAGIC)) == THIN_ARCHIVE_MAGIC:
+        return
+    position, long_names = len(ARCHIVE_MAGIC), b""
+    while position + _MEMBER_HEADER <= source.size:
+        header = source.read(position, _MEMBER_HEADER)
+        size_text = header[48:58].strip()
+        start = position + _MEMBER_HEADER
+        if header[58:60] != _HEADER_END or not size_text.isdigit():
+            raise FormatError(source.path, position, "no header of an archive's member")
+        size = int(size_text)
+        if start + size > source.size:
+            raise FormatError(
+                source.path,
+                position,
+                f"an archive's member ends at {start + size:#x}, the file at {source.size:#x}",
+            )
+        # Members begin at even offsets.
+        position = start + size + (size & 1)
+        name = header[:16].rstrip()
+        if name == b"//":
+            long_names = source.read(start, min(size, _MAX_LONG_NAMES))
+        elif name.startswith(b"#1/") and name[3:].isdigit():
+            length = min(int(name[3:]), size)
+            name = source.read(start, min(length, HEAD_SIZE)).rstrip(b"\0")
+            start, size = start + length, size - length
+        elif name[:1] == b"/" and name[1:].isdigit():
+            name = long_names[int(name[1:]) :].split(b"\n", 1)[0]
+        shown = (name.removesuffix(b"/") or name).decode("utf-8", "backslashreplace")
+        if shown not in _NO_OBJECTS:
+            yield _Member(shown, start, size)
