@@ -38,6 +38,8 @@ FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"
 # CUPTI may call the tracer until the process is gone; the kernel and patched GOTs call the spare's
 # runtime. glibc can't keep an auditor that declines.
 NEVER_UNLOADED = {"pytest_negativa.tracing._injection", "pytest_negativa.spare._runtime"}
+# Its handler must be there before any constructor runs.
+INITIALISED_FIRST = {"pytest_negativa.spare._runtime"}
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
@@ -59,6 +61,7 @@ class BuildLibraries(build_ext):
             *shlex.split(os.environ.get("LDFLAGS", "")),
             *LINK_FLAGS,
             *(["-Wl,-z,nodelete"] if ext.name in NEVER_UNLOADED else []),
+            *(["-Wl,-z,initfirst"] if ext.name in INITIALISED_FIRST else []),
         ]
         try:
             subprocess.run(command, check=True)

@@ -646,9 +646,12 @@ static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
     return *(bool *)working;
 }
 
-static const char *variable(const char *name) {
-    const char *value = getauxval(AT_SECURE) ? NULL : getenv(name);
-    return value && *value ? strdup(value) : NULL;
+static const char *variable(char **environment, const char *name) {
+    size_t size = strlen(name);
+    for (; !getauxval(AT_SECURE) && *environment; environment++)
+        if (strncmp(*environment, name, size) == 0 && (*environment)[size] == '=')
+            return (*environment)[size + 1] ? strdup(*environment + size + 1) : NULL;
+    return NULL;
 }
 
 static void refuse(const char *reason) {
@@ -659,7 +662,11 @@ static void refuse(const char *reason) {
     _exit(127);
 }
 
-__attribute__((constructor)) static void begin(void) {
+/* This file is linked with -z initfirst: glibc runs begin before all other constructors. One of a
+ * library that was not cut may call a function of a cut one, which it finds in its stead by name.
+ * At a program's start that is before libc's own constructor, which sets environ. */
+__attribute__((constructor)) static void begin(int count, char **words, char **environment) {
+    (void)count, (void)words;
     bool working = false;
     dl_iterate_phdr(collect_copy, &working);
     if (working) return;
@@ -668,8 +675,8 @@ __attribute__((constructor)) static void begin(void) {
     struct dl_find_object libc;
     if (find_object == NULL || in_libc == NULL || find_object(in_libc, &libc) != 0)
         refuse("they need glibc 2.35 or newer");
-    spare_folder = variable("NEGATIVA_SPARE_DIR");
-    log_folder = variable("NEGATIVA_SPARE_LOG");
+    spare_folder = variable(environment, "NEGATIVA_SPARE_DIR");
+    log_folder = variable(environment, "NEGATIVA_SPARE_LOG");
     if (log_folder) mkdir(log_folder, 0777);
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
     if (!faults_wrap_libc(libc.dlfo_link_map) ||

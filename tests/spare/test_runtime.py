@@ -152,6 +152,24 @@ def test_the_spare_is_found_in_other_folders(kit: Kit, tmp_path: Path) -> None:
         assert kit.run("plain", cut.library, environ=environ).stdout == kit.output
 
 
+def test_another_librarys_constructor_calls_a_cut_library(tmp_path: Path) -> None:
+    """Before the cut one has started: both have a function of that name."""
+    first = compile_shared("spare/later.c", tmp_path / "libfirst.so", "-DFIRST")
+    flags = ("-L", str(tmp_path), "-Wl,--no-as-needed", "-lfirst", "-Wl,-rpath,$ORIGIN")
+    later = compile_shared("spare/later.c", tmp_path / "liblater.so", *flags)
+    cut = cut_library(later, later, tmp_path, [], CutOptions(min_hole=4096))
+    assert first.exists() and cut.removed >= 4096
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).call_result())"
+    command = [sys.executable, "-I", "-c", script, str(later)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+    # At a program's start, too.
+    program = compile_c("spare/main.c", tmp_path / "program", *flags[:2], "-llater", *flags[2:])
+    (tmp_path / "logs").mkdir()
+    environ = {"NEGATIVA_SPARE_LOG": str(tmp_path / "logs")}
+    done = subprocess.run([program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "42\n" and len(list((tmp_path / "logs").iterdir())) == 1
+
+
 def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> None:
     one, other = kit.cut(tmp_path / "one"), kit.cut(tmp_path / "other")
     script = (
