@@ -10,7 +10,7 @@ import bisect
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
+from pytest_negativa.rewriting.compact.load_check import why_untrusted
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -312,8 +313,14 @@ def slim_library(
         compacted.sha256,
         compacted.size_after,
         removal.code_removed(compacted.spared),
-        compacted.notes,
+        (*compacted.notes, *_unloaded(path, load_check)),
     )
+
+
+def _unloaded(path: Path, load_check: bool) -> Iterator[str]:
+    """Say that no load check was made though one was asked for."""
+    if load_check and (reason := why_untrusted(path)) is not None:
+        yield f"not load-checked: {reason}"
 
 
 def _cut(
@@ -332,7 +339,10 @@ def _cut(
     gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
     with ByteSource(target) as result:
         sha256 = result.sha256()
-    return Result(removal, done.original_sha256, sha256, done.size_after, gone, spare=done.spare)
+    notes = tuple(_unloaded(path, load_check))
+    return Result(
+        removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
+    )
 
 
 def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:

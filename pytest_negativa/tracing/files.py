@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +27,9 @@ from pytest_negativa.storage.system import System, open_regular
 
 _LOST = b"true }"
 """Overwrites the end of a header, which is ``false}``."""
+
+_MAX_LINE = 16 << 20
+_MOST_PROBLEMS = 100
 
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
 
@@ -82,7 +87,7 @@ class TraceReader:
             # Before reading: what a process that is gone had written is all there.
             self.is_running = _is_locked(path)
             with open_regular(path) as file:
-                first = file.readline()
+                first = next(read_lines(file), b"")
         except OSError as e:
             raise StoreError(f"{self.path}: cannot be read: {e.strerror}") from e
         self._is_ours = self._read_header(first)
@@ -93,7 +98,7 @@ class TraceReader:
             return
         try:
             with open_regular(self.path) as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(read_lines(file), 1):
                     if not line.endswith(b"\n"):
                         self.torn = True
                     elif number > 1 and (record := self._decode(number, line)) is not None:
@@ -129,12 +134,22 @@ class TraceReader:
         try:
             record: AnyTraceRecord = _decode(line)
         except UNDECODABLE as e:
-            self.problems.append(f"line {number}: {e}")
+            self._add_problem(f"line {number}: {e}")
             return None
         if isinstance(record, Header):
-            self.problems.append(f"line {number}: a second header; are two traces in one file?")
+            self._add_problem(f"line {number}: a second header; are two traces in one file?")
             return None
         return record
+
+    def _add_problem(self, problem: str) -> None:
+        # A hostile file has as many as it likes, and one is enough to keep all code.
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a trace file, with their ends; a line that no writer writes comes in pieces."""
+    return iter(partial(file.readline, _MAX_LINE), b"")
 
 
 def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:

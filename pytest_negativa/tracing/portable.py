@@ -22,6 +22,7 @@ from pytest_negativa.models.trace import AnyTraceRecord, Header, LibraryRecord, 
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import TRACE_SUFFIX
 from pytest_negativa.storage.system import open_regular
+from pytest_negativa.tracing.files import read_lines
 
 _MARKS = (b'"record":"header"', b'"record":"library"')
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
@@ -48,7 +49,7 @@ def copy_portable(
     part = folder / f".{os.getpid()}.part"
     try:
         with open_regular(trace) as source, part.open("wb") as target:
-            for line in source:
+            for line in read_lines(source):
                 # Few lines name a path; decoding all of them would take most of the time.
                 portable = line
                 if any(mark in line for mark in _MARKS):

@@ -3,12 +3,17 @@
 The child also looks for the library's unwinding table at the address that the loader gives, and
 asks libgcc for its entries. A library with damaged program headers may load without an error, and
 then the first exception ends the process.
+
+Loading runs the library's initialisers. The child can gain no privileges, and a child of root has
+no capabilities and, where the kernel allows that, no network. A library that somebody else may have
+written is not loaded at all.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,6 +32,14 @@ _MAX_PATH = 64 << 10
 # _exit: finalisers of a library that was only loaded have nothing to do, and may fail.
 _SCRIPT = r"""
 import ctypes, json, os, struct, sys
+
+def drop_privileges():
+    libc = ctypes.CDLL(None)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    if os.geteuid() == 0:
+        libc.unshare(0x40000000)  # CLONE_NEWNET
+        # capset(2): version 3, of this process; no capability in any set.
+        libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))
 
 def answer(**facts):
     os.write(1, b"\n" + json.dumps(facts).encode() + b"\n")
@@ -73,6 +86,7 @@ def unwinding(path):
     return "the loader finds no unwinding table" if sys.argv[2] == "unwinding" else None
 
 path = sys.argv[1]
+drop_privileges()
 try:
     ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
 except OSError as e:
@@ -94,12 +108,26 @@ class LoadCheck:
     outcome: str
 
 
+def why_untrusted(path: str | os.PathLike[str]) -> str | None:
+    """Why code of a library must not run here; None if only root and the caller can write it."""
+    for place in (Path(path), Path(path).parent):
+        status = place.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to user {status.st_uid}, who is neither root nor the caller"
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_mode & stat.S_IWOTH and not is_sticky:
+            return f"any user can write to {place}"
+    return None
+
+
 def check_loading(original: ByteSource, tables: ElfTables, compacted: Path) -> LoadCheck:
     """Load the result; if it fails, load the original and compare the errors.
 
     The result may lie elsewhere, so the child gets the folders of the original's search path
     (``DT_RUNPATH``) to find the dependencies.
     """
+    if (reason := why_untrusted(original.path)) is not None:
+        return LoadCheck(None, f"not load-checked: {reason}")
     folders = _search_path(original, tables)
     unwinding = any(s.p_type == PT_GNU_EH_FRAME for s in tables.segments)
     result = _load(str(compacted), folders, unwinding=unwinding)

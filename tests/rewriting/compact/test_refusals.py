@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import struct
 import subprocess
@@ -21,7 +22,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.rewriting.compact.load_check import check_loading
+from pytest_negativa.rewriting.compact.load_check import check_loading, why_untrusted
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
 from tests.support.compacting import (
@@ -397,6 +398,45 @@ def test_library_that_ends_the_process_while_it_is_loaded(tmp_path: Path) -> Non
     assert isinstance(result, Compacted)
     assert result.load_check.startswith("not load-checked: ")
     assert "before the loader was done" in result.load_check
+
+
+def test_initialisers_run_without_privileges(tmp_path: Path) -> None:
+    seen = tmp_path / "status"
+    tells = (
+        "#include <fstream>\n"
+        "__attribute__((constructor)) static void tell() {\n"
+        f'    std::ofstream("{seen}") << std::ifstream("/proc/self/status").rdbuf();\n}}\n'
+    )
+    path = build(tmp_path / "build", source=SOURCE + tells)
+    library_map = read(path)
+    plan = plan_of(library_map, lambda i: False)
+    result = compact_library(path, tmp_path / "small.so", library_map, plan)
+    assert isinstance(result, Compacted) and result.load_check == "loaded"
+    facts = dict(line.split(":\t", 1) for line in seen.read_text().splitlines() if ":\t" in line)
+    assert facts["NoNewPrivs"] == "1"
+    assert int(facts["CapEff"], 16) == int(facts["CapPrm"], 16) == 0
+
+    # A library that any user may have written does not run at all.
+    seen.unlink()
+    path.chmod(0o757)
+    (tmp_path / "small.so").unlink()
+    result = compact_library(path, tmp_path / "small.so", read(path), plan)
+    assert isinstance(result, Compacted)
+    assert result.load_check == f"not load-checked: any user can write to {path}"
+    assert not seen.exists()
+
+
+def test_who_may_have_written_a_library(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.touch(mode=0o644)
+    assert why_untrusted(path) is None
+    tmp_path.chmod(0o777)
+    assert why_untrusted(path) == f"any user can write to {tmp_path}"
+    tmp_path.chmod(0o1777)
+    assert why_untrusted(path) is None
+    if os.geteuid() == 0:
+        os.chown(path, 4711, 4711)
+        assert "belongs to user 4711, who is neither root" in str(why_untrusted(path))
 
 
 def test_failing_for_another_reason_is_a_fault(tmp_path: Path) -> None:
