@@ -15,8 +15,7 @@ from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.images.archives import is_archive
-from pytest_negativa.images.contents import map_archive
+from pytest_negativa.images.contents import Question, is_container, map_archive, may_hold_code
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
@@ -93,7 +92,7 @@ def inspect_libraries(
     Raises:
         OptionError: an argument stands for nothing.
     """
-    groups = itertools.groupby(request.arguments, lambda argument: is_archive(Path(argument)))
+    groups = itertools.groupby(request.arguments, lambda argument: is_container(Path(argument)))
     found: list[InspectedSet] = []
     for archives, group in groups:
         if archives:
@@ -106,7 +105,8 @@ def inspect_libraries(
 def _inspect_archive(
     path: Path, request: InspectionRequest, jobs: int | None, on_done: OnDone | None
 ) -> InspectedSet:
-    contents = map_archive(path, request.map_request, jobs, on_done)
+    question = Question(may_hold_code, lambda size: request.map_request)
+    contents = map_archive(path, question, jobs, on_done)
     mapped = tuple(contents.libraries[name] for name in sorted(contents.libraries))
     libraries = LibrarySet(
         str(path),

@@ -9,8 +9,7 @@ from pathlib import Path
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.images.archives import is_archive
-from pytest_negativa.images.contents import map_archive
+from pytest_negativa.images.contents import Question, is_container, map_archive, may_hold_code
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -49,7 +48,7 @@ def load_snapshot(
         return snapshot_run(argument, load_planned(run))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
-    if is_archive(path):
+    if is_container(path):
         return _of_archive(path, headers_only, on_done)
     if path.is_file():
         with path.open("rb") as file:
@@ -100,7 +99,8 @@ def _request(headers_only: bool) -> MapRequest:
 def _of_archive(
     path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
 ) -> Snapshot:
-    contents = map_archive(path, _request(headers_only), on_done=on_done)
+    question = Question(may_hold_code, lambda size: _request(headers_only))
+    contents = map_archive(path, question, on_done=on_done)
     for problem in contents.problems:
         raise problem
     version = contents.distribution[1] if contents.distribution is not None else None

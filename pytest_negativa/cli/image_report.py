@@ -28,7 +28,7 @@ _MOST_ERRORS = 10
 
 
 @click.command("image-report")
-@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.argument("folder", type=click.Path(exists=True, path_type=Path), metavar="IMAGE")
 @click.option(
     "--run",
     type=FOLDER,
@@ -61,9 +61,10 @@ def image_report(
 ) -> None:
     """Show the GPU code in a file tree, and what a suite needs.
 
-    DIR is the root of an unpacked image, or an environment of Python or conda. A library is one
-    that the suite loaded if content or build id agree; paths don't matter. Without --arch, the
-    devices are those of the run or the lock.
+    IMAGE is the root of an unpacked image, an environment of Python or conda, or an archive of
+    one: a saved image (docker save, OCI; a folder or a tar archive), a tar archive or a wheel.
+    A library is one that the suite loaded if content or build id agree; paths don't matter.
+    Without --arch, the devices are those of the run or the lock.
 
     Exit status: 0, or 1 if a file could not be read.
     """

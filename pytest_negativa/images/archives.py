@@ -33,8 +33,8 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource
 from pytest_negativa.models.archive import Member
 
-HEAD_SIZE = 512
-"""Bytes at the beginning of a file that tell what it is: as many as a tar header has."""
+HEAD_SIZE = 4096
+"""Bytes at the beginning of a file that tell what it is."""
 
 # Tables of an archive are read in one go: the central directory of a ZIP archive, long names in a
 # tar archive. The central directory of a wheel with 16,000 files has 2 MB.
@@ -87,6 +87,7 @@ class Entry:
         target: of a symbolic link; None for a file.
         member: where the file can be read at any time; None if it can be read in passing alone.
         read: reads the whole file; valid until the next entry.
+        stream: a stream of the file, likewise; of files in tar archives.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Entry:
     target: str | None = None
     member: Member | None = None
     read: Callable[[], bytes] = bytes
+    stream: Callable[[], io.RawIOBase] = io.RawIOBase
 
 
 OnProblem = Callable[[FormatError], None]
@@ -124,6 +126,8 @@ def is_archive(path: Path) -> bool:
 
 def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """The files and symbolic links in an archive, in its order; a later one of a name counts.
+
+    A hard link, which is another name of a file before it, is an empty file here.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
@@ -395,8 +399,9 @@ def iter_tar(
             if ".so" in name:
                 problem = "is stored as a sparse file; unpack the archive and name the folder"
                 on_problem(FormatError(f"{label}/{name}", None, problem))
-        # A hard link is another name of a file that came before.
-        elif info.isreg():
+        elif info.islnk():
+            yield Entry(name)
+        else:
             with damage(f"{label}/{name}"):
                 entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
             yield entry
@@ -438,7 +443,33 @@ def _tar_file(
             )
         return data
 
-    return Entry(name, info.size, head, member=member, read=read)
+    def rest() -> io.RawIOBase:
+        stream.seek(info.offset_data + len(head))
+        return _Rest(stream, head, info.size)
+
+    return Entry(name, info.size, head, member=member, read=read, stream=rest)
+
+
+class _Rest(io.RawIOBase):
+    """A stream of a file in a tar archive whose head was read."""
+
+    def __init__(self, stream: _TarStream, head: bytes, size: int) -> None:
+        self._stream = stream
+        self._head = head
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._left)
+        if self._head:
+            part, self._head = self._head[:length], self._head[length:]
+        else:
+            part = self._stream.read_all(length)
+        buffer[: len(part)] = part
+        self._left -= len(part)
+        return len(part)
 
 
 def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:

@@ -1,10 +1,15 @@
-"""The libraries in an archive, mapped."""
+"""The libraries in an archive or a saved image, mapped; nothing is written to disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.mapping import (
@@ -13,31 +18,75 @@ from pytest_negativa.gpucode.mapping import (
     map_libraries,
     map_source,
 )
-from pytest_negativa.gpucode.source import MemorySource
-from pytest_negativa.images.archives import Entry, iter_archive
+from pytest_negativa.gpucode.source import ByteSource, MemorySource, open_source
+from pytest_negativa.images.archives import (
+    HEAD_SIZE,
+    ArchiveKind,
+    Entry,
+    archive_kind,
+    is_archive,
+    iter_archive,
+)
+from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
 from pytest_negativa.models.archive import Member
-from pytest_negativa.models.file_kinds import FileKind, kind_of
+from pytest_negativa.models.file_kinds import kind_of
+
+_T = TypeVar("_T")
 
 _DIST_INFO = ".dist-info"
+# What tells which package installed a file; see ``images.tree``.
+_PACKAGE_LISTS = re.compile(
+    r"(.*/)?[^/]+\.dist-info/RECORD|(.*/)?conda-meta/[^/]+\.json|var/lib/dpkg/(status|info/[^/]+\.list)"
+)
+# Bytes. An image with all of CUDA, Python and its packages has 60 MB of them.
+_MAX_LIST = 64 << 20
+_MAX_LISTS = 1 << 30
 
 OnDone = Callable[[int, int], None]
-"""Called with the bytes of the archive that are done, and of all."""
+"""Called with the bytes of the libraries that are done, and of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to find out about the files of an archive.
+
+    Attributes:
+        wants: whether to map a file that begins with these bytes.
+        request: what to find out about a file of this size.
+        counts: whether to count a file that begins with these bytes.
+        with_lists: whether to keep the lists of packages.
+    """
+
+    wants: Callable[[bytes], bool]
+    request: Callable[[int], MapRequest]
+    counts: Callable[[bytes], bool] = lambda head: False
+    with_lists: bool = False
 
 
 @dataclass(slots=True)
 class Contents:
-    """What an archive holds.
+    """What can be seen of an archive or image once all its layers are in place.
 
     Attributes:
         path: real path of the archive.
-        libraries: by path in the archive.
+        libraries: the mapped files, by path in the archive.
+        sizes: of these files, in bytes.
+        counted: sizes of the files that were to be counted.
+        links: targets of symbolic links.
+        lists: the lists of packages.
         dist_infos: folders with the metadata of wheels.
+        hidden: files to map that lie in a layer and are hidden by an upper one, with their sizes.
         problems: what is wrong with the archive, or with files in it.
     """
 
     path: str
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, bytes] = field(default_factory=dict)
     dist_infos: set[str] = field(default_factory=set)
+    hidden: list[tuple[str, int]] = field(default_factory=list)
     problems: list[FormatError] = field(default_factory=list)
 
     @property
@@ -50,64 +99,156 @@ class Contents:
         return (name.replace("_", "-"), version) if "/" not in name else None
 
 
+@dataclass(slots=True)
+class _Layer:
+    """What a layer holds; an archive that is no image has one."""
+
+    names: set[str] = field(default_factory=set)
+    members: dict[str, Member] = field(default_factory=dict)
+    mapped: dict[str, MappedLibrary] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, bytes] = field(default_factory=dict)
+
+
+def may_hold_code(head: bytes) -> bool:
+    """Whether a file that begins with these bytes may hold GPU code."""
+    return kind_of(head) is not None
+
+
+def is_container(path: Path) -> bool:
+    """Whether a path is an archive, or a folder with a saved image.
+
+    Raises:
+        FormatError: it is such a folder, and damaged.
+    """
+    return is_archive(path) or (path.is_dir() and find_image(path) is not None)
+
+
 def map_archive(
-    path: Path, request: MapRequest, jobs: int | None = None, on_done: OnDone | None = None
+    path: Path, question: Question, jobs: int | None = None, on_done: OnDone | None = None
 ) -> Contents:
-    """Map all libraries in an archive; nothing is written to disk, the cache included.
+    """Map all libraries in an archive, or in a saved image; nothing is cached.
 
     Libraries of a compressed tar archive are read in passing, one after the other.
 
     Args:
-        request: what to find out about each.
+        question: what to find out about which files.
         jobs: how many processes read; None: one for each processor.
     """
     contents = Contents(str(path.resolve()))
-    members: dict[str, Member] = {}
+    layers: defaultdict[int, _Layer] = defaultdict(_Layer)
+    left = _MAX_LISTS
     try:
-        for entry in iter_archive(path, contents.problems.append):
-            _take(entry, contents, members, request)
+        for number, entries in _iter_layers(path, contents):
+            layer = layers[number] = _Layer()
+            for entry in entries:
+                left -= _take(entry, layer, contents, question, left)
     except FormatError as e:
         contents.problems.append(e)
-    _map_members(members, contents, request, jobs, on_done)
+    members = _merge(layers, contents)
+    _map_members(members, contents, question, jobs, on_done)
     return contents
 
 
-def _take(
-    entry: Entry, contents: Contents, members: dict[str, Member], request: MapRequest
-) -> None:
+def _iter_layers(path: Path, contents: Contents) -> Iterator[tuple[int, Iterator[Entry]]]:
+    image = _find_image(path)
+    if image is None:
+        yield 0, iter_archive(path, contents.problems.append)
+    else:
+        yield from iter_layers(image, contents.problems.append)
+
+
+def _find_image(path: Path) -> Image | None:
+    if path.is_dir():
+        return find_image(path)
+    with ByteSource(path) as source:
+        kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
+    return None if kind in (None, ArchiveKind.ZIP) else find_image(path)
+
+
+def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, left: int) -> int:
+    """Take a file of a layer; returns the bytes of lists that are kept."""
+    name = entry.name
     # A file of the same name before this one is gone when the archive is unpacked.
-    contents.libraries.pop(entry.name, None)
-    members.pop(entry.name, None)
-    folder = entry.name.rpartition("/")[0]
+    for found in (layer.members, layer.mapped, layer.sizes, layer.counted, layer.links):
+        found.pop(name, None)
+    layer.names.add(name)
+    folder = name.rpartition("/")[0]
     if folder.endswith(_DIST_INFO):
         contents.dist_infos.add(folder)
-    kind = kind_of(entry.head)
-    if kind is None or not (request.any_file or kind is FileKind.LIBRARY):
-        return
+    if entry.target is not None:
+        layer.links[name] = entry.target
+        return 0
+    if question.with_lists and _PACKAGE_LISTS.fullmatch(name):
+        if entry.size > min(left, _MAX_LIST):
+            return 0
+        layer.lists[name] = _content(entry)
+        return entry.size
+    if question.counts(entry.head):
+        layer.counted[name] = entry.size
+    if not question.wants(entry.head):
+        return 0
+    layer.sizes[name] = entry.size
     if entry.member is not None:
-        members[entry.name] = entry.member
-        return
-    where = Path(contents.path, entry.name)
+        layer.members[name] = replace(entry.member, shown_in=contents.path)
+        return 0
+    where = Path(contents.path, name)
     try:
         source = MemorySource(str(where), entry.read(), 0)
     except FormatError as e:
         contents.problems.append(e)
     else:
-        contents.libraries[entry.name] = map_source(where, source, request)
+        layer.mapped[name] = map_source(where, source, question.request(entry.size))
+    return 0
+
+
+def _content(entry: Entry) -> bytes:
+    if entry.member is None:
+        return entry.read()
+    with open_source(entry.member) as source:
+        return source.read(0, source.size)
+
+
+def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
+    """Put the layers over each other; returns the files that are still to be mapped."""
+    cover = Cover()
+    members: dict[str, Member] = {}
+    for number in sorted(layers, reverse=True):
+        layer = layers[number]
+        seen = {name for name in layer.names if not cover.hides(name)}
+        contents.hidden += ((n, size) for n, size in layer.sizes.items() if n not in seen)
+        _put(layer.members, members, seen)
+        _put(layer.mapped, contents.libraries, seen)
+        _put(layer.sizes, contents.sizes, seen)
+        _put(layer.counted, contents.counted, seen)
+        _put(layer.links, contents.links, seen)
+        _put(layer.lists, contents.lists, seen)
+        cover.add(layer.names)
+    return members
+
+
+def _put(found: Mapping[str, _T], into: dict[str, _T], seen: Set[str]) -> None:
+    into.update((name, value) for name, value in found.items() if name in seen)
 
 
 def _map_members(
     members: dict[str, Member],
     contents: Contents,
-    request: MapRequest,
+    question: Question,
     jobs: int | None,
     on_done: OnDone | None,
 ) -> None:
     names = {member.path: name for name, member in members.items()}
-    sizes = {member.path: member.size for member in members.values()}
-    total, done = sum(sizes.values()), 0
-    for mapped in map_libraries(tuple(members.values()), request, None, jobs):
-        contents.libraries[names[mapped.path]] = mapped
-        done += sizes[mapped.path]
-        if on_done is not None:
-            on_done(done, total)
+    by_request: defaultdict[MapRequest, list[Member]] = defaultdict(list)
+    for member in members.values():
+        by_request[question.request(member.size)].append(member)
+    total, done = sum(member.size for member in members.values()), 0
+    for request, group in by_request.items():
+        for mapped in map_libraries(group, request, None, jobs):
+            name = names[mapped.path]
+            contents.libraries[name] = mapped
+            done += contents.sizes[name]
+            if on_done is not None:
+                on_done(done, total)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.elf_tables import EM_CUDA
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.images.contents import Question, is_container, map_archive
 from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import Tree, find_owners, walk_tree
+from pytest_negativa.images.tree import Tree, find_owners, machine_of, tree_of, walk_tree
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
     ImageLibrary,
@@ -39,6 +41,7 @@ def report_image(
     """Find the GPU code in a tree, and the part of it that a suite needs.
 
     Args:
+        folder: the root of the tree, an archive of it, or a saved image.
         suite: the suite; None: only archs tell what is slimmable.
         devices: code that none of them loads is slimmable by arch; empty: those of the suite.
         cache: where the maps of the libraries are kept; None: nowhere.
@@ -47,14 +50,14 @@ def report_image(
     Raises:
         OptionError: the folder can't be listed.
     """
-    tree = walk_tree(folder)
     devices = tuple(devices) or (() if suite is None else suite.devices)
     matcher = _Matcher(suite, devices)
     with_code: list[tuple[str, LibraryMap, Removed | None]] = []
     slimmed: list[str] = []
+    tree, all_mapped = _read(folder, matcher, cache, jobs, on_done)
     unreadable = list(tree.unlisted)
     without = 0
-    for path, mapped in _map_all(tree, matcher, cache, jobs, on_done):
+    for path, mapped in all_mapped:
         if mapped.removed is not None:
             slimmed.append(path)
         if mapped.error is not None:
@@ -63,6 +66,7 @@ def report_image(
             with_code.append((path, mapped.library_map, mapped.removed))
         else:
             without += tree.files[path]
+    hidden = tree.contents.hidden if tree.contents is not None else []
     owners = find_owners(tree, tuple(path for path, _, _ in with_code))
     libraries = sorted(
         (matcher.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
@@ -82,6 +86,40 @@ def report_image(
         unreadable=tuple(unreadable),
         notes=tuple(_notes(suite, libraries)),
         slimmed=tuple(sorted(slimmed)),
+        hidden=len(hidden),
+        hidden_bytes=sum(size for _, size in hidden),
+    )
+
+
+def _read(
+    folder: Path,
+    matcher: _Matcher,
+    cache: MapCache | None,
+    jobs: int | None,
+    on_done: OnDone | None,
+) -> tuple[Tree, Iterable[tuple[str, MappedLibrary]]]:
+    """The tree, and its files mapped by their headers."""
+    if is_container(folder):
+        question = Question(
+            wants=lambda head: machine_of(head) not in (None, EM_CUDA),
+            request=lambda size: _request(with_digest=matcher.wants_digest(size)),
+            counts=lambda head: machine_of(head) == EM_CUDA,
+            with_lists=True,
+        )
+        contents = map_archive(folder, question, jobs, on_done)
+        return tree_of(contents), contents.libraries.items()
+    tree = walk_tree(folder)
+    return tree, _map_all(tree, matcher, cache, jobs, on_done)
+
+
+def _request(*, with_digest: bool) -> MapRequest:
+    """How to read a file; with a digest if the suite may have a plan for it."""
+    return MapRequest(
+        Scope(headers_only=True),
+        with_map=True,
+        with_summary=False,
+        with_digest=with_digest,
+        slimmed=True,
     )
 
 
@@ -92,7 +130,6 @@ def _map_all(
     jobs: int | None,
     on_done: OnDone | None,
 ) -> Iterator[tuple[str, MappedLibrary]]:
-    """Map all files by their headers; with digests if the suite may have a plan for the file."""
     total, done = sum(tree.files.values()), 0
     for with_digest in (False, True):
         paths = {
@@ -100,13 +137,7 @@ def _map_all(
             for path, size in tree.files.items()
             if matcher.wants_digest(size) is with_digest
         }
-        request = MapRequest(
-            Scope(headers_only=True),
-            with_map=True,
-            with_summary=False,
-            with_digest=with_digest,
-            slimmed=True,
-        )
+        request = _request(with_digest=with_digest)
         for mapped in map_libraries(tuple(paths), request, cache, jobs):
             path = paths[mapped.path]
             done += tree.files[path]

@@ -29,6 +29,7 @@ from pytest_negativa.gpucode.elf_tables import (
     ET_DYN,
     ET_EXEC,
 )
+from pytest_negativa.images.contents import Contents
 from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.image import Manager, Package
 
@@ -55,6 +56,7 @@ class Tree:
         dist_infos: folders with the metadata of an installed wheel.
         conda_metas: folders with the metadata of a conda environment.
         unlisted: messages about folders that could not be listed.
+        contents: of an archive or a saved image; None for a folder.
     """
 
     root: Path
@@ -63,6 +65,32 @@ class Tree:
     dist_infos: tuple[str, ...]
     conda_metas: tuple[str, ...]
     unlisted: tuple[str, ...]
+    contents: Contents | None = None
+
+    def link_target(self, path: str) -> str | None:
+        """The target of a symbolic link, as it is written; None for anything else."""
+        if self.contents is not None:
+            return self.contents.links.get(path)
+        try:
+            return os.readlink(self.root / path)  # noqa: PTH115 (a text)
+        except OSError:
+            return None
+
+    def names_in(self, folder: str, suffix: str) -> list[str]:
+        """The paths of the package lists in a folder that end so."""
+        if self.contents is None:
+            return sorted(f"{folder}/{p.name}" for p in (self.root / folder).glob(f"*{suffix}"))
+        return sorted(
+            path
+            for path in self.contents.lists
+            if path.rpartition("/")[0] == folder and path.endswith(suffix)
+        )
+
+    def read_list(self, path: str) -> str:
+        """A package list; empty if it is no regular file, too large, or unreadable."""
+        if self.contents is None:
+            return _read(self.root / path)
+        return self.contents.lists.get(path, b"").decode(errors="surrogateescape")
 
 
 def walk_tree(folder: Path) -> Tree:
@@ -103,21 +131,47 @@ def walk_tree(folder: Path) -> Tree:
     return Tree(root, files, cubins, tuple(dist_infos), tuple(conda_metas), tuple(unlisted))
 
 
+def tree_of(contents: Contents) -> Tree:
+    """The tree that an archive or a saved image holds."""
+    return Tree(
+        root=Path(contents.path),
+        files=contents.sizes,
+        cubins=contents.counted,
+        dist_infos=tuple(sorted(_folders(contents, f".dist-info/{RECORD}"))),
+        conda_metas=tuple(sorted(_folders(contents, ".json", "conda-meta"))),
+        unlisted=tuple(map(str, contents.problems)),
+        contents=contents,
+    )
+
+
+def _folders(contents: Contents, suffix: str, name: str = "") -> set[str]:
+    """The folders of that name with package lists that end so."""
+    folders = {p.rpartition("/")[0] for p in contents.lists if p.endswith(suffix)}
+    return {f for f in folders if not name or f.rpartition("/")[2] == name}
+
+
 def _machine_of(path: Path) -> int | None:
-    """``e_machine`` of a file that a loader or a driver could load; None for any other file."""
     try:
         with path.open("rb", buffering=0) as file:
-            head = file.read(EHDR.size)
+            return machine_of(file.read(EHDR.size))
     except PermissionError:
         # The step that reads the library reports it.
         return EM_NONE if ".so" in path.name else None
+
+
+def machine_of(head: bytes) -> int | None:
+    """``e_machine`` of a file that a loader or a driver could load; None for any other file.
+
+    Args:
+        head: its first bytes.
+    """
     if not head.startswith(_ELF_64_LSB) or len(head) < EHDR.size:
         return None
     header = EHDR.unpack_from(head)
     return header.e_machine if header.e_type in _LOADED_TYPES else None
 
 
-def resolve_inside(root: Path, path: str) -> str | None:
+def resolve_inside(tree: Tree, path: str) -> str | None:
     """Resolve the links in a path of the tree; None for a loop of links.
 
     Parts of the path that don't exist stay as they are.
@@ -135,9 +189,8 @@ def resolve_inside(root: Path, path: str) -> str | None:
         elif part == "..":
             del found[-1:]
         else:
-            try:
-                target = os.readlink(root.joinpath(*found, part))  # noqa: PTH115 (a text)
-            except OSError:
+            target = tree.link_target("/".join((*found, part)))
+            if target is None:
                 found.append(part)
                 continue
             links += 1
@@ -166,7 +219,7 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
         if name not in names:
             continue
         if folder not in folders:
-            folders[folder] = resolve_inside(tree.root, folder)
+            folders[folder] = resolve_inside(tree, folder)
         where = folders[folder]
         if where is not None and (real := f"{where}/{name}".lstrip("/")) in wanted:
             owners[real] = package
@@ -175,17 +228,12 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
 
 def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
     """Paths and the packages that claim them; a later claim wins."""
-    if (info := _folder_inside(tree.root, f"{_DPKG}/info")) is not None:
-        yield from _iter_dpkg(tree.root, info)
+    if (info := resolve_inside(tree, f"{_DPKG}/info")) is not None:
+        yield from _iter_dpkg(tree, info)
     for folder in tree.conda_metas:
-        yield from _iter_conda(tree.root, folder)
+        yield from _iter_conda(tree, folder)
     for folder in tree.dist_infos:
-        yield from _iter_wheel(tree.root, folder)
-
-
-def _folder_inside(root: Path, path: str) -> str | None:
-    found = resolve_inside(root, path)
-    return found if found is not None and (root / found).is_dir() else None
+        yield from _iter_wheel(tree, folder)
 
 
 def _read(path: Path) -> str:
@@ -200,24 +248,24 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _iter_wheel(root: Path, folder: str) -> Iterator[tuple[str, Package]]:
+def _iter_wheel(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
     """What RECORD names ("Recording installed projects", packaging.python.org), in CSV."""
     base, _, own = folder.rpartition("/")
     # NAME-VERSION.dist-info; a version has no dash there.
     name, _, version = own.removesuffix(".dist-info").rpartition("-")
     package = Package(name=name.replace("_", "-"), version=version, manager=Manager.WHEEL)
     with contextlib.suppress(csv.Error):
-        for _, row in iter_rows(_read(root / folder / RECORD)):
+        for _, row in iter_rows(tree.read_list(f"{folder}/{RECORD}")):
             if row:
                 yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
 
 
-def _iter_conda(root: Path, folder: str) -> Iterator[tuple[str, Package]]:
+def _iter_conda(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
     """What conda-meta/*.json names in "files", relative to the environment."""
     base = folder.rpartition("/")[0]
-    for path in sorted((root / folder).glob("*.json")):
+    for path in tree.names_in(folder, ".json"):
         try:
-            record = json.loads(_read(path) or "{}")
+            record = json.loads(tree.read_list(path) or "{}")
             package = Package(
                 name=str(record["name"]), version=str(record["version"]), manager=Manager.CONDA
             )
@@ -228,19 +276,19 @@ def _iter_conda(root: Path, folder: str) -> Iterator[tuple[str, Package]]:
             yield f"{base}/{file}", package
 
 
-def _iter_dpkg(root: Path, info: str) -> Iterator[tuple[str, Package]]:
+def _iter_dpkg(tree: Tree, info: str) -> Iterator[tuple[str, Package]]:
     """What info/PACKAGE[:ARCH].list names, a path of the image each line; see dpkg-query(1)."""
-    versions = _dpkg_versions(root, info)
-    for path in sorted((root / info).glob("*.list")):
-        name = path.name.removesuffix(".list").partition(":")[0]
+    versions = _dpkg_versions(tree, info)
+    for path in tree.names_in(info, ".list"):
+        name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]
         package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
-        for line in _read(path).splitlines():
+        for line in tree.read_list(path).splitlines():
             yield line, package
 
 
-def _dpkg_versions(root: Path, info: str) -> dict[str, str]:
+def _dpkg_versions(tree: Tree, info: str) -> dict[str, str]:
     """Versions by name, of the status file: paragraphs of ``Field: value``, see deb-control(5)."""
-    status = _read(root / PurePosixPath(info).parent / "status")
+    status = tree.read_list(f"{info.rpartition('/')[0]}/status")
     versions: dict[str, str] = {}
     for paragraph in status.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))

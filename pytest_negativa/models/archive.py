@@ -18,6 +18,7 @@ class Member(Record, frozen=True, kw_only=True):
         packed_size: bytes of its data in the archive.
         crc: CRC-32 of the unpacked bytes if they are deflated (RFC 1951); None if they lie in the
             archive as they are.
+        shown_in: path of the image that ``archive`` is a layer of.
     """
 
     archive: str
@@ -26,8 +27,9 @@ class Member(Record, frozen=True, kw_only=True):
     start: Offset
     packed_size: Offset
     crc: int | None = None
+    shown_in: str | None = None
 
     @property
     def path(self) -> Path:
         """Its path as if the archive were a folder."""
-        return Path(self.archive, self.name)
+        return Path(self.shown_in or self.archive, self.name)

@@ -111,7 +111,7 @@ class ImageReport(Record, frozen=True, kw_only=True):
 
     Attributes:
         format_version: 1 is the first.
-        root: real path of the tree.
+        root: real path of the tree, or of the archive or image that holds it.
         run_id: the run that was given, or that the lock rests on.
         devices: compute capabilities that slimmable code by arch is judged for.
         libraries: files with GPU code, the most of it first.
@@ -124,6 +124,9 @@ class ImageReport(Record, frozen=True, kw_only=True):
         notes: what a reader should know.
         slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
             and none of it is slimmable.
+        hidden: how many programs and libraries of a layered image are hidden by upper layers. They
+            are a part of the image all the same.
+        hidden_bytes: their sizes.
     """
 
     format_version: int
@@ -139,3 +142,5 @@ class ImageReport(Record, frozen=True, kw_only=True):
     unreadable: tuple[str, ...]
     notes: tuple[str, ...]
     slimmed: tuple[str, ...] = ()
+    hidden: int = 0
+    hidden_bytes: int = 0

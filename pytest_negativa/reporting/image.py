@@ -37,6 +37,12 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
             f"{format_items(report.bare_cubins, 'file is a bare cubin', 'files are bare cubins')} "
             f"of {format_bytes(report.bare_cubin_bytes)}, not counted above."
         )
+    if report.hidden:
+        yield (
+            f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
+            f"{format_bytes(report.hidden_bytes)}, which the image still carries. They are not "
+            "counted above. Remove files in the layer that adds them."
+        )
     if report.slimmed:
         yield "\n".join(_slimmed(report.slimmed, top))
     if report.notes:

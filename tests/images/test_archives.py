@@ -21,13 +21,13 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.images import archives
-from pytest_negativa.images.contents import Contents, map_archive
+from pytest_negativa.images.contents import Contents, Question, map_archive, may_hold_code
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 
 FRAMES = BIN / "libframes.so"
 FILES = {"ours/lib/libm.so": MULTIARCH, "ours/libframes.so": FRAMES, "ours/libplain.so": PLAIN}
-REQUEST = MapRequest(Scope(), with_map=True)
+QUESTION = Question(may_hold_code, lambda size: MapRequest(Scope(), with_map=True))
 
 
 def write_tar(path: Path, mode: str = "w") -> Path:
@@ -100,7 +100,7 @@ def inspect(*arguments: str | Path) -> Result:
 
 class TestLibraries:
     def test_they_are_those_of_the_files(self, archive: Path) -> None:
-        contents = map_archive(archive, REQUEST)
+        contents = map_archive(archive, QUESTION)
         assert problems_of(contents) == []
         assert {name: map_of(contents, name) for name in contents.libraries} == {
             name: map_of_file(path) for name, path in FILES.items()
@@ -128,7 +128,7 @@ class TestLibraries:
         else:
             with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning, match="Duplicate"):
                 wheel.write(FRAMES, "ours/lib/libm.so")
-        contents = map_archive(path, REQUEST)
+        contents = map_archive(path, QUESTION)
         assert map_of(contents, "ours/lib/libm.so") == map_of_file(FRAMES)
 
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ class TestHostile:
         path = write_tar(tmp_path / "x.tar")
         with tarfile.open(path, "a") as archive:
             archive.add(PLAIN, "ours/../../../etc/libplain.so")
-        contents = map_archive(path, REQUEST)
+        contents = map_archive(path, QUESTION)
         assert contents.libraries.keys() == FILES.keys()
         [problem] = problems_of(contents)
         assert "'ours/../../../etc/libplain.so' leads out of the archive" in problem
@@ -156,7 +156,7 @@ class TestHostile:
         path = write_zip(tmp_path / "x.zip")
         with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
             archive.write(PLAIN, "lzma.so")
-        contents = map_archive(path, REQUEST)
+        contents = map_archive(path, QUESTION)
         assert contents.libraries.keys() == FILES.keys()
         [problem] = problems_of(contents)
         assert problem.startswith(f"{path}/lzma.so: is packed by method 14 of ZIP archives")
@@ -167,7 +167,7 @@ class TestHostile:
         # The flags of the last entry of the central directory.
         data[data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 8] |= 1
         path.write_bytes(data)
-        [problem] = problems_of(map_archive(path, REQUEST))
+        [problem] = problems_of(map_archive(path, QUESTION))
         assert problem.startswith(f"{path}/ours/libplain.so: is encrypted")
 
     @pytest.mark.parametrize(("says", "wanted"), [
@@ -179,7 +179,7 @@ class TestHostile:
         path = write_zip(tmp_path / "x.zip")
         size, lie = (n.to_bytes(4, "little") for n in (PLAIN.stat().st_size, says))
         path.write_bytes(path.read_bytes().replace(size, lie))
-        problems = problems_of(map_archive(path, REQUEST))
+        problems = problems_of(map_archive(path, QUESTION))
         assert any(p.startswith(f"{path}/ours/libplain.so: {wanted}") for p in problems)
 
     def test_bytes_that_do_not_match_their_checksum(self, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ class TestHostile:
         at = data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 16
         data[at] ^= 1
         path.write_bytes(data)
-        [problem] = problems_of(map_archive(path, REQUEST))
+        [problem] = problems_of(map_archive(path, QUESTION))
         assert problem.startswith(f"{path}/ours/libplain.so: does not match the archive's checksum")
 
     def test_a_table_without_end(self, tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ class TestHostile:
         info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
         path = tmp_path / "x.tar"
         path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
-        [problem] = problems_of(map_archive(path, REQUEST))
+        [problem] = problems_of(map_archive(path, QUESTION))
         assert "a table of 1,073,741,824 bytes in it is over the limit" in problem
 
     def test_more_than_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(archives, "_MAX_UNPACKED", 20 << 10)
         path = write_tar(tmp_path / "x.tar.gz", "w:gz")
-        problem = problems_of(map_archive(path, REQUEST))[-1]
+        problem = problems_of(map_archive(path, QUESTION))[-1]
         assert problem.startswith(f"{path}: unpacks to more than the limit of 20,480 bytes")
 
     def test_no_tar_archive_in_it(self, tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ class TestHostile:
         for size in sample(len(data), 25):
             archive.write_bytes(data[:size])
             # The end of a tar archive is two empty blocks.
-            if not problems_of(map_archive(archive, REQUEST)):
+            if not problems_of(map_archive(archive, QUESTION)):
                 assert len(data) - size <= tarfile.RECORDSIZE
 
     def test_damage_anywhere(self, archive: Path) -> None:
         data = archive.read_bytes()
         for at in sample(len(data), 15):
             archive.write_bytes(data[:at] + os.urandom(24) + data[at + 24 :])
-            contents = map_archive(archive, REQUEST)
+            contents = map_archive(archive, QUESTION)
             assert all(str(archive) in problem for problem in problems_of(contents))
 
 
@@ -243,6 +243,6 @@ def test_going_back_a_byte_in_a_stream(tmp_path: Path) -> None:
             info.size = size
             archive.addfile(info, io.BytesIO(b"x" * size))
         archive.add(PLAIN, "p.so")
-    contents = map_archive(path, REQUEST)
+    contents = map_archive(path, QUESTION)
     assert problems_of(contents) == []
     assert list(contents.libraries) == ["p.so"]

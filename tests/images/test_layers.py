@@ -1,0 +1,285 @@
+"""Saved images: layers over each other, in all formats, give what the unpacked image gives."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from click.testing import CliRunner
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.images.layers import Cover
+from pytest_negativa.images.report import report_image
+from pytest_negativa.models.image import ImageReport
+from tests.support.libraries import BIN, MULTIARCH, PLAIN
+
+SITE = "usr/lib/python3/site-packages"
+SUFFIX, CALLGRAPH = BIN / "libsuffix.so", BIN / "libcallgraph.so"
+RECORD = "pack/lib/libm.so,,\n"
+CONDA = json.dumps({"name": "cuda", "version": "13.0", "files": ["lib/libsuffix.so"]})
+
+Layer = Mapping[str, "Path | str | bytes"]
+LAYERS: tuple[Layer, ...] = (
+    {
+        "opt/old/libgone.so": CALLGRAPH,
+        "opt/cache/sub/libopaque.so": CALLGRAPH,
+        "opt/folder/libunder.so": CALLGRAPH,
+        f"{SITE}/pack/lib/libm.so": PLAIN,
+        "k.cubin": BIN / "kernels.sm_90.cubin",
+        "opt/plain.so": PLAIN,
+        "lib": "usr/lib",
+        "usr/lib/libsuffix.so": SUFFIX,
+    },
+    {
+        "opt/old/.wh.libgone.so": b"",
+        "opt/cache/.wh..wh..opq": b"",
+        "opt/.wh.folder": b"",
+        f"{SITE}/pack/lib/libm.so": MULTIARCH,
+        f"{SITE}/pack-1.0.dist-info/RECORD": RECORD.encode(),
+    },
+    {
+        "opt/cache/libsuffix.so": SUFFIX,
+        "opt/old/other.txt": b"text",
+        "conda-meta/cuda-13.0.json": CONDA.encode(),
+        "lib64": "lib",
+        "var/lib/dpkg/status": b"Package: libs\nVersion: 2-1\n",
+        "var/lib/dpkg/info/libs.list": b"/lib64/libsuffix.so\n/opt/cache/libsuffix.so\n",
+    },
+)
+VISIBLE = {"opt/cache/libsuffix.so", f"{SITE}/pack/lib/libm.so", "usr/lib/libsuffix.so"}
+
+
+def tar_of(files: Layer) -> bytes:
+    """A layer; a text is the target of a link."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                archive.addfile(info)
+                continue
+            data = content.read_bytes() if isinstance(content, Path) else content
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def encode(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def docker(layers: Iterable[bytes]) -> dict[str, bytes]:
+    """What docker save wrote before release 25."""
+    files = {f"{digest_of(data)}/layer.tar": data for data in layers}
+    names = list(files)
+    config = encode({"rootfs": {"type": "layers"}})
+    files[f"{digest_of(config)}.json"] = config
+    files["manifest.json"] = encode(
+        [{"Config": f"{digest_of(config)}.json", "RepoTags": ["a:1"], "Layers": names}]
+    )
+    return files
+
+
+def oci(layers: Iterable[bytes], **platform: str) -> dict[str, bytes]:
+    """An OCI layout with an attestation, as BuildKit writes it."""
+    files: dict[str, bytes] = {"oci-layout": encode({"imageLayoutVersion": "1.0.0"})}
+
+    def put(data: bytes, **more: Any) -> dict[str, Any]:
+        files[f"blobs/sha256/{digest_of(data)}"] = data
+        return {"digest": f"sha256:{digest_of(data)}", "size": len(data), **more}
+
+    manifest = encode({"layers": [put(data) for data in layers]})
+    attestation = encode({"layers": [put(b'{"statement": 1}')]})
+    index = encode(
+        {
+            "manifests": [
+                put(manifest, platform=platform or {"os": "linux", "architecture": "amd64"}),
+                put(attestation, platform={"os": "unknown", "architecture": "unknown"}),
+            ]
+        }
+    )
+    files["index.json"] = encode({"manifests": [put(index)]})
+    return files
+
+
+def save_folder(files: Mapping[str, bytes], path: Path) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def save_tar(files: Mapping[str, bytes], path: Path) -> Path:
+    path.write_bytes(tar_of(files))
+    return path
+
+
+def save_gzip(files: Mapping[str, bytes], path: Path) -> Path:
+    path.write_bytes(gzip.compress(tar_of(files), 1))
+    return path
+
+
+def plain(data: bytes) -> bytes:
+    return data
+
+
+def zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """The image as a runtime shows it."""
+    root = tmp_path / "root"
+    for layer in LAYERS:
+        for name, content in layer.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                path.symlink_to(content)
+            elif not path.name.startswith(".wh."):
+                path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+    for name in ("opt/old/libgone.so", "opt/cache/sub/libopaque.so", "opt/folder/libunder.so"):
+        (root / name).unlink()
+    return root
+
+
+def comparable(report: ImageReport) -> ImageReport:
+    return msgspec.structs.replace(report, root="", hidden=0, hidden_bytes=0)
+
+
+@pytest.mark.parametrize("pack", [plain, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("form", [docker, oci])
+@pytest.mark.parametrize("save", [save_folder, save_tar, save_gzip])
+def test_it_is_what_the_unpacked_image_is(
+    unpacked: Path,
+    tmp_path: Path,
+    pack: Callable[[bytes], bytes],
+    form: Callable[[Iterable[bytes]], dict[str, bytes]],
+    save: Callable[[Mapping[str, bytes], Path], Path],
+) -> None:
+    saved = save(form([pack(tar_of(layer)) for layer in LAYERS]), tmp_path / "saved")
+    report = report_image(saved)
+    wanted = report_image(unpacked)
+    assert {row.path for row in wanted.libraries} == VISIBLE
+    assert comparable(report) == comparable(wanted)
+    hidden = [CALLGRAPH, CALLGRAPH, CALLGRAPH, PLAIN]
+    assert (report.hidden, report.hidden_bytes) == (4, sum(p.stat().st_size for p in hidden))
+    owners = {row.path: row.package.name if row.package else None for row in report.libraries}
+    assert owners == {
+        f"{SITE}/pack/lib/libm.so": "pack",
+        "usr/lib/libsuffix.so": "cuda",
+        "opt/cache/libsuffix.so": "libs",
+    }
+
+
+def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
+    layers = [{n: data for n, data in layer.items() if n != "k.cubin"} for layer in LAYERS]
+    saved = save_tar(docker([tar_of(layer) for layer in layers]), tmp_path / "image.tar")
+    shutil.copyfile(saved, tmp_path / "other.tar")
+
+    def run(*arguments: str | Path) -> str:
+        result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+        assert (result.exit_code, result.stderr) == (0, "")
+        return result.stdout
+
+    shown = run("image-report", saved)
+    assert "Upper layers hide 4 ELF files of" in shown
+    assert "--arch sm_90 fills slimmable alone" in shown
+    assert "3 libraries with GPU code, 1 without" in run("inspect", saved)
+    assert "one copy saves" in run("inspect", "--duplicates", saved)
+    assert "No code differs in 3 libraries" in run("diff", saved, tmp_path / "other.tar")
+
+
+class TestCover:
+    @pytest.mark.parametrize(
+        ("upper", "path", "hidden"),
+        [
+            ("a/b", "a/b", True),
+            ("a/b", "a/b/c", True),
+            ("a/b", "a/bc", False),
+            ("a/.wh.b", "a/b", True),
+            ("a/.wh.b", "a/b/c/d", True),
+            (".wh.a", "a/b", True),
+            ("a/.wh..wh..opq", "a/b/c", True),
+            ("a/.wh..wh..opq", "a", False),
+            ("a/.wh..wh..opq", "b/a", False),
+            (".wh..wh..opq", "a", True),
+        ],
+    )
+    def test_what_an_upper_layer_hides(self, upper: str, path: str, hidden: bool) -> None:
+        cover = Cover()
+        cover.add({upper})
+        assert cover.hides(path) is hidden
+
+
+class TestHostile:
+    def problem(self, path: Path) -> str:
+        return report_image(path).unreadable[-1]
+
+    def test_several_images(self, tmp_path: Path) -> None:
+        files = docker([tar_of(LAYERS[0])])
+        [image] = json.loads(files["manifest.json"])
+        files["manifest.json"] = encode([image, {**image, "RepoTags": ["b:2"]}])
+        found = self.problem(save_tar(files, tmp_path / "x.tar"))
+        assert "holds 2 images (a:1, b:2), expected 1; save one image alone" in found
+
+    def test_images_for_several_machines(self, tmp_path: Path) -> None:
+        files = oci([tar_of(LAYERS[0])], os="linux", architecture="s390x")
+        more = oci([tar_of(LAYERS[1])], os="linux", architecture="riscv64")
+        lists = [json.loads(one["index.json"])["manifests"] for one in (files, more)]
+        both = {**more, **files, "index.json": encode({"manifests": [*lists[0], *lists[1]]})}
+        found = self.problem(save_tar(both, tmp_path / "x.tar"))
+        assert "holds 2 images (linux/s390x, linux/riscv64), expected 1" in found
+
+    @pytest.mark.parametrize("save", [save_tar, save_gzip])
+    @pytest.mark.parametrize(
+        "layer", ["../../etc/passwd", "blobs/../../x", "0" * 64 + "/layer.tar"]
+    )
+    def test_a_layer_that_is_not_there(
+        self, tmp_path: Path, layer: str, save: Callable[[Mapping[str, bytes], Path], Path]
+    ) -> None:
+        files = docker([tar_of(LAYERS[0])])
+        files["manifest.json"] = encode([{"Layers": [layer]}])
+        path = save(files, tmp_path / "x.tar")
+        assert self.problem(path) == f"{path}: layer {layer} is not in it; save the image again"
+
+    def test_a_layer_outside_of_the_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "secret.tar").write_bytes(tar_of(LAYERS[0]))
+        folder = save_folder(docker([tar_of(LAYERS[0])]), tmp_path / "image")
+        (folder / "manifest.json").write_bytes(encode([{"Layers": ["../secret.tar"]}]))
+        result = CliRunner().invoke(main, ["image-report", str(folder)])
+        assert result.exit_code == 1
+        assert "layer ../secret.tar is not in it; save the image again" in result.stderr
+
+    def test_a_digest_that_is_a_path(self, tmp_path: Path) -> None:
+        files = oci([tar_of(LAYERS[0])])
+        files["index.json"] = encode({"manifests": [{"digest": "sha256:../../../etc/passwd"}]})
+        found = self.problem(save_tar(files, tmp_path / "x.tar"))
+        assert "'sha256:../../../etc/passwd' in the image's index is no digest" in found
+
+    def test_a_damaged_layer(self, tmp_path: Path) -> None:
+        whole = gzip.compress(tar_of(LAYERS[1]), 1)
+        files = docker([tar_of(LAYERS[0]), whole[: len(whole) // 2]])
+        path = save_tar(files, tmp_path / "x.tar")
+        assert self.problem(path).startswith(f"{path}/{digest_of(whole[: len(whole) // 2])}/layer")
+
+    def test_a_folder_with_a_file_of_that_name(self, tmp_path: Path) -> None:
+        (tmp_path / "manifest.json").write_text('{"name": "an extension of a browser"}')
+        shutil.copyfile(MULTIARCH, tmp_path / "libm.so")
+        assert [row.path for row in report_image(tmp_path).libraries] == ["libm.so"]
