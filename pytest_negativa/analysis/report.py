@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
-from pytest_negativa.analysis.baseline import compare_with_baseline, names_of
+from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_baseline, names_of
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
@@ -35,8 +35,7 @@ def build_report(
         for row in rows_of(analysis.libraries)
     )
     usage = analysis.usage
-    coverage = tuple(a.coverage for a in analysis.libraries if a.coverage is not None)
-    comparison = compare_with_baseline(analysis.libraries, settings.compare)
+    checked = check_limits(settings, usage, analysis.libraries)
     return RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
@@ -49,16 +48,29 @@ def build_report(
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
         warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
-        crossed=(
-            *_crossed(settings, usage, rows, coverage),
-            *_crossed_by_library(settings, analysis.libraries),
-            *comparison.crossed,
-            *_limits_of_nothing(settings, analysis.libraries),
-        ),
+        crossed=checked.crossed,
         files=tuple(files),
-        coverage=coverage,
-        compared=comparison.lines,
+        coverage=_covered(analysis.libraries),
+        compared=checked.lines,
     )
+
+
+def check_limits(
+    settings: Settings, usage: Usage, libraries: Sequence[AnalyzedLibrary]
+) -> BaselineComparison:
+    """Compare a run with all limits of the settings, and with the baseline."""
+    comparison = compare_with_baseline(libraries, settings.compare)
+    crossed = (
+        *_crossed(settings, usage, rows_of(libraries), _covered(libraries)),
+        *_crossed_by_library(settings, libraries),
+        *comparison.crossed,
+        *_limits_of_nothing(settings, libraries),
+    )
+    return comparison._replace(crossed=crossed)
+
+
+def _covered(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryCoverage, ...]:
+    return tuple(one.coverage for one in libraries if one.coverage is not None)
 
 
 def rows_of(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryRow, ...]:

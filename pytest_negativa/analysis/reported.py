@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.baseline import names_of
 from pytest_negativa.analysis.finish import write_reports
-from pytest_negativa.analysis.report import rows_of
+from pytest_negativa.analysis.report import check_limits, rows_of
 from pytest_negativa.errors import StoreError
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import Settings, SourceKind
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.rows import proof_row
 from pytest_negativa.reporting.text import path_for_people
+from pytest_negativa.settings.globs import limit_of
 from pytest_negativa.storage.results import load_planned, load_report, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run
 
@@ -40,10 +44,47 @@ def load_contents(run: Run) -> ReportContents:
         return ReportContents(replace(report, warnings=(*report.warnings, text)), (), usage)
     if not run.plan_files():
         return ReportContents(report, (), usage)
-    planned = load_planned(run)
+    covered = {one.path: one for one in report.coverage}
+    planned = tuple(
+        dataclasses.replace(one, coverage=covered.get(one.plan.library.path))
+        for one in load_planned(run)
+    )
     versions = {row.path: row.version for row in report.libraries}
     rows = tuple(replace(row, version=versions.get(row.path)) for row in rows_of(planned))
     return ReportContents(replace(report, libraries=rows), planned, usage)
+
+
+def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
+    """The same, with the limits of these settings in the place of those that the run was made with.
+
+    Without any limit, the crossed limits stay as the run has them. So they do without a plan.
+    """
+    if not contents.libraries or not settings.has_limits:
+        return contents
+    places = Places()
+    libraries = []
+    for one in contents.libraries:
+        named = dataclasses.replace(one, distribution=places.of(one.plan.library.path).distribution)
+        limit = limit_of(settings.coverage.fail_under_library, names_of(named))
+        covered = None if one.coverage is None else replace(one.coverage, limit=limit)
+        if limit is not None and covered is None:
+            raise StoreError(
+                f"coverage.fail_under_library: the run has no coverage of "
+                f"{one.plan.library.path}; plan it again with negativa locate"
+            )
+        libraries.append(dataclasses.replace(named, coverage=covered))
+    checked = check_limits(settings, contents.usage, libraries)
+    report = replace(contents.report, crossed=checked.crossed, compared=checked.lines)
+    return dataclasses.replace(contents, report=report)
+
+
+def crossed_limits(run: Run, settings: Settings) -> tuple[str, ...]:
+    """The limits of the settings that a planned run crosses, a sentence each.
+
+    Raises:
+        StoreError: the run can't be read.
+    """
+    return with_limits(load_contents(run), settings).report.crossed if settings.has_limits else ()
 
 
 def report_verified(run: Run, settings: Settings) -> None:
@@ -60,7 +101,7 @@ def report_verified(run: Run, settings: Settings) -> None:
     prints = is_asked and not settings.enabled
     if not run.report_file.exists() or not (prints or any(w.path for w in options.formats)):
         return
-    contents = load_contents(run)
+    contents = with_limits(load_contents(run), settings)
     write_reports(contents, options, run)
     if prints:
         for paragraph in render_to_screen(contents, options):

@@ -30,6 +30,20 @@ EXIT_USAGE = 2
 """Wrong usage; click's own, too."""
 
 
+LIMITS = (
+    "coverage.fail_under",
+    "coverage.fail_under_library",
+    "thresholds.max_unused_percent",
+    "thresholds.max_unused_percent_library",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "thresholds.max_gpu_code_library",
+    "compare.baseline",
+    "compare.fail",
+    "compare.fail_library",
+)
+"""The options that fail a command for what a run found."""
+
 COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 PASS_ON = {"allow_interspersed_args": False}
 """Context settings of a command with COMMAND: what follows it are COMMAND's own options."""
@@ -160,6 +174,18 @@ def run_of(settings: Settings) -> Run:
     from pytest_negativa.storage.runs import RunsFolder
 
     return RunsFolder(Path(settings.directory)).find(settings.run)
+
+
+def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
+    """Name the crossed limits; end the command with 1 if there are any and it did not fail before.
+
+    Args:
+        status: that of the command without its limits.
+    """
+    for limit in crossed:
+        click.echo(f"negativa: {limit}", err=True)
+    if crossed and not status:
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 def named_run(name: str, settings: Settings) -> Run:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import named_run, run_of, settings_of
+from pytest_negativa.cli.common import LIMITS, fail_for_limits, named_run, run_of, settings_of
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
     BY_NAME,
@@ -26,7 +26,7 @@ _TYPES = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RUN] [TYPE[:PATH]]...")
-@click_options("run", "config", "directory", "reports.top", "reports.demangle")
+@click_options("run", "config", "directory", "reports.top", "reports.demangle", *LIMITS)
 def report(words: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 
@@ -44,19 +44,22 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     negativa report
     negativa report markdown lcov:build/kernels.lcov
 
-    Exit status: 0, or 1 if the run can't be read or a report can't be written.
+    Limits are those of flags and negativa.yaml, whatever the run was made with. Exit status: 0, or
+    1 if one of them is crossed, the run can't be read, or a report can't be written.
     """
     from pytest_negativa.analysis.finish import write_reports
-    from pytest_negativa.analysis.reported import load_contents
+    from pytest_negativa.analysis.reported import load_contents, with_limits
 
     named = words[:1] if words and not _is_type(words[0]) else ()
     if types := words[len(named) :]:
         flags[_FORMATS.dest] = types
     settings = settings_of(flags)
     run = named_run(named[0], settings) if named else run_of(settings)
-    contents = load_contents(run)
+    contents = with_limits(load_contents(run), settings)
     write_reports(contents, settings.reports, run)
     print_reports(contents, settings.reports)
+    if settings.has_limits:
+        fail_for_limits(contents.report.crossed)
 
 
 def print_reports(contents: ReportContents, options: Reports) -> None:

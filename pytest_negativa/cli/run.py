@@ -11,9 +11,10 @@ import click
 
 from pytest_negativa.cli.common import (
     COMMAND,
-    EXIT_FAILED,
+    LIMITS,
     PASS_ON,
     as_json_option,
+    fail_for_limits,
     run_of,
     settings_of,
     warn_of_hooks,
@@ -48,16 +49,7 @@ _PLAN_OPTIONS = (
     "reports.top",
     "reports.demangle",
     "coverage.libraries",
-    "coverage.fail_under",
-    "coverage.fail_under_library",
-    "thresholds.max_unused_percent",
-    "thresholds.max_unused_percent_library",
-    "thresholds.min_used_kernels",
-    "thresholds.max_gpu_code",
-    "thresholds.max_gpu_code_library",
-    "compare.baseline",
-    "compare.fail",
-    "compare.fail_library",
+    *LIMITS,
 )
 
 
@@ -300,13 +292,9 @@ def _conclude(
         print_warning(text)
     if not latest:
         click.echo(f"{run} is not the last run: no library is here whose GPU code was used")
-    report = contents.report
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
-    for limit in report.crossed:
-        click.echo(f"negativa: {limit}", err=True)
-    unplanned = failure is not None and not settings.trace.accept_failed
-    if unplanned and not status:
+    is_unplanned = failure is not None and not settings.trace.accept_failed
+    fail_for_limits(contents.report.crossed, status or int(is_unplanned))
+    if is_unplanned and not status:
         raise StoreError(run.why_unplanned())
-    if report.crossed and not status:
-        click.get_current_context().exit(EXIT_FAILED)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import EXIT_FAILED, PASS_ON, run_of, settings_of
+from pytest_negativa.cli.common import (
+    EXIT_FAILED,
+    LIMITS,
+    PASS_ON,
+    fail_for_limits,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ _VERIFY_OPTIONS = (
     "verify.opened_originals",
     "reports.formats",
     "cpu",
+    *LIMITS,
 )
 
 
@@ -78,7 +86,8 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND on copies without unused GPU code.
 
     By default, COMMAND is the traced one. It must end with the same exit status as when traced.
-    Exit status: that of COMMAND if the plan is proved, else 1.
+    Exit status: that of COMMAND if the plan is proved, else 1. If that is 0, 1 if a limit is
+    crossed.
     """
     _verify(command, settings_of(flags))
 
@@ -92,7 +101,8 @@ def heal(command: tuple[str, ...], **flags: Any) -> None:
     If COMMAND fails on the copies, heal gives code back until COMMAND succeeds. Later plans of the
     run keep that code, and heal verifies the plan again.
 
-    Exit status: that of COMMAND if the plan is proved in the end, else 1.
+    Exit status: that of COMMAND if the plan is proved in the end, else 1. If that is 0, 1 if a
+    limit is crossed.
     """
     _verify(command, settings_of(flags), healing=True)
 
@@ -100,7 +110,7 @@ def heal(command: tuple[str, ...], **flags: Any) -> None:
 def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
     from msgspec.structs import replace
 
-    from pytest_negativa.analysis.reported import report_verified
+    from pytest_negativa.analysis.reported import crossed_limits, report_verified
     from pytest_negativa.verifying.rounds import Program, program_environment
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
     from pytest_negativa.verifying.traced_run import command_to_verify
@@ -120,4 +130,6 @@ def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = Fal
     status = run_supervisor(
         lambda: verify_program(program, settings, run, lambda run: report_verified(run, settings))
     )
+    if status == 0 and run.plan_files():
+        fail_for_limits(crossed_limits(run, settings))
     click.get_current_context().exit(status)

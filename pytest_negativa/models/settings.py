@@ -415,10 +415,14 @@ class Settings(Record, frozen=True, kw_only=True):
         # A runner that lost its GPU must not pass as one that keeps the thresholds.
         if self.require_gpu:
             return "a GPU is required (require_gpu)"
-        has_limits = (
+        return "the thresholds can't be checked" if self.has_limits else None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is anything that a run can cross."""
+        return (
             self.thresholds.are_set or self.coverage.has_limits or self.compare.baseline is not None
         )
-        return "the thresholds can't be checked" if has_limits else None
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values only, as ``workerinput`` of pytest-xdist needs them."""

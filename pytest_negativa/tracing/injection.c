@@ -1462,28 +1462,40 @@ static __thread struct {
 } nested[MOST_NESTED];
 static __thread int nesting, too_deep;
 
-/* torch's emit_nvtx adds numbers that differ each time (torch/csrc/profiler/util.cpp, getNvtxStr). */
-static size_t range_name_length(const char *name) {
-    static const char *const additions[] = {", seq = ", ", op_id = ", ", sizes = ",
-                                            ", input_op_ids = "};
-    size_t length = strnlen(name, LONGEST_NAME);
-    for (int i = 0; i < 4; i++) {
-        const char *found = strstr(name, additions[i]);
-        if (found != NULL && (size_t)(found - name) < length) length = (size_t)(found - name);
+/* Copies a name without numbers that differ each time: torch's emit_nvtx ends with them
+ * (torch/csrc/profiler/util.cpp, getNvtxStr), XLA has ids of programs. */
+static void clean_name(char *clean, const char *name) {
+    static const char *const ends[] = {", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "};
+    static const char *const ids[] = {",program_id=", ",unique_hlo_op_id="};
+    size_t length = 0;
+    while (*name != 0 && length < LONGEST_NAME) {
+        if (*name == ',') {
+            for (int i = 0; i < 4; i++)
+                if (strncmp(name, ends[i], strlen(ends[i])) == 0) goto done;
+            const char *after = name;
+            for (int i = 0; i < 2; i++)
+                if (strncmp(name, ids[i], strlen(ids[i])) == 0) after += strlen(ids[i]);
+            if (after != name) {
+                name = after + strspn(after, "0123456789");
+                continue;
+            }
+        }
+        clean[length++] = *name++;
     }
-    return length;
+done:
+    clean[length] = 0;
 }
 
-static uint32_t range_number(uint32_t parent, const char *name) {
-    size_t length = range_name_length(name);
-    uint32_t slot = (uint32_t)(hash_bytes(name, length) * (2 * parent + 1)) % RANGE_SLOTS, number;
+static uint32_t range_number(uint32_t parent, const char *raw) {
+    char name[LONGEST_NAME + 1];
+    clean_name(name, raw);
+    uint64_t hash = hash_bytes(name, strlen(name)) * (2 * (uint64_t)parent + 1);
+    uint32_t slot = (uint32_t)(hash % RANGE_SLOTS), number;
     pthread_mutex_lock(&ranges_lock);
     for (; (number = range_slots[slot]) != 0; slot = (slot + 1) % RANGE_SLOTS)
-        if (ranges[number].parent == parent && strncmp(ranges[number].name, name, length) == 0 &&
-            ranges[number].name[length] == 0)
-            break;
+        if (ranges[number].parent == parent && strcmp(ranges[number].name, name) == 0) break;
     if (number == 0) {
-        char *copy = range_count < MOST_RANGES ? strndup(name, length) : NULL;
+        char *copy = range_count < MOST_RANGES ? strdup(name) : NULL;
         number = parent;
         if (copy != NULL) {
             number = ++range_count;

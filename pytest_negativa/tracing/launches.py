@@ -48,8 +48,8 @@ class LaunchCounter:
     """Counts launches by kernel name between two calls of ``take``.
 
     The record of a kernel has a number in common with that of the call that launched it. A record
-    of that call's range, if there is one, comes before the latter. Both come in buffers of their
-    own, so a launch whose call isn't known yet waits.
+    of the call's range comes before that of the call, if there is one (cuptiActivityPush-
+    ExternalCorrelationId in cupti_activity.h). A launch waits until its call is known.
 
     Args:
         ranges: count by these ranges, too.
@@ -91,31 +91,48 @@ class LaunchCounter:
         return _BUFFER_SIZE, 0
 
     def _take_buffer(self, activities: Iterable[Any]) -> None:
-        launches = []
         with self._lock:
-            for activity in activities:
-                kind = activity.kind
-                if kind == _KIND_CONCURRENT_KERNEL:
-                    # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
-                    took = activity.end - activity.start
-                    launch = activity.correlation_id, activity.name, took, activity.graph_node_id
-                    launches.append(_Launch(*launch))
-                elif kind == _KIND_EXTERNAL_CORRELATION:
-                    if activity.external_kind == _CORRELATION_CUSTOM2:
-                        self._announced[activity.correlation_id] = activity.external_id
-                elif kind in (_KIND_DRIVER, _KIND_RUNTIME):
-                    call = activity.correlation_id
-                    self._called[call] = self._announced.pop(call, 0)
-            if self._ranges is not None:
-                launches, self._waiting = self._waiting + launches, []
-            self._count(launches)
+            if self._ranges is None:
+                self._add(activities)
+            else:
+                self._add_with_ranges(activities)
+
+    def _add(self, activities: Iterable[Any]) -> None:
+        counts = self._counts
+        for activity in activities:
+            if activity.kind == _KIND_CONCURRENT_KERNEL:
+                # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
+                key = activity.name, 0
+                count, gpu_ns = counts.get(key, (0, 0))
+                counts[key] = count + 1, gpu_ns + activity.end - activity.start
+
+    def _add_with_ranges(self, activities: Iterable[Any]) -> None:
+        launches, self._waiting = self._waiting, []
+        for activity in activities:
+            kind = activity.kind
+            if kind == _KIND_CONCURRENT_KERNEL:
+                launches.append(
+                    _Launch(
+                        activity.correlation_id,
+                        activity.name,
+                        activity.end - activity.start,
+                        activity.graph_node_id,
+                    )
+                )
+            elif kind == _KIND_EXTERNAL_CORRELATION:
+                if activity.external_kind == _CORRELATION_CUSTOM2:
+                    self._announced[activity.correlation_id] = activity.external_id
+            elif kind in (_KIND_DRIVER, _KIND_RUNTIME):
+                call = activity.correlation_id
+                self._called[call] = self._announced.pop(call, 0)
+        self._count(launches)
 
     def _count(self, launches: Iterable[_Launch], *, is_last: bool = False) -> None:
         called, counts = self._called, self._counts
         for launch in launches:
             number = called.get(launch.correlation)
             if number is None:
-                if self._ranges is not None and not is_last:
+                if not is_last:
                     self._waiting.append(launch)
                     continue
                 number = 0
@@ -137,6 +154,9 @@ class LaunchCounter:
         except OSError:
             return ()  # no driver in the process, no launches
         self._cupti.activity_flush_all(_FLUSH_FORCED)
+        return self._take_counts()
+
+    def _take_counts(self) -> tuple[KernelLaunches, ...]:
         with self._lock:
             self._count(self._waiting, is_last=True)
             counts = self._counts

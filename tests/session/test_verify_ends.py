@@ -392,5 +392,5 @@ def test_a_program_that_ends_otherwise(tmp_path: Path, fault: PlantedFault) -> N
     project.negativa("debloat", "--", sys.executable, "program.py")
     # What it uses at its exit is traced.
     assert len(used_kernels(project.latest("usage.json"))) == 2
-    assert "\nPROVED" in project.negativa("verify").stdout
+    assert "\nPROVED" in project.negativa("verify", "--max-gpu-code-library=*=67200").stdout
     fault.check(project.negativa("verify", status=1, FAULT="exit").stdout)

@@ -6,14 +6,19 @@ import ctypes
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pytest_negativa.tracing.detector import TracerUnavailable
+from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.ranges import Ranges
+from tests.support.libraries import ROOT
 
 # What NVTX and CUPTI are to the native library, in a process of its own: it keeps its state. The
 # tables are those of nvtx3/nvtxDetail/nvtxTypes.h, the attributes those of nvtx3/nvToolsExt.h.
@@ -129,6 +134,12 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
             id="operators of PyTorch",
         ),
         pytest.param(
+            "push_a(b'Module:#m=f,program_id=12#')\n"
+            "push_a(b'Thunk:#a=b,unique_hlo_op_id=345,c=d#'); push_a(b'a, b'); seen += [now()[-1]]",
+            [["Module:#m=f#", "Thunk:#a=b,c=d#", "a, b"]],
+            id="programs of XLA",
+        ),
+        pytest.param(
             "for _ in range(40): push_a(b'x')\n"
             "seen += [len(now())]\n"
             "for _ in range(8): pop()\n"
@@ -178,3 +189,86 @@ def test_a_process_that_counts_no_launches_leaves_nvtx_alone() -> None:
 def test_another_tool_keeps_the_ranges() -> None:
     with pytest.raises(TracerUnavailable, match=r"another tool: .* is set to /opt/nsys\.so"):
         Ranges({"NVTX_INJECTION64_PATH": "/opt/nsys.so"})
+
+
+class Recorded:
+    """Ranges as they were when the activity records in tests/data/launches were made."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = {int(number): tuple(name.split(" > ")) for number, name in names.items()}
+
+    def names(self, number: int) -> tuple[str, ...]:
+        return self._names[number] if number else ()
+
+
+def records() -> tuple[list[list[SimpleNamespace]], Recorded]:
+    """The buffers that cupti-python 13.0.1 gave for a scene of PyTorch on an H200."""
+    recorded = json.loads((ROOT / "tests/data/launches/torch.json").read_text())
+    fields = {
+        10: ("name", "start", "end", "graph_node_id"),
+        39: ("external_id", "external_kind"),
+        5: ("cbid",),
+    }
+    buffers = [
+        [
+            SimpleNamespace(
+                kind=kind,
+                correlation_id=correlation,
+                **dict(zip(fields[kind], values, strict=True)),
+            )
+            for kind, correlation, *values in buffer
+        ]
+        for buffer in recorded["buffers"]
+    ]
+    return buffers, Recorded(recorded["ranges"])
+
+
+def counted(buffers: Iterable[Iterable[object]], ranges: Recorded | None) -> list[KernelLaunches]:
+    counter = LaunchCounter(cast(Ranges, ranges))
+    for buffer in buffers:
+        counter._take_buffer(buffer)
+    return sorted(counter._take_counts())
+
+
+def test_launches_of_pytorch_by_range() -> None:
+    buffers, ranges = records()
+    found = counted(buffers, ranges)
+    gemm = "sm80_xmma_gemm_f32f32_f32f32_f32_n"
+    backward = "autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "aten::mm"
+    by_range: Counter[tuple[str, ...]] = Counter()
+    for one in found:
+        by_range[one.ranges] += one.launches if one.name.startswith(gemm) else 0
+    assert +by_range == {
+        # A product is a pair of kernels: one before any range, another before the graph is made,
+        # the last in the replay outside of a range.
+        (): 6,
+        ("outer",): 2,
+        ("aten::matmul", "aten::mm"): 2,
+        backward: 2,
+        # Two replays.
+        ("replay",): 4,
+    }
+    assert sum(one.gpu_ns for one in found if one.ranges == backward) == 10_144 + 3_008
+    assert {one.launches for one in found if one.ranges == ("outer", "inner")} == {1}
+    # Without ranges, all are the same launches.
+    whole = counted(buffers, None)
+    assert sum(one.launches for one in whole) == sum(one.launches for one in found) == 34
+    assert sum(one.gpu_ns for one in whole) == sum(one.gpu_ns for one in found)
+
+
+def test_ranges_come_however_cupti_cuts_its_buffers() -> None:
+    buffers, ranges = records()
+    whole = counted(buffers, ranges)
+    flat = [record for buffer in buffers for record in buffer]
+    assert counted([[record] for record in flat], ranges) == whole
+    kernels = [record for record in flat if record.kind == 10]
+    calls = [record for record in flat if record.kind != 10]
+    assert counted([kernels, calls], ranges) == counted([calls, kernels], ranges) == whole
+
+
+def test_a_launch_whose_call_is_lost_is_outside_of_ranges() -> None:
+    buffers, ranges = records()
+    kernels = [record for buffer in buffers for record in buffer if record.kind == 10]
+    found = counted([kernels], ranges)
+    assert {one.ranges for one in found} == {()}
+    assert sum(one.launches for one in found) == 34

@@ -201,7 +201,9 @@ def test_a_program_without_pytest(tmp_path: Path) -> None:
     shown = project.negativa("verify", "--copies", "both").stdout
     assert "PROVED on overwritten and compacted copies: " in shown
     project.write("negativa.yaml", "verify: {copies: both}\n")
-    assert "PROVED on overwritten and compacted copies: " in project.negativa("heal").stdout
+    healed = project.negativa("heal", "--min-used-kernels=1000", status=1)
+    assert "PROVED on overwritten and compacted copies: " in healed.stdout
+    assert healed.stderr.endswith("kernels are used, the limit is 1000\n")
     project.negativa("lock")
     made = load_lock(project.folder / "negativa.lock")
     assert made.proof.copies == ("overwritten", "compacted")
