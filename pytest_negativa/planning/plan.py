@@ -36,7 +36,7 @@ from pytest_negativa.models.plan import (
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.give_back import give_back_spans
-from pytest_negativa.planning.reachable import Reach, reach
+from pytest_negativa.planning.reachable import Reach, launchable, reach
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.
@@ -284,7 +284,7 @@ class _Planner:
         )
 
     def used_kernels(self) -> dict[str, FirstUse]:
-        """The kernels that the run used: looked up, or in an image used as a whole."""
+        """The kernels that the run used: looked up, launched by them, or in a whole image."""
         whole = earliest(
             dict.fromkeys(self._kernels(block.content), use.first)
             for block in self._blocks
@@ -292,7 +292,20 @@ class _Planner:
             and use.whole
             and (block.region is None or block.start in self._fitting)
         )
-        return {**whole, **self._used_anywhere}
+        return earliest([whole, *self._launched()]) | self._used_anywhere
+
+    def _launched(self) -> Iterator[dict[str, FirstUse]]:
+        """The kernels that code of looked-up kernels may launch on the device."""
+        names = self._map.names
+        for block in self._blocks:
+            use = self._located.use_of(block)
+            if use is None or block.start not in self._fitting:
+                continue
+            if isinstance(content := block.content, Cubin) and content.references:
+                for kernel in content.kernels:
+                    if (first := use.kernels.get(names[kernel.name])) is not None:
+                        launched = launchable(content, kernel.name)
+                        yield {names[index]: first for index in launched}
 
     def notes(self) -> Iterator[str]:
         if self._whole is not None:

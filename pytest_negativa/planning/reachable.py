@@ -68,6 +68,17 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     return Reach(frozenset(kept), tuple(unused), code_size)
 
 
+def launchable(cubin: Cubin, kernel: NameIndex) -> set[NameIndex]:
+    """Other kernels that code of ``kernel`` may launch on the device (dynamic parallelism).
+
+    No driver call names them, and CUPTI shows no launch of them.
+    """
+    others = {k.name for k in cubin.kernels} - {kernel}
+    if not any(reference.callee in others for reference in cubin.references):
+        return set()
+    return others & _called(cubin, [kernel])
+
+
 def _pieces(cubin: Cubin) -> list[list[Function]] | str:
     """Functions by what can only stay or go together: those whose ranges overlap."""
     pieces: list[list[Function]] = []
@@ -106,11 +117,15 @@ def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
 
 def _closure(cubin: Cubin, roots: Iterable[NameIndex]) -> set[NameIndex]:
     """All functions that can be reached, the roots and those of a taken address included."""
+    taken = (signature.function for signature in cubin.address_taken)
+    return _called(cubin, [*roots, *taken])
+
+
+def _called(cubin: Cubin, waiting: list[NameIndex]) -> set[NameIndex]:
     callees: defaultdict[NameIndex, list[NameIndex]] = defaultdict(list)
     for call in (*cubin.calls, *cubin.references):
         callees[call.caller].append(call.callee)
     reached: set[NameIndex] = set()
-    waiting = [*roots, *(signature.function for signature in cubin.address_taken)]
     while waiting:
         function = waiting.pop()
         if function not in reached:

@@ -6,6 +6,7 @@ it. CUPTI's activity records (``activity.c``) tell what it launched, apart from 
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import re
@@ -36,31 +37,38 @@ class Program:
     """How a program is built and run.
 
     Args:
+        archs: what nvcc compiles for.
         flags: for nvcc, and sources besides its own and ``idle.cu``.
         builds: libraries that are built of it, each with a flag of its own.
         times: how often its libraries are loaded.
         with_module: it loads ``module.cu`` itself.
         shared_runtime: CUDA's runtime is a shared library, else it is linked statically.
         not_looked_up: kernels that run without a look-up by name. They are kept with their image.
+        trimmed: whether a cubin that it loads has kernels that it doesn't need.
     """
 
+    archs: tuple[str, ...] = ARCHS
     flags: tuple[str, ...] = ()
     builds: tuple[str, ...] = ("-DVALUE=1",)
     times: int = 1
     with_module: bool = False
     shared_runtime: bool = False
     not_looked_up: tuple[str, ...] = ()
+    trimmed: bool = True
 
 
 PROGRAMS = {
+    "reload": Program(builds=("-DVALUE=1", "-DVALUE=2"), times=4),
     "archs": Program(),
     "asserts": Program(),
     "attributes": Program(),
     "cooperative": Program(),
-    "data_only": Program(),
+    "data_only": Program(trimmed=False),
     "driver": Program(with_module=True),
     "enumerates": Program(
-        with_module=True, not_looked_up=("in_module", "also_in_module", "idle_in_module")
+        with_module=True,
+        not_looked_up=("in_module", "also_in_module", "idle_in_module"),
+        trimmed=False,
     ),
     "from_device": Program(
         flags=("-rdc=true", "-lcudadevrt"), not_looked_up=("_Z5childPi", "_Z10grandchildPi")
@@ -70,18 +78,16 @@ PROGRAMS = {
     "library": Program(with_module=True),
     "managed": Program(),
     "pointers": Program(),
-    "reload": Program(builds=("-DVALUE=1", "-DVALUE=2"), times=4),
     "run_time": Program(),
     "streams": Program(flags=("-default-stream=per-thread",)),
     "symbols": Program(shared_runtime=True),
+    "from_ptx": Program(archs=("-gencode=arch=compute_80,code=compute_80",), trimmed=False),
     "templates": Program(flags=("--extended-lambda",)),
     "textures": Program(shared_runtime=True),
     "units": Program(flags=("-rdc=true", "units_other.cu")),
 }
 OLDER_RUNTIMES = {"11.8": "libcudart.so.11.0", "12.4": "libcudart.so.12"}
 """Toolkits whose programs are in ``prebuilt.tar.xz``, with the runtime that they load."""
-PTX_ONLY = {"symbols": ("-gencode=arch=compute_80,code=compute_80",)}
-"""Programs that are built as PTX alone, too."""
 
 
 def run(folder: Path, *command: str | Path, **environ: str) -> str:
@@ -102,7 +108,7 @@ def negativa(folder: Path, *arguments: str | Path, **environ: str) -> str:
     return run(folder, sys.executable, "-m", "pytest_negativa", *arguments, **environ)
 
 
-def build(program: str, how: Program, archs: tuple[str, ...], folder: Path) -> list[Path]:
+def compile_program(program: str, how: Program, folder: Path) -> list[Path]:
     """Build the libraries of a program, and ``host``, into the folder."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
@@ -111,7 +117,7 @@ def build(program: str, how: Program, archs: tuple[str, ...], folder: Path) -> l
     shutil.copytree(CORPUS, sources)
     run(sources, "cc", "host.c", "-o", folder / "host", "-ldl")
     command: list[str | Path] = [nvcc, "-std=c++17", "-shared", "-Xcompiler=-fPIC", "--threads=2"]
-    command += [*archs, f"{program}.cu", "idle.cu", *how.flags]
+    command += [*how.archs, f"{program}.cu", "idle.cu", *how.flags]
     if how.with_module:
         run(sources, nvcc, "-fatbin", *ARCHS, "module.cu", "-o", "module.fatbin")
         run(sources, "cc", "-c", "module.S", "-o", "module.o")
@@ -122,8 +128,13 @@ def build(program: str, how: Program, archs: tuple[str, ...], folder: Path) -> l
         assert folders, dry.stderr
         command += ["-cudart=shared", *(f"-Xlinker=-rpath={os.fsdecode(f)}" for f in folders)]
     libraries = [folder / f"lib{program}{number}.so" for number in range(len(how.builds))]
-    for library, flag in zip(libraries, how.builds, strict=True):
-        run(sources, *command, flag, "-o", library)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        builds = [
+            pool.submit(run, sources, *command, flag, "-o", library)
+            for library, flag in zip(libraries, how.builds, strict=True)
+        ]
+        for build in builds:
+            build.result()
     return libraries
 
 
@@ -182,7 +193,7 @@ def proofs(folder: Path) -> list[Any]:
     return rows
 
 
-def check(folder: Path, command: list[str | Path], not_looked_up: tuple[str, ...] = ()) -> None:
+def check(folder: Path, command: list[str | Path], how: Program = Program()) -> Any:
     """Trace a program, count apart what it launched, and prove both kinds of plans."""
     ran = launched(folder, command)
     (folder / "negativa.yaml").write_text(f'libraries:\n  include: ["{folder}/*.so"]\n')
@@ -195,33 +206,32 @@ def check(folder: Path, command: list[str | Path], not_looked_up: tuple[str, ...
     traced = looked_up(usage)
     print(f"launched {len(ran)}, looked up {len(traced)}, both {len(ran & traced)}")
     assert not usage.incomplete
-    assert ran - traced <= {*not_looked_up}
-    assert not any("idle" in name for name in traced)
+    assert ran - traced <= {*how.not_looked_up}
+    assert not any("idle_" in name for name in traced)
     for row in proofs(folder):
         assert row["unused_elements"] > 0, row
     negativa(folder, "locate", "--granularity=kernel")
-    filled = [trimmed for planned in load_planned(latest) for trimmed in planned.plan.trimmed]
-    kept = {name for trimmed in filled for name in trimmed.kept}
-    print(f"{len(filled)} cubins without their unused kernels; kept: {sorted(kept)}")
+    for planned in load_planned(latest):
+        trimmed = planned.plan.trimmed
+        kept = {name for cubin in trimmed for name in cubin.kept}
+        print(f"{len(trimmed)} cubins without their unused kernels; kept: {sorted(kept)}")
+        assert bool(trimmed) is how.trimmed, planned.plan
+        assert not {*planned.plan.unused_kernels} & {*ran, *how.not_looked_up}
+        assert not any("idle_" in name for name in kept)
     proofs(folder)
 
 
 @pytest.mark.parametrize(
-    ("program", "archs"),
-    [
-        *(pytest.param(program, ARCHS, id=program) for program in PROGRAMS),
-        *(pytest.param(program, archs, id=f"{program}-ptx") for program, archs in PTX_ONLY.items()),
-    ],
+    ("program", "how"), [pytest.param(*item, id=item[0]) for item in PROGRAMS.items()]
 )
 def test_program(
-    program: str, archs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, how: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = PROGRAMS[program]
-    libraries = build(program, how, archs, tmp_path)
+    libraries = compile_program(program, how, tmp_path)
     if program == "run_time":
         for name, file in run_time_compilers().items():
             monkeypatch.setenv(name, file)
-    check(tmp_path, [tmp_path / "host", str(how.times), *libraries], how.not_looked_up)
+    check(tmp_path, [tmp_path / "host", str(how.times), *libraries], how)
 
 
 @pytest.mark.parametrize("runtime", ["shared", "static"])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, Scope
+from pytest_negativa.models.library import Call, Cubin, Element, LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import (
     DataKind,
@@ -252,3 +252,24 @@ def test_a_kernel_that_another_arch_lacks_keeps_that_cubin_whole() -> None:
 
     assert [t.start for t in found.trimmed] == [linked(library_map).payload.start]
     assert "a kernel that was used is not in them" in found.notes[0]
+
+
+def test_a_kernel_that_a_used_one_launches_is_used() -> None:
+    library_map = read("libcallgraph.so")
+    names = library_map.names
+    (section,) = library_map.sections
+    old = linked(library_map)
+    assert isinstance(old.content, Cubin)
+    launch = Call(names.index("calls_shared"), names.index("calls_chain"))
+    launching = replace(old, content=replace(old.content, references=(launch,)))
+    regions = tuple(
+        replace(r, elements=tuple(launching if e is old else e for e in r.elements))
+        for r in section.regions
+    )
+    library_map = replace(library_map, sections=(replace(section, regions=regions),))
+
+    found = plan(library_map, usage_of(used(library_map, "calls_shared")))
+
+    assert [kernel.name for kernel in found.used_kernels] == ["calls_chain", "calls_shared"]
+    assert len({kernel.first for kernel in found.used_kernels}) == 1
+    assert "calls_chain" not in found.unused_kernels

@@ -11,7 +11,7 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Call, Cubin, Function, LibraryMap, Scope, Signature
 from pytest_negativa.models.plan import CodeRange
-from pytest_negativa.planning.reachable import Reach, reach
+from pytest_negativa.planning.reachable import Reach, launchable, reach
 from tests.support.libraries import BIN
 
 POINTED_AT = {
@@ -143,6 +143,22 @@ def test_closure(
     assert isinstance(found, Reach)
     assert found.unused == ranges(*unused)
     assert found.code_size == 6 * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "launched"),
+    [
+        ({}, set()),
+        ({"references": (Call(0, 4),)}, set()),
+        ({"references": (Call(0, 1), Call(1, 0))}, {1}),
+        # A function that the kernel calls launches kernel 1, and that launches kernel 2.
+        ({"references": (Call(4, 1), Call(5, 2))}, {1, 2}),
+        # An address in a table doesn't tell who launches from there.
+        ({"references": (Call(1, 2),), "address_taken": (Signature(1, 8),)}, set()),
+    ],
+)
+def test_launches_from_the_device(changes: dict[str, object], launched: set[int]) -> None:
+    assert launchable(cubin(**changes), 0) == launched
 
 
 def test_two_names_of_one_code_stay_if_one_does() -> None:

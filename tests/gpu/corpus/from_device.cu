@@ -12,6 +12,8 @@ __global__ void parent(int *result) {
     child<<<1, 4>>>(result);
 }
 
+void mention_idle(int *result) { idle_here<<<1, 1>>>(result); }
+
 extern "C" int run() {
     OnDevice<int> result;
     parent<<<1, 1>>>(result.at);

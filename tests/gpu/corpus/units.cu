@@ -5,6 +5,8 @@
 __global__ void idle_here(int *result) { *result = only_for_idle(-1); }
 __global__ void calls_other_unit(int *result) { *result = double_it(*result) + across; }
 
+void mention_idle(int *result) { idle_here<<<1, 1>>>(result); }
+
 extern "C" int run() {
     OnDevice<int> result;
     calls_other_unit<<<1, 1>>>(result.at);
