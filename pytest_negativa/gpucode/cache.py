@@ -33,7 +33,7 @@ from pytest_negativa.storage.records import decode_map, encode_map
 
 _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
-_READER_VERSION = 5
+_READER_VERSION = 6
 _SUFFIX = ".map"
 # No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9

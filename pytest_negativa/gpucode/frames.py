@@ -1,4 +1,5 @@
-"""Bare zstd frames whose content is a cubin, as cublasLt keeps them in ``.ldata``.
+"""Cubins without a fatbin: zstd frames that hold one, as cublasLt keeps them in ``.ldata``, and
+plain ones, as CUPTI keeps them in ``.rodata``.
 
 This module walks the frame and block headers to find the end of a frame (RFC 8878, 3.1.1). The
 package zstandard decompresses.
@@ -9,14 +10,16 @@ from __future__ import annotations
 import zstandard
 
 from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
-from pytest_negativa.gpucode.elf_tables import EHDR
+from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHT_NOBITS
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
 from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.base import Span
-from pytest_negativa.models.library import Frame
+from pytest_negativa.models.library import Compression, Frame
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
+PLAIN_MAGIC = b"\x7fELF\x02\x01\x01"
+"""Of 64-bit little-endian ELF files, and so of cubins."""
 
 _MAX_FRAME_HEADER = 18
 _BLOCK_RLE = 1
@@ -68,6 +71,39 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
         unpacked_size=unpacked_size,
         arch=cubin_arch(elf_header),
         unreadable=abi_problem(elf_header),
+    )
+
+
+def parse_plain_cubin(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
+    """Read the headers of the ELF file at ``offset``; None if it is no cubin that fits.
+
+    Raises:
+        FormatError: the budget is spent.
+    """
+    budget.spend(offset)
+    head = source.read(offset, min(EHDR.size, end - offset))
+    if not is_cubin_header(head) or len(head) < EHDR.size:
+        return None
+    header = EHDR.unpack_from(head)
+    table_size = header.e_shnum * SHDR.size
+    if header.e_shentsize != SHDR.size or offset + header.e_shoff + table_size > end:
+        return None
+    budget.spend(offset, header.e_shnum)
+    table = source.read(offset + header.e_shoff, table_size)
+    size = max(
+        header.e_shoff + table_size,
+        header.e_phoff + header.e_phentsize * header.e_phnum,
+        *(s.file_end for s in SHDR.iter_unpack(table) if s.sh_type != SHT_NOBITS),
+        EHDR.size,
+    )
+    if offset + size > end:
+        return None
+    return Frame(
+        span=Span(offset, offset + size),
+        unpacked_size=size,
+        arch=cubin_arch(head),
+        compression=Compression.NONE,
+        unreadable=abi_problem(head),
     )
 
 

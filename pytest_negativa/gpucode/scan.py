@@ -66,7 +66,7 @@ def iter_containers(
     end = section.offset + section.size
     # Instructions hold no frames. A frame in a fatbin section is a part of a payload.
     with_frames = not (strict or section.executable)
-    magics = (fatbin.MAGIC, frames.MAGIC) if with_frames else (fatbin.MAGIC,)
+    magics = (fatbin.MAGIC, frames.MAGIC, frames.PLAIN_MAGIC) if with_frames else (fatbin.MAGIC,)
     stored = sum(stop - start for start, stop in _iter_stored(source, section.offset, end))
     source = ReadAhead(source, end)
     search = _Search(source, end, magics)
@@ -83,8 +83,10 @@ def iter_containers(
         try:
             if magic == fatbin.MAGIC:
                 found = fatbin.parse_region(source, offset, end, budget)
-            else:
+            elif magic == frames.MAGIC:
                 found = frames.parse_frame(source, offset, end, budget)
+            else:
+                found = frames.parse_plain_cubin(source, offset, end, budget)
         except RegionFault as fault:
             if strict:
                 problems.add(fault.offset, f"{name}: region at {offset:#x}: {fault.problem}")

@@ -235,7 +235,8 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     return sum(
         block.size
         for block in library_map.iter_code()
-        if block.start not in loaded and not block.kind.is_opaque and block.unreadable is None
+        if block.start not in loaded
+        and not (block.kind.is_opaque or block.is_plain or block.unreadable is not None)
     )
 
 

@@ -256,6 +256,11 @@ class CodeBlock(NamedTuple):
         return self.region is None and self.compression is Compression.ZSTD
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is code as it is, with no fatbin around it and not packed."""
+        return self.region is None and self.compression is Compression.NONE
+
+    @property
     def anchor(self) -> int:
         """File offset at which its region begins; that of a frame itself."""
         return self.start if self.region is None else self.region.span.start

@@ -25,6 +25,7 @@ class KeepReason(str, enum.Enum):
     UNREADABLE = "unreadable"  # damaged, or of an unknown kind
     LOADED = "loaded"  # loaded by the run, from its region
     MEMORY_IMAGE = "memory-image"  # loaded by the run, unpacked by the library itself
+    PLAIN_CUBIN = "plain-cubin"  # in the data of a library, which may read it itself
     RELOCATABLE = "relocatable"  # device code that the driver may have to link
     ARCH_POLICY = "arch-policy"  # keep.archs
     PTX_POLICY = "ptx-policy"  # keep.ptx

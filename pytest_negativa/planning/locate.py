@@ -7,7 +7,7 @@ names need no guessing. An image that was found in memory alone was unpacked by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_negativa.models.library import Cubin, LibraryMap, Region
 from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
@@ -42,10 +42,14 @@ def locate_library(
     uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
     hashes = set()
     for frame in library_map.iter_frames():
+        # A plain cubin may be loaded from where it lies.
+        if (found_there := marks.pop(frame.span.start, None)) is not None:
+            uses[frame.span.start] = _united(found_there)
         if (digest := frame.digest) is not None:
             hashes.add(digest)
             if (image := memory.get(digest)) is not None:
-                uses[frame.span.start] = _mark(image.use)
+                seen = uses.get(frame.span.start)
+                uses[frame.span.start] = _united([*([seen] if seen else []), _mark(image.use)])
     return LocatedLibrary(
         library_map=library_map,
         uses=uses,
@@ -69,8 +73,10 @@ def _take(marks: dict[int, list[UseMark]], region: Region) -> UseMark | None:
     """
     starts = (region.span.start, *(e.payload.start for e in region.elements))
     uses = [mark for start in starts for mark in marks.pop(start, ())]
-    if not uses:
-        return None
+    return _united(uses) if uses else None
+
+
+def _united(uses: Sequence[UseMark]) -> UseMark:
     return UseMark(
         kernels=earliest(u.kernels for u in uses),
         whole=any(u.whole for u in uses),

@@ -115,6 +115,11 @@ _Rule = Callable[[CodeBlock], str | None]
 """Why a block is kept, in words; None: the rule doesn't keep it."""
 
 
+def why_plain(block: CodeBlock) -> str | None:
+    """Why a cubin that lies in a library's data as it is stays, used or not; None for others."""
+    return "the library may read its headers and tables itself" if block.is_plain else None
+
+
 def _why_unreadable(block: CodeBlock) -> str | None:
     if block.unreadable is None and block.kind.is_opaque:
         return f"no rule tells which devices load {block.kind.value}"
@@ -156,6 +161,7 @@ class _Planner:
             (KeepReason.UNREADABLE, True, _why_unreadable),
             (KeepReason.LOADED, located.uses, self._loaded),
             (KeepReason.MEMORY_IMAGE, self._any_frame_used or located.suspects, self._memory_image),
+            (KeepReason.PLAIN_CUBIN, True, why_plain),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
             (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
             (KeepReason.PTX_POLICY, self._kept_ptx, self._wanted_ptx),
@@ -182,13 +188,13 @@ class _Planner:
         return self._unexplained.get(block.anchor)
 
     def _loaded(self, block: CodeBlock) -> str | None:
-        if block.region is None or block.start not in self._fitting:
+        if block.is_frame or block.start not in self._fitting:
             return None
         use = self._located.use_of(block)
         return None if use is None else self._where(use.first)
 
     def _memory_image(self, block: CodeBlock) -> str | None:
-        use = self._located.use_of(block) if block.region is None else None
+        use = self._located.use_of(block) if block.is_frame else None
         first = self._located.suspects.get(block.header_offset) if use is None else use.first
         return None if first is None else self._where(first)
 
@@ -232,7 +238,9 @@ class _Planner:
         kept = {d.start for d in decisions if d.kept and d.reason in _TRIMMED}
         for block in self._blocks:
             use = self._located.use_of(block)
-            if block.start in kept and use is not None and block.anchor not in self._relocatable:
+            if block.is_plain or use is None:
+                continue
+            if block.start in kept and block.anchor not in self._relocatable:
                 yield from self._trim(block, use)
 
     def _trim(self, block: CodeBlock, use: UseMark) -> Iterator[TrimmedCubin]:

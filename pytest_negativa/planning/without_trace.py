@@ -27,6 +27,7 @@ from pytest_negativa.models.plan import (
     LibraryPlan,
     UnusedReason,
 )
+from pytest_negativa.planning.plan import why_plain
 
 _DRIVERS_CHOICE = ".nv_fatbin"
 
@@ -77,6 +78,8 @@ def _decide(block: CodeBlock, loaded: bool, keep_ptx: bool) -> _Decided:
         return True, KeepReason.UNREADABLE, block.unreadable
     if block.kind.is_opaque:
         return True, KeepReason.UNREADABLE, f"of kind {block.kind.value}"
+    if (plain := why_plain(block)) is not None:
+        return True, KeepReason.PLAIN_CUBIN, plain
     if loaded:
         return True, KeepReason.ARCH_POLICY, str(block.arch)
     if keep_ptx and block.kind is ElementKind.PTX:

@@ -53,6 +53,9 @@ def scan(path: Path) -> Scanned:
                 for content in _frames(data, gap_start, gap_end):
                     found.frames += 1
                     found.kernels |= _cubin_kernels(content)
+                for content in _plain_cubins(data, gap_start, gap_end):
+                    found.elements[_arch(content), "cubin"] += 1
+                    found.kernels |= _cubin_kernels(content)
     return found
 
 
@@ -149,6 +152,20 @@ def _frames(data: mmap.mmap, start: int, end: int) -> Iterator[bytes]:
             position = at - len(unpacker.unused_data)
         else:
             position += 4
+
+
+def _plain_cubins(data: mmap.mmap, start: int, end: int) -> Iterator[bytes]:
+    """ELF files of a device that lie in a section as they are, up to its end."""
+    position = start
+    while (position := data.find(b"\x7fELF\x02\x01\x01", position, end)) >= 0:
+        if data[position + 18 : position + 20] == b"\xbe\0":
+            yield data[position:end]
+        position += 7
+
+
+def _arch(cubin: bytes) -> int:
+    """From ABI version 8 on the second byte of e_flags, before the first."""
+    return cubin[0x31] if cubin[8] >= 8 else cubin[0x30]
 
 
 def _cubin_kernels(cubin: bytes) -> set[str]:

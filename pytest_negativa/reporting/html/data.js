@@ -56,6 +56,7 @@ const REASONS = {
   "unmatched": [1, "The tests loaded code that its map does not explain"],
   "library-policy": [1, "The settings keep the library (keep.libraries)"],
   "unreadable": [1, "Can't be read"],
+  "plain-cubin": [1, "A cubin in the library's data, which it may read itself"],
   "relocatable": [1, "The driver may have to link it"],
   "arch-policy": [1, "The settings keep this GPU architecture (keep.archs)"],
   "ptx-policy": [1, "The settings keep PTX (keep.ptx)"],
