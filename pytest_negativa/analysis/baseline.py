@@ -13,7 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
-from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names
+from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names, stable_name
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
@@ -73,7 +73,10 @@ def compare_figures(
     before = pair(before, after)
     changes = compare_snapshots(before, after).libraries
     names = dict(zip(_names_in(libraries), libraries, strict=True))
-    listed = {one.name: one.kernels for one in before.libraries}
+    listed = {
+        one.name: None if one.kernels is None else set(map(stable_name, one.kernels))
+        for one in before.libraries
+    }
     # Kernels that the baseline doesn't list are not new for that.
     unlisted = [
         name
@@ -84,7 +87,7 @@ def compare_figures(
         name: sorted(
             kernel.name
             for kernel in one.coverage.kernels
-            if not kernel.is_run and kernel.name not in (listed.get(name) or ())
+            if not kernel.is_run and stable_name(kernel.name) not in (listed.get(name) or ())
         )
         for name, one in names.items()
         if one.coverage is not None and name not in unlisted

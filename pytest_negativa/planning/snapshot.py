@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -236,9 +237,9 @@ def _compare_code(before: Snapshot, after: Snapshot) -> list[CodeChange]:
 def _compare_kernels(
     name: str, old: SnapshotLibrary | None, new: SnapshotLibrary | None
 ) -> KernelChanges:
-    there = [set[str]() if one is None else _set(one.kernels) for one in (old, new)]
-    used = [set[str]() if one is None else _set(one.used_kernels) for one in (old, new)]
-    both = (there[0] or set()) & (there[1] or set())
+    there = [{} if one is None else _by_stable_name(one.kernels) for one in (old, new)]
+    used = [{} if one is None else _by_stable_name(one.used_kernels) for one in (old, new)]
+    both = (there[0] or {}).keys() & (there[1] or {}).keys()
     return KernelChanges(
         name,
         appeared=_minus(there[1], there[0]),
@@ -248,15 +249,34 @@ def _compare_kernels(
     )
 
 
-def _set(names: tuple[str, ...] | None) -> set[str] | None:
-    return None if names is None else set(names)
+# nvcc names an internal namespace by the hashes of a translation unit and of its options.
+_INTERNAL = re.compile(r"(\d+)_(?:GLOBAL__N__|INTERNAL_)[0-9a-f]{8}_(\d+)_")
+# Thrust and CUB name an inline namespace by their version and all archs (config/namespace.h).
+_VERSIONED = re.compile(r"\d+(THRUST|CUB)_\d+_SM_[0-9_]+_NS")
+
+
+def stable_name(mangled: str) -> str:
+    """A kernel's mangled name without what differs in each build. It can't be demangled."""
+    parts, at = [], 0
+    # The hash at the end of a name may run into the length of the next one.
+    while (found := _INTERNAL.search(mangled, at)) is not None:
+        file = mangled[found.end() : found.end() + int(found[2])]
+        parts += [mangled[at : found.start()], file]
+        at = found.end(1) + int(found[1])
+    return _VERSIONED.sub(r"\1", "".join((*parts, mangled[at:])))
+
+
+def _by_stable_name(names: tuple[str, ...] | None) -> dict[str, str] | None:
+    return None if names is None else {stable_name(name): name for name in names}
 
 
 def _minus(
-    left: set[str] | None, right: set[str] | None, among: set[str] | None = None
+    left: Mapping[str, str] | None,
+    right: Mapping[str, str] | None,
+    among: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """The names of one side alone; none if either side lists no names."""
     if left is None or right is None:
         return ()
-    found = left - right
-    return tuple(sorted(found if among is None else found & among))
+    found = left.keys() - right.keys()
+    return tuple(sorted(left[name] for name in found if among is None or name in among))

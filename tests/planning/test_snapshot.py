@@ -19,6 +19,7 @@ from pytest_negativa.planning.snapshot import (
     make_snapshot,
     short_names,
     snapshot_map,
+    stable_name,
 )
 from pytest_negativa.reporting.difference import render_difference
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -133,6 +134,47 @@ def test_what_grew_appeared_and_went() -> None:
         CodeChange("new.so", "sm_90", None, Change(None, 5)),
     )
     assert found.kernels == ()
+
+
+# Kernels of libtorch_cuda.so of PyTorch 2.11.0 and 2.13.0, and of two releases of CUB.
+SAME_KERNELS = (
+    (
+        "_ZN2at6native29vectorized_elementwise_kernelILi2EZNS0_43_GLOBAL__N__50f1b6c4_10_Dropout_cu_"
+        "0e96ed3819masked_scale_kernelIhffEEvRNS_6TensorERKS4_S7_T1_EUlfhE_St5arrayIPcLm3EEEEviT0_S8_",
+        "_ZN2at6native29vectorized_elementwise_kernelILi2EZNS0_43_GLOBAL__N__1131530d_10_Dropout_cu_"
+        "0e96ed3819masked_scale_kernelIhffEEvRNS_6TensorERKS4_S7_T1_EUlfhE_St5arrayIPcLm3EEEEviT0_S8_",
+    ),
+    (
+        "_ZN2at6native29vectorized_elementwise_kernelILi8EZZZN37_INTERNAL_5cd812b1_7_Loss_cu_"
+        "5b0651e139_GLOBAL__N__5cd812b1_7_Loss_cu_5b0651e140binary_cross_entropy_backward_out_kernel"
+        "ERNS_6TensorERKS4_S7_S7_ENKUlvE_clEvENKUlvE_clEvEUldddE_St5arrayIPcLm4EEEEviT0_T1_",
+        "_ZN2at6native29vectorized_elementwise_kernelILi8EZZZN37_INTERNAL_6bd09d29_7_Loss_cu_"
+        "5b0651e139_GLOBAL__N__6bd09d29_7_Loss_cu_5b0651e140binary_cross_entropy_backward_out_kernel"
+        "ERNS_6TensorERKS4_S7_S7_ENKUlvE_clEvENKUlvE_clEvEUldddE_St5arrayIPcLm4EEEEviT0_T1_",
+    ),
+    (
+        "_ZN3cub45CUB_300001_SM_750_800_860_900_1000_1200_NS11EmptyKernelIvEEvv",
+        "_ZN3cub40CUB_300102_SM_800_860_900_1000_1200_NS11EmptyKernelIvEEvv",
+    ),
+)
+
+
+@pytest.mark.parametrize(("before", "after"), SAME_KERNELS)
+def test_a_kernel_of_an_internal_namespace_is_the_same_in_the_next_build(
+    before: str, after: str
+) -> None:
+    assert stable_name(before) == stable_name(after)
+    sides = [replace(library("a.so"), kernels=(name,)) for name in (before, after)]
+    found = compare_snapshots(snapshot("1", sides[0]), snapshot("2", sides[1]))
+    assert found.kernels == ()
+
+
+def test_kernels_of_two_files_are_two() -> None:
+    name = "_Z43_GLOBAL__N__50f1b6c4_10_Dropout_cu_0e96ed38v"
+    other = name.replace("10_Dropout", "10_Another")
+    assert stable_name(name) != stable_name(other)
+    # A length beyond the end, as only a hostile file has it.
+    assert stable_name("_Z9999_GLOBAL__N__50f1b6c4_99_x") == "_Zx"
 
 
 def test_between_runs_reasons_and_used_kernels_are_compared() -> None:
