@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, run_of, settings_of
+from pytest_negativa.cli.common import (
+    as_json_option,
+    encode_json,
+    named_run,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.settings.flags import click_options
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.hostcode import HostUsage
 
 
 @click.command()
+@click.option(
+    "--similar",
+    "others",
+    metavar="RUN",
+    multiple=True,
+    help="Compare the touched functions with those of this run.",
+)
 @as_json_option("pages")
 @click_options("run", "config", "directory", "reports.top")
-def pages(as_json: bool, **flags: Any) -> None:
+def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Show which pages of CPU code a traced run touched, by library.
 
-    The run must be traced with --cpu, or pytest with --negativa-cpu. Exit status: 0, or 1 without
-    such a trace.
+    The run must be traced with --cpu, or pytest with --negativa-cpu. --similar prints the Jaccard
+    similarity of each two runs: 1.00 if they touched the pages of the same functions, 0.00 for none
+    in common. RUN is an id that runs list prints, or a folder.
+
+    Exit status: 0, or 1 without such a trace.
     """
     from msgspec.structs import replace
 
@@ -26,9 +46,30 @@ def pages(as_json: bool, **flags: Any) -> None:
     from pytest_negativa.reporting.host_pages import render_host_report
 
     settings = settings_of(flags)
-    usage = require_usage(run_of(settings))
+    run = run_of(settings)
+    usage = require_usage(run)
+    if others:
+        named = [run, *(named_run(other, settings) for other in others)]
+        if len({one.run_id for one in named}) < len(named):
+            raise click.BadParameter("name another run than the one shown", param_hint="--similar")
+        click.echo(_compare({one.run_id: require_usage(one) for one in named}))
+        return
     report = replace(summarize(usage), variants=list_variants(usage))
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:
         click.echo("\n\n".join(render_host_report(report, top=settings.reports.top)))
+
+
+def _compare(usages: Mapping[str, HostUsage]) -> str:
+    """A table of each two runs and how alike the functions are that they touched."""
+    from pytest_negativa.hostcode.summary import touched_functions
+    from pytest_negativa.planning.by_test import compare_groups
+    from pytest_negativa.reporting.tables import format_table
+
+    alike = compare_groups({name: set(touched_functions(usage)) for name, usage in usages.items()})
+    rows = [
+        (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")
+        for one in alike
+    ]
+    return format_table("llrrr", ("run", "", "shared", "either", "similarity"), rows)

@@ -63,8 +63,10 @@ def function_starts(source: ByteSource, elf: HostElf) -> tuple[int, ...] | None:
     return tuple(sorted(section.vaddr + start for start in pairs[::2]))
 
 
-def count_functions(starts: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-    """How many functions have code in the ranges of addresses.
+def functions_within(
+    starts: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> Iterator[Sequence[int]]:
+    """The addresses of functions that have code in ranges of addresses, each once.
 
     A function ends where the next one begins, at the latest.
 
@@ -72,14 +74,12 @@ def count_functions(starts: Sequence[int], ranges: Sequence[tuple[int, int]]) ->
         starts: sorted.
         ranges: sorted, without overlaps.
     """
-    found = 0
-    counted = 0  # functions before this one are counted or lie before
+    found = 0  # functions before this one are found or lie before
     for start, end in ranges:
-        first = max(bisect.bisect_right(starts, start) - 1, counted)
+        first = max(bisect.bisect_right(starts, start) - 1, found)
         last = bisect.bisect_left(starts, end)
-        found += max(last - first, 0)
-        counted = max(last, counted)
-    return found
+        yield starts[first:last]
+        found = max(last, found)
 
 
 class Function(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import count_functions, function_starts
+from pytest_negativa.hostcode.functions import function_starts, functions_within
 from pytest_negativa.hostcode.variants import find_variants
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
@@ -63,8 +63,22 @@ def _count(library: HostLibrary) -> tuple[int, int] | None:
     """How many functions there are, and how many are on touched pages; None if not known."""
     with contextlib.suppress(FormatError), _open(library) as (source, elf):
         if (starts := function_starts(source, elf)) is not None:
-            return len(starts), count_functions(starts, _unwatched_or_touched(elf, library))
+            ranges = _unwatched_or_touched(elf, library)
+            return len(starts), sum(map(len, functions_within(starts, ranges)))
     return None
+
+
+def touched_functions(usage: HostUsage) -> Iterator[tuple[str, int]]:
+    """Yield digest and address of the functions on touched pages, of libraries that were traced.
+
+    A library that can't be read any more, or names no functions, has none.
+    """
+    for library in usage.libraries:
+        if library.unwatched is None:
+            with contextlib.suppress(FormatError), _open(library) as (source, elf):
+                starts = function_starts(source, elf) or ()
+                for found in functions_within(starts, _unwatched_or_touched(elf, library)):
+                    yield from ((library.sha256, address) for address in found)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -141,12 +141,12 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
 
 
 class Likeness(NamedTuple):
-    """How alike the kernels of two groups of tests are.
+    """How alike the kernels of two groups of tests are, or the functions of two runs.
 
     Attributes:
         left, right: the groups.
-        shared: how many kernels both ran.
-        either: how many kernels at least one of them ran.
+        shared: how many kernels or functions both ran.
+        either: how many at least one of them ran.
     """
 
     left: str
@@ -160,11 +160,11 @@ class Likeness(NamedTuple):
         return self.shared / self.either
 
 
-def compare_groups(kernels: Mapping[str, Collection[str]]) -> list[Likeness]:
-    """Compare each two groups of tests, the most alike first.
+def compare_groups(kernels: Mapping[str, Collection[Hashable]]) -> list[Likeness]:
+    """Compare each two groups, the most alike first.
 
     Args:
-        kernels: the kernels that each group ran, by the group's name; without any, it is left out.
+        kernels: what each group ran, by the group's name; without anything, it is left out.
     """
     found = []
     for (left, of_left), (right, of_right) in itertools.combinations(sorted(kernels.items()), 2):

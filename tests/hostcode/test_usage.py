@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.functions import count_functions
+from pytest_negativa.hostcode.functions import functions_within
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.hostcode.summary import list_variants, summarize
+from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
 from pytest_negativa.hostcode.usage import FileKey, identify, unite, unite_spans
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
@@ -101,7 +101,7 @@ def test_functions_are_counted_once(starts: list[int], sizes: list[tuple[int, in
         any(start < span.end and end > span.start for span in spans)
         for start, end in zip(starts, ends, strict=False)
     )
-    assert count_functions(starts, [(span.start, span.end) for span in spans]) == expected
+    assert sum(map(len, functions_within(starts, [(s.start, s.end) for s in spans]))) == expected
 
 
 def key_of(path: Path) -> FileKey:
@@ -161,8 +161,10 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
     # Ten pages of one function are watched, and one of them is touched.
     assert row.functions is not None
     assert row.touched_functions == row.functions - len(names) + 2
+    assert len(set(touched_functions(usage))) == row.touched_functions
     # A library that is gone still has its bytes.
     library.unlink()
+    assert not list(touched_functions(usage))
     (row,) = summarize(usage).libraries
     assert (row.touched, row.functions) == (PAGE, None)
 

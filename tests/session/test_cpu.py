@@ -75,6 +75,23 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 
 @pytest.mark.slow
+def test_runs_are_as_alike_as_their_functions(project: Project, library: Path) -> None:
+    for keyword in ("calls", "calls", "child"):
+        project.pytest("-q", "--negativa", "-k", keyword)
+    first, second, other = (run.name for run in project.runs())
+
+    shown = project.negativa("pages", "--similar", second, "--similar", f".negativa/{first}").stdout
+
+    rows = [line.split() for line in shown.splitlines()[2:]]
+    alike = {frozenset(row[:2]): (int(row[2].replace(",", "")), row[4]) for row in rows}
+    assert float(alike[frozenset((first, second))][1]) > 0.9
+    assert all(shared > 10 for shared, _ in alike.values())
+    assert len(alike) == 3
+    alone = project.negativa("pages", "--similar", other, status=2).stderr
+    assert "--similar" in alone and "another run" in alone
+
+
+@pytest.mark.slow
 def test_reports_of_gpu_code_are_refused(project: Project, library: Path) -> None:
     done = project.pytest("--negativa", "--negativa-report=html,json", "-k", "calls")
     assert "negativa: GPU code not traced: " in done.stdout
