@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
 from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
-from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, Stamp, open_source
+from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.duplicates import CodeDigest, LibraryContent
@@ -129,12 +129,7 @@ def _workers(paths: Sequence[Path | Member], jobs: int | None, min_parallel_size
     """How many processes are worth their start if all of ``paths`` must be read."""
     if sum(map(_size, paths[1:])) <= min_parallel_size:
         return 1
-    count = min(jobs or len(os.sched_getaffinity(0)), len(paths))
-    # Each may hold one of these at a time.
-    in_memory = [m.size for m in paths if isinstance(m, Member) and m.crc is not None]
-    while count > 1 and sum(in_memory[:count]) > MAX_IN_MEMORY:
-        count -= 1
-    return count
+    return min(jobs or len(os.sched_getaffinity(0)), len(paths))
 
 
 def _read_in_processes(

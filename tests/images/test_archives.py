@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import random
@@ -18,6 +19,8 @@ import zstandard
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode import source
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.images import archives
@@ -32,16 +35,16 @@ QUESTION = Question(may_hold_code, lambda size: MapRequest(Scope(), with_map=Tru
 
 def write_tar(path: Path, mode: str = "w") -> Path:
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
-        for name, source in FILES.items():
-            archive.add(source, f"./{name}")
+        for name, file in FILES.items():
+            archive.add(file, f"./{name}")
         archive.addfile(tarfile.TarInfo("ours/empty"))
     return path
 
 
 def write_zip(path: Path, method: int = zipfile.ZIP_DEFLATED) -> Path:
     with zipfile.ZipFile(path, "w", method) as archive:
-        for name, source in FILES.items():
-            archive.write(source, name)
+        for name, file in FILES.items():
+            archive.write(file, name)
         archive.writestr("ours/empty", b"")
     return path
 
@@ -171,16 +174,16 @@ class TestHostile:
         assert problem.startswith(f"{path}/ours/libplain.so: is encrypted")
 
     @pytest.mark.parametrize(("says", "wanted"), [
-        (100, "is longer than the archive says"),
-        (10**6, "does not match the archive's checksum"),
-        (10**9, "would take 1,000,000,000 bytes of memory"),
+        (100, "has not the size that the archive says"),
+        (10**6, "has not the size that the archive says"),
+        (10**9, "[0-9,]+ bytes can't unpack to 1,000,000,000"),
     ])  # fmt: skip
     def test_a_size_that_lies(self, tmp_path: Path, says: int, wanted: str) -> None:
         path = write_zip(tmp_path / "x.zip")
         size, lie = (n.to_bytes(4, "little") for n in (PLAIN.stat().st_size, says))
         path.write_bytes(path.read_bytes().replace(size, lie))
         problems = problems_of(map_archive(path, QUESTION))
-        assert any(p.startswith(f"{path}/ours/libplain.so: {wanted}") for p in problems)
+        assert any(re.match(f"{path}/ours/libplain.so: {wanted}", p) for p in problems)
 
     def test_bytes_that_do_not_match_their_checksum(self, tmp_path: Path) -> None:
         path = tmp_path / "x.zip"
@@ -227,6 +230,26 @@ class TestHostile:
             archive.write_bytes(data[:at] + os.urandom(24) + data[at + 24 :])
             contents = map_archive(archive, QUESTION)
             assert all(str(archive) in problem for problem in problems_of(contents))
+
+
+def test_reading_a_deflated_file_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_CHUNK", 1000)
+    monkeypatch.setattr(source, "_INFLATE_STEP", 64)
+    data = b"".join(os.urandom(50) * 3 for _ in range(200))
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data", data)
+    [entry] = archives.iter_archive(path, lambda problem: pytest.fail(str(problem)))
+    assert entry.member is not None and entry.member.crc is not None
+    with source.open_source(entry.member) as opened:
+        for begin in [*sample(len(data), 200), len(data) - 1]:
+            end = min(begin + begin % 2500, len(data))
+            assert opened.read(begin, end - begin) == data[begin:end]
+        assert opened.sha256() == hashlib.sha256(data).hexdigest()
+        with pytest.raises(FormatError, match="the file ends at 0x7530"):
+            opened.read(len(data) - 1, 2)
 
 
 def sample(size: int, count: int) -> Iterator[int]:
