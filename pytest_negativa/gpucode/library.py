@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind, choose_elements
+from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
@@ -21,7 +22,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
-from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.gpucode.slimmed import size_before, spare_name
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
@@ -93,10 +94,18 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     were taken out, so regions have gaps. It is for people to read: no plan can be made of it.
 
     Raises:
-        FormatError: see ``read_library``; or the segments and sections don't fit together.
+        FormatError: see ``read_library``; or the segments and sections don't fit together; or the
+            library has a spare, so that regions lack bytes anywhere.
     """
     host = read_host_elf(source, with_segments=True)
     before = size_before(source)
+    if (spare := spare_name(source)) is not None:
+        raise FormatError(
+            source.path,
+            None,
+            f"slimmed by negativa slim --spare: parts of its GPU code are in {spare}; negativa "
+            "slim undo gives the original back, which inspect reads",
+        )
     space = AddressSpace(source, host.segments)
     reader = _Reader(space, scope)
     whole = whole_sections(space, host)

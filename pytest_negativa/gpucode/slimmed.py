@@ -46,6 +46,21 @@ def size_before(source: ByteSource) -> int | None:
     Raises:
         FormatError: the marker is damaged, or of a later release.
     """
+    before = _facts(source).get("size_before")
+    return before if type(before) is int and before >= 0 else None
+
+
+def spare_name(source: ByteSource) -> str | None:
+    """File name of the spare that has the rest of a slimmed library; None if it has no spare.
+
+    Raises:
+        FormatError: see ``size_before``.
+    """
+    name = _facts(source).get("spare")
+    return name if isinstance(name, str) else None
+
+
+def _facts(source: ByteSource) -> dict[str, object]:
     header = _header(source)
     names = _names(source)
     for index in range(header.e_shnum):
@@ -76,7 +91,7 @@ def _section(source: ByteSource, header: ElfHeader, index: int) -> SectionHeader
     return SHDR.unpack_from(source.read(header.e_shoff + index * SHDR.size, SHDR.size))
 
 
-def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:
+def _parse_marker(source: ByteSource, offset: int, size: int) -> dict[str, object]:
     if size > _MAX_MARKER_SIZE:
         raise FormatError(
             source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"
@@ -88,12 +103,11 @@ def _parse_marker(source: ByteSource, offset: int, size: int) -> int | None:
             source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
         ) from e
     version = facts.get("compacted") if isinstance(facts, dict) else None
-    if version != _MARKER_VERSION:
+    if not isinstance(facts, dict) or version != _MARKER_VERSION:
         raise FormatError(
             source.path,
             offset,
             f"section .negativa is of version {version!r}, expected {_MARKER_VERSION}: damaged, or "
             "slimmed by a later release of pytest-negativa",
         )
-    before = facts.get("size_before")
-    return before if type(before) is int and before >= 0 else None
+    return facts

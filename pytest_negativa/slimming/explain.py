@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.arch import parse_arch
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.listing import SlimmedLibrary
 from pytest_negativa.models.slimming import SlimmedFile
@@ -24,6 +24,7 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import devices_of
+from pytest_negativa.slimming.spares import find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
 _MAPPINGS = Path("/proc/self/maps")
@@ -63,8 +64,19 @@ class Slimmed:
         return 0 if self.entry is None else self.entry.gpu_code_removed
 
     @property
+    def has_spare(self) -> bool:
+        """Whether removed code comes back."""
+        if self.entry is not None:
+            return self.entry.spare is not None
+        with contextlib.suppress(FormatError):
+            return note_of(Path(self.path)) is not None
+        return False
+
+    @property
     def may_lack_code(self) -> bool:
-        """Whether GPU code was removed, or nothing tells."""
+        """Whether GPU code was removed for good, or nothing tells."""
+        if self.has_spare:
+            return False
         return self.entry is None or self.entry.gpu_code_removed > 0
 
     @property
@@ -196,6 +208,12 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     if not slimmed:
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
+    with_spare = [library for library in slimmed if library.has_spare]
+    if with_spare:
+        yield from _spares(with_spare)
+        slimmed = [library for library in slimmed if library not in with_spare]
+        if not slimmed:
+            return
     lacking = [library for library in slimmed if library.may_lack_code]
     if not lacking:
         yield (
@@ -239,6 +257,18 @@ def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:
         "RUN), verify, run negativa lock, and slim the originals again. Or set keep.kernels, "
         "keep.libraries or keep.archs in negativa.yaml."
     )
+
+
+def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
+    yield (
+        f"{format_items(len(libraries), 'library has a spare', 'libraries have spares')} here: "
+        "removed code comes back when it is used, so slimming these is not the cause."
+    )
+    for library in libraries:
+        try:
+            find_spare(Path(library.path))
+        except NegativaError as e:
+            yield f"  {printable(str(e))}. Until then, removed code ends the process with SIGSEGV."
 
 
 def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.tracing.gpu import has_gpu
+from tests.gpu.many import build_many
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,3 +26,13 @@ def gpu(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-gpu", default=False):
         pytest.fail("no NVIDIA GPU here, and --require-gpu was given")
     pytest.skip("no NVIDIA GPU here")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Libraries with a region for each kernel, for two archs and as PTX."""
+    if shutil.which("nvcc") is None:
+        pytest.fail("nvcc is not on PATH: the libraries to verify can't be built")
+    folder = tmp_path_factory.mktemp("many")
+    build_many(folder)
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import os
 import shutil
@@ -18,13 +17,11 @@ from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.storage.results import load_planned, save_plans
 from pytest_negativa.storage.runs import Run
+from tests.gpu.many import KERNELS, LIBRARIES
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES, NEGATIVA
 
 HERE = Path(__file__).parent
-
-LIBRARIES = 5
-KERNELS = 5  # that tests call, of each library; every one in a region of its own
 
 # Tests that behave otherwise on the copies find out by the variable that names the round.
 PROJECT = f"""
@@ -129,32 +126,6 @@ def test_flaky():
     assert run(4, 4) == 404
     assert runs % 4 in (0, 3)
 """
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Libraries with a region for each kernel, for two archs and as PTX."""
-    if shutil.which("nvcc") is None:
-        pytest.fail("nvcc is not on PATH: the libraries to verify can't be built")
-    folder = tmp_path_factory.mktemp("many")
-    archs = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
-    archs += ["-gencode=arch=compute_90,code=compute_90", "-Xcompiler=-fPIC"]
-
-    def compile_one(library: int, kernel: int) -> str:
-        target = folder / f"{library}_{kernel}.o"
-        defines = [f"-DNAME={library}_{kernel}", f"-DVALUE={100 * library + kernel}"]
-        command = ["nvcc", "-c", *archs, *defines, str(HERE / "many.cu"), "-o", str(target)]
-        subprocess.run(command, check=True, capture_output=True)
-        return str(target)
-
-    def link_one(library: int) -> None:
-        objects = [compile_one(library, kernel) for kernel in range(KERNELS)]
-        target = folder / f"libmany{library}.so"
-        subprocess.run(["nvcc", "-shared", *objects, "-o", str(target)], check=True)
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(link_one, range(LIBRARIES)))
-    return folder
 
 
 class Project:

@@ -24,6 +24,7 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -185,7 +186,12 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     runtime.rename(tmp_path / "runtime")
     assert "can't be loaded" in (checked(site)[ONE][1] or "")
     (tmp_path / "runtime").rename(runtime)
+    error, folders = "CUDA error: named symbol not found", (site.folder,)
+    text = explain_error(error, slimmed_in(folders), folders)
+    assert text.startswith("2 libraries have spares here: ") and "\n" not in text
     spare.rename(tmp_path / spare.name)
+    text = explain_error(error, slimmed_in(folders), folders)
+    assert "Until then, removed code ends the process with SIGSEGV." in text
     assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
     before = digest_of(site.one)
     for rows in (undo_trees((site.folder,), dry_run=True), slim(site, tmp_path, SM_80).rows):
@@ -197,6 +203,15 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     (tmp_path / spare.name).rename(site.one.with_name(spare.name))
     assert read_code(site.one).returncode == 0
     assert statuses(undo_trees((site.folder,)))[ONE] is SlimStatus.UNDONE
+
+
+def test_inspect_refuses_a_library_with_a_spare(site: Made, tmp_path: Path) -> None:
+    slim(site, tmp_path)
+    done = CliRunner().invoke(main, ["inspect", str(site.one)])
+    assert done.exit_code == 1
+    assert f"parts of its GPU code are in {find_spare(site.one).name}; negativa slim undo" in (
+        done.output
+    )
 
 
 def test_another_file_of_the_runtimes_name_is_never_replaced(site: Made, tmp_path: Path) -> None:

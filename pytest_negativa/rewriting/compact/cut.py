@@ -560,6 +560,7 @@ def _append_tables(
         aligned(source, tables, (*segments, *new)),
         strip=True,
         moved=moved,
+        spare=note.spare_name,
     )
 
 

@@ -102,6 +102,7 @@ def append_headers(
     *,
     strip: bool,
     moved: Mapping[int, SectionHeader] | None = None,
+    spare: str | None = None,
 ) -> NewTables:
     """As ``append_tables``, for program headers that are made already.
 
@@ -110,13 +111,14 @@ def append_headers(
         pages: the pages that stay.
         segments: the new program headers.
         moved: headers of loaded sections that have got another address, by index.
+        spare: name of the file that has the rest, if there is one.
     """
     new = NewTables(segments)
     phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), pages.page_size)
     shoff = names_index = 0
     if tables.sections:
         names_index = _add_sections(
-            builder, new, source, tables, pages, strip=strip, moved=moved or {}
+            builder, new, source, tables, pages, strip=strip, moved=moved or {}, spare=spare
         )
         shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
     header = tables.header._replace(
@@ -195,6 +197,7 @@ def _add_sections(
     *,
     strip: bool,
     moved: Mapping[int, SectionHeader],
+    spare: str | None,
 ) -> int:
     """Fill ``new_tables.sections``; returns the index of the section with their names."""
     kept = _kept_unloaded(tables, strip=strip)
@@ -234,7 +237,7 @@ def _add_sections(
     new_tables.dropped = tuple(name for name, _ in dropped)
     new_tables.dropped_bytes = sum(s.sh_size for _, s in dropped if s.in_file)
     names.append(MARKER)
-    text = _marker_text(tables, new_tables, source.size)
+    text = _marker_text(tables, new_tables, source.size, spare)
     new_tables.sections.append(_unloaded(SHT_PROGBITS, builder.append(text), len(text)))
     return _add_names(builder, new_tables, tables, names)
 
@@ -345,11 +348,13 @@ def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
     return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
 
 
-def _marker_text(tables: ElfTables, new: NewTables, size: int) -> bytes:
-    facts = {
+def _marker_text(tables: ElfTables, new: NewTables, size: int, spare: str | None) -> bytes:
+    facts: dict[str, int | str] = {
         "compacted": MARKER_VERSION,
         "load_segments": sum(1 for s in new.segments if s.p_type == PT_LOAD),
         "load_segments_before": len(tables.loads),
         "size_before": size,
     }
+    if spare is not None:
+        facts["spare"] = spare
     return json.dumps(facts, sort_keys=True).encode()

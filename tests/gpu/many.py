@@ -1,0 +1,34 @@
+"""Libraries with many regions of GPU code, see many.cu."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+from pathlib import Path
+
+LIBRARIES = 5
+KERNELS = 5
+"""Kernels that tests call, of each library; every one is in a region of its own."""
+
+_SOURCE = Path(__file__).with_name("many.cu")
+
+
+def build_many(folder: Path) -> None:
+    """Compile the libraries, with a region for each kernel, for two archs and as PTX."""
+    archs = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
+    archs += ["-gencode=arch=compute_90,code=compute_90", "-Xcompiler=-fPIC"]
+
+    def compile_one(library: int, kernel: int) -> str:
+        target = folder / f"{library}_{kernel}.o"
+        defines = [f"-DNAME={library}_{kernel}", f"-DVALUE={100 * library + kernel}"]
+        command = ["nvcc", "-c", *archs, *defines, str(_SOURCE), "-o", str(target)]
+        subprocess.run(command, check=True, capture_output=True)
+        return str(target)
+
+    def link_one(library: int) -> None:
+        objects = [compile_one(library, kernel) for kernel in range(KERNELS)]
+        target = folder / f"libmany{library}.so"
+        subprocess.run(["nvcc", "-shared", *objects, "-o", str(target)], check=True)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(link_one, range(LIBRARIES)))
