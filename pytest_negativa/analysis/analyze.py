@@ -19,6 +19,7 @@ from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
+from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
@@ -207,6 +208,8 @@ class _Analyzer:
                 on_done(done, sum(sizes.values()))
             if mapped.library_map is not None:
                 yield mapped.library_map, _present(path, states[path], mapped.library_map)
+            elif (kind := _bare_kind(path)) is not None:
+                unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and _may_hold_code(mapped.error):
                 unreadable.append(str(mapped.error))
 
@@ -326,6 +329,16 @@ def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
             yield library.soname
         if library.distribution is not None:
             yield f"dist:{library.distribution}"
+
+
+def _bare_kind(path: str) -> FileKind | None:
+    """The kind of a file that is GPU code itself; None for others."""
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            kind = kind_of(file.read(HEAD_SIZE))
+    except OSError:
+        return None
+    return None if kind is None or kind.is_host else kind
 
 
 def _may_hold_code(error: NegativaError) -> bool:

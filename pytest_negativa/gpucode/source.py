@@ -381,3 +381,14 @@ class Window:
                 f"{length:#x} bytes wanted, but the member ends at {self._start + self.size:#x}",
             )
         return self._source.read(self._start + offset, length)
+
+    def sha256(self) -> str:
+        """Hex digest of the window.
+
+        Raises:
+            FormatError: it can't be read.
+        """
+        digest = hashlib.sha256()
+        for offset in range(0, self.size, _HASH_STEP):
+            digest.update(self.read(offset, min(_HASH_STEP, self.size - offset)))
+        return digest.hexdigest()

@@ -7,9 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.elf_tables import EM_CUDA
+from pytest_negativa.gpucode.cubin import cubin_size
+from pytest_negativa.gpucode.elf_tables import EHDR, EM_CUDA
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.contents import Question, is_container, map_archive
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import Tree, find_owners, machine_of, tree_of, walk_tree
@@ -66,6 +69,7 @@ def report_image(
             with_code.append((path, mapped.library_map, mapped.removed))
         else:
             without += tree.files[path]
+    used_cubins = _used_cubins(tree, suite)
     hidden = tree.contents.hidden if tree.contents is not None else []
     owners = find_owners(tree, tuple(path for path, _, _ in with_code))
     libraries = sorted(
@@ -88,7 +92,35 @@ def report_image(
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
+        bare_cubins_used=None if used_cubins is None else len(used_cubins),
+        bare_cubins_used_bytes=None if used_cubins is None else sum(used_cubins.values()),
     )
+
+
+def _used_cubins(tree: Tree, suite: Suite | None) -> dict[str, int] | None:
+    """The bare cubins of a folder that the suite loaded, with their sizes; None if unknown.
+
+    A program reads a cubin and hands the driver the bytes, so a trace knows it by its content. It
+    knows one that the driver loaded by path by its content or size.
+    """
+    if suite is None or suite.images is None or tree.contents is not None:
+        return None
+    image_sizes = {size for size, _ in suite.images}
+    loaded = [library for library in suite.libraries if library.build_id is None and library.used]
+    found = {}
+    for path, size in tree.cubins.items():
+        try:
+            with ByteSource(tree.root / path) as source:
+                image_size = min(cubin_size(source.read(0, EHDR.size)), source.size)
+                is_used = any(library.size in (None, size) for library in loaded) or (
+                    image_size in image_sizes
+                    and (image_size, source.window(0, image_size).sha256()) in suite.images
+                )
+        except FormatError:
+            is_used = True
+        if is_used:
+            found[path] = size
+    return found
 
 
 def _read(

@@ -120,6 +120,9 @@ class ImageReport(Record, frozen=True, kw_only=True):
         without_code_bytes: their sizes.
         bare_cubins: how many files are a cubin alone, for a program to load.
         bare_cubin_bytes: their sizes.
+        bare_cubins_used: how many of them the run loaded, by path or by content from memory; None
+            if no run was given, or the root is an archive.
+        bare_cubins_used_bytes: their sizes.
         unreadable: files that could not be read, and why.
         notes: what a reader should know.
         slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
@@ -144,3 +147,5 @@ class ImageReport(Record, frozen=True, kw_only=True):
     slimmed: tuple[str, ...] = ()
     hidden: int = 0
     hidden_bytes: int = 0
+    bare_cubins_used: int | None = None
+    bare_cubins_used_bytes: int | None = None

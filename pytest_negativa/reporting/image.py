@@ -35,7 +35,7 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
     if report.bare_cubins:
         yield (
             f"{format_items(report.bare_cubins, 'file is a bare cubin', 'files are bare cubins')} "
-            f"of {format_bytes(report.bare_cubin_bytes)}, not counted above."
+            f"of {format_bytes(report.bare_cubin_bytes)}, not counted above.{_used_cubins(report)}"
         )
     if report.hidden:
         yield (
@@ -47,6 +47,18 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield "\n".join(_slimmed(report.slimmed, top))
     if report.notes:
         yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
+
+
+def _used_cubins(report: ImageReport) -> str:
+    used, size = report.bare_cubins_used, report.bare_cubins_used_bytes
+    if used is None or size is None:
+        return ""
+    rest = report.bare_cubins - used
+    return (
+        f" Run {printable(report.run_id or '')} loaded {used:,} of them "
+        f"({format_bytes(size)}), and not the other {rest:,} "
+        f"({format_bytes(report.bare_cubin_bytes - size)})."
+    )
 
 
 def _empty_columns(report: ImageReport) -> Iterator[str]:

@@ -216,6 +216,15 @@ def test_libraries_that_are_damaged(tmp_path: Path) -> None:
     assert problem.startswith(str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("kernels.sm_90.cubin", "a bare cubin"), ("identifier.fatbin", "a bare fatbin")],
+)
+def test_files_of_gpu_code_that_the_driver_loaded(name: str, what: str, tmp_path: Path) -> None:
+    found = analyze(used(MULTIARCH), settings(tmp_path), Hooks(libraries=(str(BIN / name),)))
+    assert found.unreadable == (f"{BIN / name}: {what}, no library; it is kept as it is",)
+
+
 def test_progress(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     usage = used(MULTIARCH, PLAIN)

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.cli.main import main
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.library import read_any_file, read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
@@ -63,6 +63,11 @@ SUFFIX = BIN / "libsuffix.so"
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def put(source: Path, target: Path) -> Path:
@@ -398,6 +403,30 @@ def test_command(root: Path, tmp_path: Path) -> None:
     assert "file, below lib " in shown and "\nlibm.so " in shown
     assert "Never loaded by run 20260101T000000Z-run: 0 files of 0 B." in shown
     assert "1 file is a bare cubin of " in shown
+
+
+@pytest.mark.parametrize("behind", [b"", b"more bytes than the image has"])
+def test_bare_cubins_that_the_run_loaded(root: Path, behind: bytes) -> None:
+    """A trace knows an image in memory by its content, which ends with the cubin's last table."""
+    image = (BIN / "kernels.sm_90.cubin").read_bytes()
+    write_bytes(root / "cubins/used.cubin", image + behind)
+    put(BIN / "kernels.sm_90a.cubin", root / "cubins/of_the_same_size.cubin")
+    put(BIN / "kernels.sm_80.cubin", root / "cubins/other.cubin")
+    suite = run_of(memory={hashlib.sha256(image).hexdigest(): (len(image), ["scale"])})
+    report = report_image(root, suite)
+    found = (report.bare_cubins, report.bare_cubins_used, report.bare_cubins_used_bytes)
+    assert found == (3, 1, len(image) + len(behind))
+    text = "\n".join(render_image_report(report, 0))
+    assert "Run run loaded 1 of them (5.2 kB), and not the other 2 (9.8 kB)." in text
+    assert report_image(root).bare_cubins_used is None
+
+
+def test_bare_cubin_that_the_run_loaded_by_path(root: Path) -> None:
+    path = put(BIN / "kernels.sm_90.cubin", root / "a.cubin")
+    put(BIN / "kernels.sm_80.cubin", root / "b.cubin")
+    suite = run_of(library_usage(read_any_file(path, Scope()), {0: ["scale"]}))
+    report = report_image(root, suite)
+    assert (report.bare_cubins_used, report.bare_cubins_used_bytes) == (1, path.stat().st_size)
 
 
 def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
