@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.tracing.gpu import has_gpu
-from tests.gpu.many import build_many
+from tests.support.many import build_many
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

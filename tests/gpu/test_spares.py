@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.spare.misses import read_misses
-from tests.gpu.many import KERNELS, LIBRARIES
 from tests.support.libraries import NEGATIVA
+from tests.support.many import KERNELS, LIBRARIES
 
 SCRIPT = f"""
 import ctypes, json, sys

@@ -1,4 +1,4 @@
-"""Libraries with many regions of GPU code, see many.cu."""
+"""Libraries with many regions of GPU code, compiled from tests/gpu/many.cu."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import concurrent.futures
 import subprocess
 from pathlib import Path
 
+from tests.support.libraries import TESTS
+
 LIBRARIES = 5
 KERNELS = 5
 """Kernels that tests call, of each library; every one is in a region of its own."""
 
-_SOURCE = Path(__file__).with_name("many.cu")
+_SOURCE = TESTS / "gpu" / "many.cu"
 
 
 def build_many(folder: Path) -> None:
