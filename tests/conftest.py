@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import site
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,12 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # What the user has installed stays importable.
         patch.setenv("PYTHONUSERBASE", site.getuserbase())
         patch.setenv("HOME", str(folder))
+        if sys.dont_write_bytecode:
+            # Hundreds of sessions would each compile all that they import, a third of their time.
+            patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+            run = tmp_path_factory.getbasetemp()
+            run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+            patch.setenv("PYTHONPYCACHEPREFIX", str(run / "bytecode"))
         yield folder
     os.umask(before)
 
