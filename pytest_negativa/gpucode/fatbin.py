@@ -280,6 +280,8 @@ def is_removed(element: Element) -> bool:
 
 
 def _header_text(header: bytes, offset: int, length: int) -> str | None:
+    if not header:
+        return None
     text = header[offset : offset + length].rstrip(b"\0 ")
     return text.decode("utf-8", "backslashreplace") or None
 

@@ -82,7 +82,7 @@ def _why_absent(path: Path, error: OSError) -> str:
     return "a broken link" if path.is_symlink() else "no such file or folder"
 
 
-def _iter_folder(folder: Path) -> Iterator[Path]:
+def _iter_folder(folder: Path) -> Iterator[str]:
     def check(error: OSError) -> None:
         # A folder below it that may not be listed is skipped.
         if error.filename == os.fspath(folder):
@@ -92,38 +92,38 @@ def _iter_folder(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder, onerror=check):
         folders.sort()
         for name in sorted(files):
-            yield Path(root, name)
+            yield os.path.join(root, name)
 
 
-def _iter_distribution(distribution: Distribution) -> Iterator[Path]:
+def _iter_distribution(distribution: Distribution) -> Iterator[str]:
     for file in distribution.files or ():
-        yield Path(str(distribution.locate_file(file)))
+        yield str(distribution.locate_file(file))
 
 
-def _unique(paths: Iterator[Path]) -> tuple[Path, ...]:
+def _unique(paths: Iterator[str]) -> tuple[Path, ...]:
     """The files of known kinds among ``paths``, hard and symbolic links to the same file once."""
     found: dict[tuple[int, int], Path] = {}
     for path in paths:
         try:
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.
             if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in found:
                 continue
             if not _may_hold_gpu_code(path):
                 continue
-        except OSError:
+        except (OSError, ValueError):
             continue
-        found[status.st_dev, status.st_ino] = path.resolve()
+        found[status.st_dev, status.st_ino] = Path(path).resolve()
     return tuple(found.values())
 
 
-def _may_hold_gpu_code(path: Path) -> bool:
+def _may_hold_gpu_code(path: str) -> bool:
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             return kind_of(file.read(HEAD_SIZE)) is not None
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
-        return ".so" in path.name
+        return ".so" in path.rpartition("/")[2]
 
 
 def with_requirements(

@@ -12,8 +12,8 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What ``msgspec.json.decode`` raises for damaged bytes."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the records: immutable, checked when read from a file."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Base of the records: immutable, so without cycles; checked when read from a file."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
