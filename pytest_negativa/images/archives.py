@@ -39,6 +39,8 @@ HEAD_SIZE = 4096
 # Tables of an archive are read in one go: the central directory of a ZIP archive, long names in a
 # tar archive. The central directory of a wheel with 16,000 files has 2 MB.
 _MAX_TABLE = 32 << 20
+# Characters: PATH_MAX of Linux.
+_MAX_NAME = 4096
 # A system image has 300,000 files.
 _MAX_ENTRIES = 5_000_000
 # Bytes. Zeros compress 1,000 times and more, so a small archive could keep us busy for days.
@@ -237,13 +239,15 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
 
 def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
     archive = open_zip(source)
+    if sum(info.compress_size for info in archive.infolist()) > source.size:
+        raise FormatError(source.path, None, "files in it overlap; crafted or damaged")
     # A name may be there twice; the last one counts.
     for info in {info.filename: info for info in archive.infolist()}.values():
         if info.is_dir():
             continue
         try:
             if (name := clean_name(info.filename)) is None:
-                raise FormatError(source.path, None, f"{info.filename!r} leads out of the archive")
+                raise _bad_name(source.path, info.header_offset, info.filename)
             member = _zip_member(source, info, name)
             head = _head(source, member)
         except FormatError as e:
@@ -287,9 +291,17 @@ def _head(source: ByteSource, member: Member) -> bytes:
 
 
 def clean_name(name: str) -> str | None:
-    """A name without ``.`` and leading ``/``; None for one with ``..`` or without a letter."""
+    """A name without ``.`` and leading ``/``; None for one that no file can have below a folder."""
+    if len(name) > _MAX_NAME:
+        return None
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return "/".join(parts) if parts and ".." not in parts and "\0" not in name else None
+
+
+def _bad_name(label: str, offset: int, name: str) -> FormatError:
+    shown = name if len(name) < 100 else f"{name[:100]}..."
+    problem = f"{shown!r} leads out of the archive, or is longer than {_MAX_NAME:,} characters"
+    return FormatError(label, offset, problem)
 
 
 class _TarStream:
@@ -392,9 +404,10 @@ def iter_tar(
         if not (info.isreg() or info.issym() or info.islnk()):
             continue
         if (name := clean_name(info.name)) is None:
-            on_problem(FormatError(label, info.offset, f"{info.name!r} leads out of the archive"))
+            on_problem(_bad_name(label, info.offset, info.name))
         elif info.issym():
-            yield Entry(name, target=info.linkname)
+            # Linux has no longer ones.
+            yield Entry(name, target=info.linkname[:_MAX_NAME])
         elif info.issparse():
             if ".so" in name:
                 problem = "is stored as a sparse file; unpack the archive and name the folder"

@@ -155,6 +155,25 @@ class TestHostile:
         [problem] = problems_of(contents)
         assert "'ours/../../../etc/libplain.so' leads out of the archive" in problem
 
+    def test_a_name_without_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(PLAIN, "a" * 100_000)
+            archive.add(PLAIN, "p.so")
+        contents = map_archive(path, QUESTION)
+        assert list(contents.libraries) == ["p.so"]
+        [problem] = problems_of(contents)
+        assert "or is longer than 4,096 characters" in problem and len(problem) < 500
+
+    def test_files_that_overlap(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "x.zip", zipfile.ZIP_STORED)
+        data = bytearray(path.read_bytes())
+        at = data.index(b"PK\1\2") + 20
+        data[at : at + 8] = len(data).to_bytes(4, "little") * 2
+        path.write_bytes(data)
+        [problem] = problems_of(map_archive(path, QUESTION))
+        assert problem == f"{path}: files in it overlap; crafted or damaged"
+
     def test_a_method_that_is_not_read(self, tmp_path: Path) -> None:
         path = write_zip(tmp_path / "x.zip")
         with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
