@@ -235,6 +235,7 @@ class TestHostile:
         assert result.exit_code == 1
         assert re.match(rf"negativa: error: {path}: .*is the archive damaged\?\n", result.stderr)
 
+    @pytest.mark.slow
     def test_an_archive_that_ends_early(self, archive: Path) -> None:
         data = archive.read_bytes()
         for size in sample(len(data), 25):
@@ -243,6 +244,7 @@ class TestHostile:
             if not problems_of(map_archive(archive, QUESTION)):
                 assert len(data) - size <= tarfile.RECORDSIZE
 
+    @pytest.mark.slow
     def test_damage_anywhere(self, archive: Path) -> None:
         data = archive.read_bytes()
         for at in sample(len(data), 15):

@@ -163,7 +163,14 @@ def comparable(report: ImageReport) -> ImageReport:
     return msgspec.structs.replace(report, root="", hidden=0, hidden_bytes=0)
 
 
-@pytest.mark.parametrize("pack", [plain, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(plain, id="plain"),
+        pytest.param(gzip.compress, id="gzip", marks=pytest.mark.slow),
+        pytest.param(zstd, id="zstd", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("form", [docker, oci])
 @pytest.mark.parametrize("save", [save_folder, save_tar, save_gzip])
 def test_it_is_what_the_unpacked_image_is(
