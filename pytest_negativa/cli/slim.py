@@ -166,6 +166,7 @@ class _Flags(NamedTuple):
     keep_originals: Path | None
     spare: Path | None
     cpu_pages: Path | None
+    logs: tuple[Path, ...]
     spare_missing: str
     dry_run: bool
     no_load_check: bool
@@ -278,6 +279,14 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Put CPU code there, too, that this run never touched.",
 )
 @click.option(
+    "--add-misses",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LOG",
+    help="Keep CPU code that came back, too (see negativa misses).",
+)
+@click.option(
     "--spare-missing",
     type=click.Choice(["fault", "error"]),
     default="fault",
@@ -313,7 +322,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds
     none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
     With --spare-missing=error, a process that loads the library ends at once, with status 127.
-    RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json.
+    RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
+    a log of what came back, or a folder of logs.
 
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -402,6 +412,11 @@ def _request(flags: _Flags) -> SlimRequest:
             "out --no-strip and --strip-others",
         ),
         (
+            flags.logs,
+            flags.cpu_pages is not None,
+            "--add-misses goes with --cpu-pages; for GPU code, see negativa lock --add-misses",
+        ),
+        (
             flags.spare_missing == "error",
             flags.spare is not None,
             "--spare-missing=error goes with --spare",
@@ -437,18 +452,24 @@ def _request(flags: _Flags) -> SlimRequest:
             keep_originals=None if aside is None else aside.absolute(),
             spare=None
             if flags.spare is None
-            else _spare(flags.spare, flags.cpu_pages, error=flags.spare_missing == "error"),
+            else _spare(
+                flags.spare, flags.cpu_pages, flags.logs, error=flags.spare_missing == "error"
+            ),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
 
 
-def _spare(folder: Path, cpu_pages: Path | None, *, error: bool) -> SparePolicy:
+def _spare(
+    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, error: bool
+) -> SparePolicy:
     from pytest_negativa.hostcode.gather import load_usage
     from pytest_negativa.slimming.spares import SparePolicy
+    from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
-    return SparePolicy.of(folder.absolute(), usage, missing_is_error=error)
+    policy = SparePolicy.of(folder.absolute(), usage, missing_is_error=error)
+    return policy.with_misses(read_logs(logs))
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:

@@ -9,13 +9,14 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -28,6 +29,7 @@ from pytest_negativa.rewriting.compact.cut import (
 )
 from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.original_tables import Range, read_tables
+from pytest_negativa.rewriting.compact.pages import merged
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
@@ -37,6 +39,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
 
 _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
@@ -80,6 +83,18 @@ class SparePolicy:
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
         return cls(folder, traced, missing_is_error)
+
+    def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
+        """The policy that also keeps the CPU code that came back, in traced libraries."""
+        traced = dict(self.traced)
+        for misses in logs:
+            one = traced.get(misses.original.hex())
+            if one is not None:
+                touched = ((span.start, span.end) for span in one.touched)
+                both = merged((*touched, *misses.ranges()))
+                spans = tuple(Span(start, end) for start, end in both)
+                traced[one.sha256] = msgspec.structs.replace(one, touched=spans)
+        return replace(self, traced=traced)
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy, find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import RUNTIME_NAME
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime
@@ -300,6 +301,30 @@ def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> Non
     assert len(outputs) == 1
     assert not [row for row in undo_trees((site.folder,)) if row.status is not SlimStatus.UNDONE]
     assert digest_of(site.folder / "host/libpages.so") == digest_of(library)
+
+
+@pytest.mark.slow
+def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
+    library = site.folder / "host/libpages.so"
+    shutil.copy(compile_library(tmp_path), library)
+    policy = SparePolicy.of(tmp_path / "spares", usage_of(library))
+    logs = tmp_path / "logs"
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(3, 30))"
+
+    def misses() -> list[Misses]:
+        environ = {"NEGATIVA_SPARE_LOG": str(logs)}
+        subprocess.run([sys.executable, "-c", script, str(library)], env=environ, check=True)
+        return [one for one in read_logs([logs]) if one.pages]
+
+    slim(site, tmp_path, spare=policy)
+    cut = library.stat().st_size
+    came_back = misses()
+    assert [one.name for one in came_back] == [library.name]
+    report = slim(site, tmp_path, spare=policy.with_misses(came_back))
+    assert not report.failed
+    assert library.stat().st_size > cut
+    shutil.rmtree(logs)
+    assert not misses()
 
 
 def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
