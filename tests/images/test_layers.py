@@ -17,10 +17,12 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.images.layers import Cover
 from pytest_negativa.images.report import report_image
-from pytest_negativa.models.image import ImageReport
+from pytest_negativa.images.suite import KnownLibrary, Suite
+from pytest_negativa.models.image import ImageReport, MatchedBy, SlimmableBy, SuiteUse
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 
 SITE = "usr/lib/python3/site-packages"
@@ -193,6 +195,22 @@ def test_it_is_what_the_unpacked_image_is(
         "usr/lib/libsuffix.so": "cuda",
         "opt/cache/libsuffix.so": "libs",
     }
+
+
+@pytest.mark.parametrize("save", [save_folder, save_tar, save_gzip])
+def test_a_library_is_recognised_by_its_content(
+    tmp_path: Path, save: Callable[[Mapping[str, bytes], Path], Path]
+) -> None:
+    data = MULTIARCH.read_bytes()
+    known = KnownLibrary(digest_of(data), None, len(data), used=True, unused_bytes=7)
+    suite = Suite("run", SlimmableBy.PLAN, (ComputeCapability(9, 0),), (known,))
+    saved = save(docker([tar_of(layer) for layer in LAYERS]), tmp_path / "saved")
+    rows = {row.path: row for row in report_image(saved, suite).libraries}
+    found = rows.pop(f"{SITE}/pack/lib/libm.so")
+    assert (found.suite, found.matched_by, found.slimmable_bytes) == (
+        (SuiteUse.USED, MatchedBy.SHA256, 7)
+    )
+    assert {row.suite for row in rows.values()} == {SuiteUse.NEVER_LOADED}
 
 
 def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
