@@ -134,6 +134,7 @@ class Page(Record, frozen=True, kw_only=True):
         texts: each text once.
         host_incomplete: why more CPU code may have been touched.
         left_out_kernels: unused kernels of a very large run that have no row.
+        left_out_ranges: the launches of a very large run are by test alone.
     """
 
     report: RunReport
@@ -149,3 +150,4 @@ class Page(Record, frozen=True, kw_only=True):
     host: HostColumns
     host_incomplete: tuple[str, ...]
     left_out_kernels: int
+    left_out_ranges: bool

@@ -152,6 +152,9 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     assert (page.launches.test, page.launches.count) == ((0, 0, 1), (2, 1, 4))
     assert page.launches.nanoseconds == (900, 50, 0)
     assert texts(page, page.launches.ranges) == [None, "outer > inner", None]
+    few = build_page(ReportContents(found.report, found.libraries, found.usage), most_launches=2)
+    assert (few.launches.count, few.launches.nanoseconds) == ((3, 4), (950, 0))
+    assert few.left_out_ranges and set(few.launches.ranges) == {-1} and not page.left_out_ranges
     assert page.history.unused_bytes == (found.report.unused_bytes,) * 2
 
 

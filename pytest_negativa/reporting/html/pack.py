@@ -28,6 +28,7 @@ def pack(page: Page) -> bytes:
         "unusedReasons": page.unused_reasons,
         "hostIncomplete": page.host_incomplete,
         "leftOutKernels": page.left_out_kernels,
+        "leftOutRanges": page.left_out_ranges,
         "tables": {
             name: [[column, len(values)] for column, values in columns.items()]
             for name, columns in tables.items()

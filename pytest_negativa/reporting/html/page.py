@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -34,19 +34,24 @@ MOST_KERNELS = 250_000
 """Rows of kernels in a page; beyond them, the unused kernels with the least code are left out."""
 
 
+MOST_LAUNCHES = 150_000
+"""Rows of launches by range in a page; if there are more, launches are by test alone."""
+
+
 def build_page(
     contents: ReportContents,
     *,
     most_elements: int = MOST_ELEMENTS,
     most_kernels: int = MOST_KERNELS,
+    most_launches: int = MOST_LAUNCHES,
 ) -> Page:
     """Turn maps, plans and usage into the columns of a page.
 
     Args:
         contents: what the run found.
-        most_elements, most_kernels: limits of the two tables.
+        most_elements, most_kernels, most_launches: limits of the tables.
     """
-    return _Builder(contents).build(most_elements, most_kernels)
+    return _Builder(contents).build(most_elements, most_kernels, most_launches)
 
 
 class _Element(NamedTuple):
@@ -91,7 +96,7 @@ class _Builder:
         self._tests: dict[TextIndex, tuple[TextIndex, int]] = {}
         self._test_rows: dict[TextIndex, int] = {}
 
-    def build(self, most_elements: int, most_kernels: int) -> Page:
+    def build(self, most_elements: int, most_kernels: int, most_launches: int) -> Page:
         contents = self._contents
         report = contents.report
         rows = {row.path: number for number, row in enumerate(report.libraries)}
@@ -106,6 +111,9 @@ class _Builder:
         left_out = max(0, len(kernels) - most_kernels)
         elements, numbers = _grouped(elements, most_elements)
         kernels, copies = _largest(kernels, copies, most_kernels)
+        launches = self._launches(kernels)
+        if left_out_ranges := len(launches) > most_launches:
+            launches = self._launches(kernels, by_range=False)
         return Page(
             report=_without_kernels(report),
             proof=None if report.proof is None else describe_proof(report.proof),
@@ -123,9 +131,7 @@ class _Builder:
             copies=CopyColumns(
                 **_columns(("kernel", "element"), [(k, numbers[e]) for k, e in copies])
             ),
-            launches=LaunchColumns(
-                **_columns(LaunchColumns.__struct_fields__, self._launches(kernels))
-            ),
+            launches=LaunchColumns(**_columns(LaunchColumns.__struct_fields__, launches)),
             tests=TestColumns(
                 **_columns(
                     ("name", "outcome", "milliseconds"),
@@ -137,6 +143,7 @@ class _Builder:
             host_incomplete=() if contents.host is None else contents.host.incomplete,
             texts=self._texts.all(),
             left_out_kernels=left_out,
+            left_out_ranges=left_out_ranges,
         )
 
     def _add(
@@ -199,7 +206,9 @@ class _Builder:
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
-    def _launches(self, kernels: Sequence[_Kernel]) -> Iterator[tuple[int, ...]]:
+    def _launches(
+        self, kernels: Sequence[_Kernel], *, by_range: bool = True
+    ) -> list[tuple[int, ...]]:
         by_name: defaultdict[TextIndex, list[int]] = defaultdict(list)
         for number, kernel in enumerate(kernels):
             if kernel.first >= 0:
@@ -208,15 +217,15 @@ class _Builder:
         usage = self._contents.usage
         for launch in usage.launches:
             test = self._phase(usage.contexts[launch.context])
-            around = self._texts.index(" > ".join(launch.ranges) or None)
+            around = self._texts.index(" > ".join(launch.ranges) or None) if by_range else -1
             for kernel_number in by_name[self._texts.index(launch.name)]:
                 row = counts[kernel_number, test, around]
                 row[0] += launch.count
                 row[1] += launch.gpu_ns or 0
-        return (
+        return [
             (kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
-        )
+        ]
 
     def _history(self) -> HistoryColumns:
         rows = [

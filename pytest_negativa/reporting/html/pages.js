@@ -206,7 +206,7 @@ function kernelTable(data, params, onChange, only, counts) {
   const name = (i) => texts[kernels.name[i]];
   const first = (i) => (kernels.first[i] < 0 ? "" : texts[tests.name[kernels.first[i]]]);
   return new Table({
-    label: "kernels", rows: only || range(kernels.length), params, onChange, sort: "-size", placeholder: "Search kernels, e.g. gemm bf16",
+    label: "kernels", rows: only || range(kernels.length), params, onChange, sort: counts ? "-gpu" : "-size", placeholder: "Search kernels, e.g. gemm bf16",
     search: (i) => (kernels.mangled[i] < 0 ? name(i) : `${name(i)} ${texts[kernels.mangled[i]]}`),
     href: (i) => `#/kernel/${i}`,
     filters: [
@@ -233,6 +233,7 @@ function launchColumns(rows) {
 
 // The ranges of a test with their kernels; the most GPU time first.
 function rangeList(data, test) {
+  if (data.leftOutRanges) return make("p", { class: "quiet" }, "This run has too many ranges for one page: negativa tests --ranges shows them.");
   const { launches, kernels, texts } = data, groups = new Map();
   for (const i of data.launchesOfTest.get(test) || []) {
     if (!groups.has(launches.ranges[i])) groups.set(launches.ranges[i], []);
