@@ -39,6 +39,9 @@ from pytest_negativa.storage.records import decode_map, encode_map
 _MIN_CACHED_SIZE = 1 << 20
 # Bytes. Starting a process costs more than reading this much.
 _MIN_PARALLEL_SIZE = 32 << 20
+# Bytes. Passing a task and its result to a process takes about as long as reading _TASK_COST.
+_BATCH_SIZE = 4 << 20
+_TASK_COST = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +156,22 @@ def _read_in_processes(
     done = False
     try:
         pending = {
-            pool.submit(_map_encoded, path, request, cache, tables): path
-            for path, tables in known.items()
+            pool.submit(_map_encoded, batch, request, cache): batch for batch in _batches(known)
         }
         for future in concurrent.futures.as_completed(pending):
+            batch = pending.pop(future)
             try:
-                mapped, encoded = future.result()
+                results = future.result()
             except BrokenProcessPool:
                 # The pool does not tell which library the dead process was reading.
                 problem = "not read: a process died (out of memory?); try --jobs 1"
-                path = _path_of(pending[future])
-                yield MappedLibrary(path, error=FormatError(path, None, problem))
+                for path in map(_path_of, batch):
+                    yield MappedLibrary(path, error=FormatError(path, None, problem))
                 continue
-            if encoded is not None:
-                mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
-            yield mapped
+            for mapped, encoded in results:
+                if encoded is not None:
+                    mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
+                yield mapped
         done = True
     finally:
         if not done:
@@ -175,6 +179,22 @@ def _read_in_processes(
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+def _batches(
+    known: Mapping[Path | Member, _Tables | None],
+) -> Iterator[dict[Path | Member, _Tables | None]]:
+    """Tasks for the processes: a large file alone, small ones together."""
+    batch: dict[Path | Member, _Tables | None] = {}
+    size = 0
+    for path, tables in known.items():
+        batch[path] = tables
+        size += _size(path) + _TASK_COST
+        if size >= _BATCH_SIZE:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 def _follow_parent() -> None:
@@ -230,8 +250,8 @@ def _look_up_alone(
     if _size(path) < _MIN_CACHED_SIZE:
         return None
     try:
-        _check_name(path)
         with ByteSource(path) as source:
+            _check_name(path, source)
             tables = _Tables.read(source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables
     except NegativaError as e:
@@ -260,10 +280,10 @@ def _look_up(
     )
 
 
-def _check_name(path: Path) -> None:
+def _check_name(path: Path, source: ByteSource) -> None:
     """Refuse a path that is not UTF-8, since JSON can't hold it."""
     try:
-        os.path.realpath(path).encode()
+        source.path.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(path).decode(errors="backslashreplace")
         raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
@@ -327,7 +347,7 @@ def map_source(
     try:
         if request.with_content:
             return _with_content(path, source, request, cache, known)
-        _check_name(path)
+        _check_name(path, source)
         if has_marker(source):
             return _read_slimmed(path, source, request)
         if known is None or known.stamp != source.stamp:
@@ -404,12 +424,14 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
 
 
 def _map_encoded(
-    path: Path | Member, request: MapRequest, cache: MapCache | None, known: _Tables | None
-) -> tuple[MappedLibrary, bytes | None]:
+    batch: Mapping[Path | Member, _Tables | None], request: MapRequest, cache: MapCache | None
+) -> list[tuple[MappedLibrary, bytes | None]]:
     """Map in a worker process; JSON crosses to the parent faster than pickled records."""
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
-    mapped = _map(path, request, cache, known)
-    if mapped.library_map is None:
-        return mapped, None
-    return mapped._replace(library_map=None), encode_map(mapped.library_map)
+    results: list[tuple[MappedLibrary, bytes | None]] = []
+    for path, known in batch.items():
+        mapped = _map(path, request, cache, known)
+        encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
+        results.append((mapped._replace(library_map=None), encoded))
+    return results
