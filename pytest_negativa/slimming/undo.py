@@ -90,6 +90,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
             rows.append(row)
             if row.status is SlimStatus.UNDONE:
+                for folder in {(tree.root / name).parent for name in entry.names if entry.spare}:
+                    remove_unused_runtime(folder)
                 for record, path, line in _lines(tree.root, entry):
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):
@@ -263,9 +265,6 @@ def _put_back(
             copy_metadata(first, staged)
         os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
         replace_all(staged, places, token)
-        if entry.spare is not None:
-            for folder in {place.parent for place in places}:
-                remove_unused_runtime(folder)
     except OSError as e:
         raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
     finally:

@@ -32,7 +32,9 @@ Digests = dict[str, str]
 class Workplace:
     """A site that is made anew for each try, and the commands on it."""
 
-    def __init__(self, installed: Made, folder: Path, *, keep: bool) -> None:
+    def __init__(
+        self, installed: Made, folder: Path, *, keep: bool = False, spare: bool = False
+    ) -> None:
         self.folder = folder
         self.site = folder / "site-packages"
         self.originals = folder / "originals"
@@ -41,6 +43,8 @@ class Workplace:
         self._keep: list[str] = []
         if keep:
             self.keep_in(self.originals)
+        if spare:
+            self._keep = ["--spare", str(folder / "spares")]
 
     def keep_in(self, originals: Path) -> None:
         self.originals = originals
@@ -98,9 +102,10 @@ class Workplace:
         assert (checked.status, checked.changes) == (0, 0), checked
 
 
-@pytest.fixture(params=[False, True], ids=["forgotten", "kept"])
+@pytest.fixture(params=["forgotten", "kept", "spare"])
 def place(installed: Made, tmp_path: Path, request: pytest.FixtureRequest) -> Workplace:
-    return Workplace(installed, tmp_path / "work", keep=request.param)
+    keep, spare = request.param == "kept", request.param == "spare"
+    return Workplace(installed, tmp_path / "work", keep=keep, spare=spare)
 
 
 def assert_ended(ended: Ended, by: int) -> None:
@@ -172,8 +177,9 @@ def test_copy(installed: Made, tmp_path: Path, by: int) -> None:
 
 
 @HOW
-def test_undo(installed: Made, tmp_path: Path, by: int) -> None:
-    place = Workplace(installed, tmp_path / "work", keep=True)
+@pytest.mark.parametrize("spare", [False, True], ids=["kept", "spare"])
+def test_undo(installed: Made, tmp_path: Path, by: int, spare: bool) -> None:
+    place = Workplace(installed, tmp_path / "work", keep=not spare, spare=spare)
     place.make()
     before = digests(place.site)
     assert place.slim().status == 0
