@@ -99,8 +99,6 @@ class CuptiDetector:
                 f"cupti-python can't be imported ({e}); install pytest-negativa[cu13]"
             ) from e
         self._cupti = cupti
-        if self._level.counts_launches:
-            self._launches = LaunchCounter(self._find_ranges())
         self._subscribe()
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
 
@@ -181,7 +179,9 @@ class CuptiDetector:
             raise TracerUnavailable(f"CUPTI refuses to work here: {e}") from e
         self._subscriber = subscriber
         self._enable(1, subscriber)
-        if self._launches is not None:
+        if self._level.counts_launches:
+            # Ranges need libcupti, which cupti-python loads at its first call.
+            self._launches = self._launches or LaunchCounter(self._find_ranges())
             self._launches.start(cupti)
 
     def _unsubscribe(self) -> None:

@@ -38,7 +38,9 @@ class Ranges:
         self._library = ctypes.CDLL(str(injection))
         self._library.negativa_range.restype = ctypes.c_char_p
         if cupti is None or self._library.negativa_watch_ranges(os.fsencode(cupti)) != 0:
-            raise TracerUnavailable("NVTX ranges can't be told to CUPTI, which is too old")
+            raise TracerUnavailable(
+                f"NVTX ranges can't be told to CUPTI ({cupti or 'its file is not known'})"
+            )
         self._names: dict[int, tuple[str, ...]] = {0: ()}
         environ[_NVTX_INJECTION] = str(injection)
 
