@@ -1,9 +1,9 @@
 """What each level of tracing costs: the tests of a suite, ten rounds at each level, in turns.
 
 Each level has one pytest process, which runs all tests once a round. The processes take turns, so
-one of them works at a time. The first round, which loads code, is not counted: tracing_overhead.py
-measures starts. "operators" is level range while torch.autograd.profiler.emit_nvtx names PyTorch's
-operators; it is compared with emit_nvtx alone.
+one of them works at a time. The first round, which loads code, is not counted, and all have it at
+once: tracing_overhead.py measures starts. "operators" is level range while emit_nvtx of
+torch.autograd.profiler names PyTorch's operators; it is compared with emit_nvtx alone.
 
 Run: python benchmarks/level_overhead.py [SUITE_FOLDER] [--rounds 10] [--levels lookup launch]
 """
@@ -11,11 +11,13 @@ Run: python benchmarks/level_overhead.py [SUITE_FOLDER] [--rounds 10] [--levels 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 _PYTORCH = Path(__file__).parents[1] / "examples" / "pytorch"
@@ -47,8 +49,12 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def turn(request):
-    place = request.param * PROCESSES + NUMBER
-    while not (FOLDER / str(place)).exists():
+    if request.param == 0:
+        yield
+        (FOLDER / f"warm{NUMBER}").touch()
+        return
+    place = (request.param - 1) * PROCESSES + NUMBER
+    while not (FOLDER / str(place)).exists() or len(list(FOLDER.glob("warm*"))) < PROCESSES:
         time.sleep(0.005)
     start = time.perf_counter()
     yield
@@ -75,6 +81,7 @@ def main() -> None:
     parser.add_argument("suite", nargs="?", type=Path, default=_PYTORCH)
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each (default: 10)")
     parser.add_argument("--levels", nargs="+", choices=_LEVELS, default=list(_LEVELS))
+    parser.add_argument("--seconds", type=float, help="report the rounds until then, and stop")
     parser.add_argument("-k", default="", help="run only tests that match, as pytest's -k")
     arguments = parser.parse_args()
     levels = list(dict.fromkeys(["untraced", *arguments.levels]))
@@ -105,13 +112,26 @@ def main() -> None:
                     )
                 )
         (folder / "0").touch()
+        end = time.monotonic() + (arguments.seconds or math.inf)
         for level, process in zip(levels, started, strict=True):
-            if process.wait() != 0:
+            try:
+                status = process.wait(max(0, end - time.monotonic()) if arguments.seconds else None)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                continue
+            if status != 0:
                 raise SystemExit((folder / f"{level}.txt").read_text()[-3000:])
         times = {
-            level: [float(line) for line in (folder / f"times{number}").read_text().split()][1:]
+            level: [float(line) for line in path.read_text().split()] if path.exists() else []
             for number, level in enumerate(levels)
+            for path in [folder / f"times{number}"]
         }
+        rounds = min(map(len, times.values()))
+        if rounds == 0:
+            logs = sorted(folder.glob("*.txt"))
+            tails = [f"{log.name}: {log.read_text()[-600:]}" for log in logs]
+            raise SystemExit("\n".join(["no whole round in that time", *tails]))
+        times = {level: found[:rounds] for level, found in times.items()}
     for level, seconds in times.items():
         named = level in _WITH_OPERATORS and "emit_nvtx" in times
         plain = times["emit_nvtx" if named else "untraced"]
