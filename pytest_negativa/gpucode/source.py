@@ -256,11 +256,16 @@ class DeflatedMember(ByteSource):
     The first pass keeps a copy of zlib's state before each chunk, and a later read begins there. A
     few chunks stay in memory. The last chunk is given out if the checksum fits.
 
+    Args:
+        member: the file.
+        chunk: bytes of a chunk.
+
     Raises:
         FormatError: the archive can't be opened, or can't hold what it says.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, chunk: int = _CHUNK) -> None:
+        self._chunk_size = chunk
         self._packed = StoredMember(replace(member, size=member.packed_size, crc=None))
         self.path = self._packed.path
         self.size = member.size
@@ -285,7 +290,7 @@ class DeflatedMember(ByteSource):
         self._check_range(offset, length)
         parts = []
         while length:
-            number, begin = divmod(offset, _CHUNK)
+            number, begin = divmod(offset, self._chunk_size)
             part = self._chunk(number)[begin : begin + length]
             parts.append(part)
             offset += len(part)
@@ -304,8 +309,8 @@ class DeflatedMember(ByteSource):
         """Unpack a chunk; the first time, keep the state behind it, too."""
         state, consumed = self._states[number]
         state = state.copy()
-        wanted = min(_CHUNK, self.size - number * _CHUNK)
-        is_last = (number + 1) * _CHUNK >= self.size
+        wanted = min(self._chunk_size, self.size - number * self._chunk_size)
+        is_last = (number + 1) * self._chunk_size >= self.size
         # Behind the last chunk, one byte more shows a file that is longer than the archive says.
         data, consumed = self._inflate(state, consumed, wanted + is_last)
         if len(data) != wanted:

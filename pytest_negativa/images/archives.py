@@ -36,6 +36,9 @@ from pytest_negativa.models.archive import Member
 HEAD_SIZE = 4096
 """Bytes at the beginning of a file that tell what it is."""
 
+MAX_UNPACKED = 256 << 30
+"""Bytes: zeros compress 1,000 times and more, so a small archive could take days."""
+
 # Tables of an archive are read in one go: the central directory of a ZIP archive, long names in a
 # tar archive. The central directory of a wheel with 16,000 files has 2 MB.
 _MAX_TABLE = 32 << 20
@@ -43,8 +46,6 @@ _MAX_TABLE = 32 << 20
 _MAX_NAME = 4096
 # A system image has 300,000 files.
 _MAX_ENTRIES = 5_000_000
-# Bytes. Zeros compress 1,000 times and more, so a small archive could keep us busy for days.
-_MAX_UNPACKED = 256 << 30
 _STEP = 1 << 20
 _BUFFER = 128 << 10
 
@@ -359,11 +360,11 @@ class _TarStream:
             part = self._stream.read(size)
         self._position += len(part)
         self._last = part[-1:]
-        if self._position > _MAX_UNPACKED:
+        if self._position > MAX_UNPACKED:
             raise FormatError(
                 self._label,
                 None,
-                f"unpacks to more than the limit of {_MAX_UNPACKED:,} bytes; unpack it yourself "
+                f"unpacks to more than the limit of {MAX_UNPACKED:,} bytes; unpack it yourself "
                 "and name the folder",
             )
         return part

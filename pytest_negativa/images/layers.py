@@ -176,7 +176,9 @@ def _docker_layers(path: Path, images: list[_Saved]) -> list[str]:
 
 
 def _oci_layers(path: Path, index: _Manifest, listing: _Listing) -> list[str]:
-    found = list(_iter_manifests(path, index, listing, _MAX_DEPTH))
+    # An image with several tags is listed several times.
+    by_digest = {d: (p, m) for d, p, m in _iter_manifests(path, index, listing, _MAX_DEPTH)}
+    found = list(by_digest.values())
     if len(found) > 1:
         here = _OCI_MACHINES.get(platform.machine(), platform.machine())
         ours = [one for one in found if one[0] is not None and one[0].architecture == here]
@@ -193,7 +195,7 @@ def _oci_layers(path: Path, index: _Manifest, listing: _Listing) -> list[str]:
 
 def _iter_manifests(
     path: Path, index: _Manifest, listing: _Listing, depth: int
-) -> Iterator[tuple[_Platform | None, _Manifest]]:
+) -> Iterator[tuple[str, _Platform | None, _Manifest]]:
     for one in index.manifests:
         # Attestations of BuildKit, which are no images.
         if (one.platform and one.platform.os == "unknown") or "vnd.docker.reference.type" in (
@@ -208,7 +210,7 @@ def _iter_manifests(
         if manifest.manifests:
             yield from _iter_manifests(path, manifest, listing, depth - 1)
         else:
-            yield one.platform, manifest
+            yield one.digest, one.platform, manifest
 
 
 def _blob(path: Path, descriptor: _Descriptor) -> str:

@@ -213,6 +213,13 @@ def test_a_library_is_recognised_by_its_content(
     assert {row.suite for row in rows.values()} == {SuiteUse.NEVER_LOADED}
 
 
+def test_an_image_with_two_tags_is_one(tmp_path: Path) -> None:
+    files = oci([tar_of(layer) for layer in LAYERS])
+    files["index.json"] = encode({"manifests": json.loads(files["index.json"])["manifests"] * 2})
+    report = report_image(save_folder(files, tmp_path / "saved"))
+    assert {row.path for row in report.libraries} == VISIBLE and not report.unreadable
+
+
 def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
     layers = [{n: data for n, data in layer.items() if n != "k.cubin"} for layer in LAYERS]
     saved = save_tar(docker([tar_of(layer) for layer in layers]), tmp_path / "image.tar")
