@@ -43,16 +43,17 @@ class Work:
         return sum(end - start for start, end in self.containers) + sum(p[3] for p in self.packed)
 
 
-def work_of(path: Path, device: ComputeCapability) -> Work:
+def work_of(path: Path, device: ComputeCapability | None) -> Work:
+    """The work for what a device loads; None: for all code."""
     library_map = read_library(path, Scope(headers_only=True))
     work = Work(path, [], [])
     work.containers.extend((r.span.start, r.span.end) for r in library_map.iter_regions())
     work.containers.extend((f.span.start, f.span.end) for f in library_map.iter_frames())
-    loaded = library_map.loaded_starts([device])
+    loaded = library_map.loaded_starts([device] if device else [])
     work.packed.extend(
         (block.start, block.stored_size, block.compression, block.unpacked_size)
         for block in library_map.iter_code()
-        if block.start in loaded and block.kind is not ElementKind.LTO_IR
+        if (device is None or block.start in loaded) and block.kind is not ElementKind.LTO_IR
     )
     work.packed.sort()
     return work

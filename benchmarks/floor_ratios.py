@@ -1,0 +1,130 @@
+"""CPU time of ``inspect --kernels`` and ``slim`` beside the floor and beside an earlier commit.
+
+The floor is an interpreter that reads every container once, and unpacks what must be unpacked. For
+slim, it hashes the originals, writes the results and hashes them. All take turns in one run.
+
+Run: python benchmarks/floor_ratios.py libcublas.so.13 SITE_PACKAGES --before FOLDER, with FOLDER
+from: git worktree add FOLDER 1754411
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from inspect_stack import do_all, work_of
+from measuring import measure, print_load, warm_up
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.installed.libraries import find_libraries
+
+_HERE = Path(__file__).resolve().parent.parent
+# Earlier commits have the command in a module.
+_MAIN = """
+try:
+    from pytest_negativa.cli.main import main
+except ImportError:
+    from pytest_negativa.cli import main
+main()
+"""
+_STEP = 256 << 10
+
+
+def cpu_of(code: str, *words: object, tree: Path = _HERE) -> float:
+    """CPU seconds of Python code with all its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", code, *map(str, words)]
+    # Libraries that can't be read make the status 1.
+    subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def inspect_costs(target: str, device: ComputeCapability | None, before: Path) -> list[float]:
+    """CPU seconds of the floor, of this tree and of the earlier one."""
+    paths = find_libraries(target).paths
+    warm_up(paths)
+    works = [work_of(path, device) for path in paths]
+    words = ["inspect", "--no-cache", "--jobs=1", "--kernels", target]
+    words += [f"--arch={device}"] if device else []
+    floor = cpu_of("import lz4.block, zstandard") + measure(lambda: do_all(works))[1]
+    return [floor, cpu_of(_MAIN, *words), cpu_of(_MAIN, *words, tree=before)]
+
+
+def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> list[float]:
+    """As ``inspect_costs``, of slim by arch; each works on a copy."""
+    costs = []
+    for tree, option in ((_HERE, "--arch"), (before, "--archs")):
+        with tempfile.TemporaryDirectory(dir=to) as folder:
+            copy = Path(folder, "site-packages")
+            subprocess.run(["cp", "-a", "--reflink=auto", site, copy], check=True)
+            words = ["slim", option, f"sm_{device.major}{device.minor}", "--no-load-check", copy]
+            costs.append(cpu_of(_MAIN, *words, tree=tree))
+            if tree == _HERE:
+                pairs = [(p, copy / p.relative_to(site)) for p in find_libraries(site).paths]
+                slimmed = [p for p in pairs if p[0].stat().st_size != p[1].stat().st_size]
+                _wall, cpu = measure(partial(slim_floor, slimmed))
+                costs.insert(0, cpu_of("import hashlib") + cpu)
+    return costs
+
+
+def slim_floor(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Hash each original, write its result, and hash that."""
+    for original, result in pairs:
+        with original.open("rb") as source, result.open("rb") as made:
+            hash_all(source.fileno())
+            with tempfile.TemporaryFile(dir=result.parent) as copy:
+                while os.sendfile(copy.fileno(), made.fileno(), None, _STEP):
+                    pass
+                os.lseek(copy.fileno(), 0, os.SEEK_SET)
+                hash_all(copy.fileno())
+
+
+def hash_all(fd: int) -> str:
+    digest = hashlib.sha256()
+    while data := os.read(fd, _STEP):
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("library", help="one library, e.g. libcublas.so.13; all of its code")
+    parser.add_argument("site", help="a folder with many libraries; what one arch loads")
+    parser.add_argument("--before", type=Path, required=True, help="the tree of an earlier commit")
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--to", type=Path, help="folder for the copies that are slimmed")
+    parser.add_argument("--repeat", type=int, default=3, help="the best of N is shown")
+    arguments = parser.parse_args()
+    device = ComputeCapability.parse(arguments.arch)
+    before, site = arguments.before, str(Path(arguments.site).resolve())
+    print_load()
+    cases: dict[str, Callable[[], list[float]]] = {
+        "inspect --kernels, one library": lambda: inspect_costs(arguments.library, None, before),
+        f"inspect --kernels --arch {device}": lambda: inspect_costs(site, device, before),
+        f"slim --arch {device}": lambda: slim_costs(site, device, before, arguments.to),
+    }
+    for name, case in cases.items():
+        turns = [case() for _ in range(arguments.repeat)]
+        floor, now, then = (min(column) for column in zip(*turns, strict=True))
+        print(
+            f"{name:34} floor {floor:6.2f} s, now {now:6.2f} s CPU: {now / floor:.2f} times the "
+            f"floor, {now / then:.2f} times the earlier commit"
+        )
+
+
+if __name__ == "__main__":
+    main()
