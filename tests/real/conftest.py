@@ -24,6 +24,15 @@ PINNED = {
 }
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whole wheels are gigabytes: only those who name the marker get them."""
+    if "wheels" in config.getoption("-m"):
+        return
+    wheels = [item for item in items if item.get_closest_marker("wheels")]
+    items[:] = [item for item in items if item not in wheels]
+    config.hook.pytest_deselected(items=wheels)
+
+
 @pytest.fixture(scope="session")
 def real_libs(pytestconfig: pytest.Config) -> Path:
     """A folder that holds the packages of ``PINNED`` as ``site-packages`` would."""

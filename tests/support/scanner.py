@@ -35,7 +35,7 @@ class Scanned:
 
     regions: int = 0
     frames: int = 0
-    elements: Counter[tuple[int, str]] = field(default_factory=Counter)
+    elements: Counter[tuple[str, str]] = field(default_factory=Counter)
     kernels: set[str] = field(default_factory=set)
 
 
@@ -59,17 +59,12 @@ def scan(path: Path) -> Scanned:
     return found
 
 
-def is_elf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(5) == b"\x7fELF\x02"
-
-
 def _sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
     (table,) = struct.unpack_from("<Q", data, 0x28)
     entry_size, count = struct.unpack_from("<HH", data, 0x3A)
     for number in range(count):
         header = struct.unpack_from("<IIQQQQ", data, table + number * entry_size)
-        if header[1] not in (0, _NOBITS):
+        if header[1] not in (0, _NOBITS) and header[5]:
             yield header[4], header[4] + header[5]
 
 
@@ -109,7 +104,8 @@ def _read_region(data: mmap.mmap, start: int, end: int, found: Scanned) -> None:
         (arch,) = struct.unpack_from("<I", data, at + 28)
         (flags,) = struct.unpack_from("<Q", data, at + 40)
         (unpacked_size,) = struct.unpack_from("<Q", data, at + 56)
-        found.elements[arch, KINDS[kind]] += 1
+        suffix = "a" if flags & 0x100000 else "f" if flags & 0x200000 else ""
+        found.elements[f"sm_{arch}{suffix}", KINDS[kind]] += 1
         # LTO-IR of cuFFT is packed in a way of its own, and lists no names.
         if KINDS[kind] != "lto-ir":
             stored = data[at + header_size : at + header_size + size]
