@@ -111,7 +111,14 @@ def _unpack(requirement: str, folder: Path) -> list[Path]:
 
 def inspect(libraries: list[Path]) -> tuple[dict[str, Any], float, float]:
     """What ``negativa inspect`` says of each library; its CPU seconds and peak memory in MB."""
-    command = [NEGATIVA, "inspect", "--json", "--no-cache", "--jobs=1", *libraries]
+    command: list[str | Path] = [
+        NEGATIVA,
+        "inspect",
+        "--json",
+        "--no-cache",
+        "--jobs=1",
+        *libraries,
+    ]
     done = subprocess.run(
         [sys.executable, "-S", "-c", MEASURE, *command], capture_output=True, check=True, text=True
     )

@@ -54,7 +54,7 @@ def scan(path: Path) -> Scanned:
                     found.frames += 1
                     found.kernels |= _cubin_kernels(content)
                 for content in _plain_cubins(data, gap_start, gap_end):
-                    found.elements[_arch(content), "cubin"] += 1
+                    found.elements[f"sm_{_arch(content)}", "cubin"] += 1
                     found.kernels |= _cubin_kernels(content)
     return found
 
