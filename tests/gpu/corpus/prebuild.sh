@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the programs of prebuilt.tar.xz, with older compilers than a machine of today has: prebuild.sh NVCC_11 NVCC_12.
-# Each is an nvcc with its toolkit around it. They are stripped, and host.c runs them as it does the others.
+# Each is an nvcc with its toolkit around it. Those of the archive were 11.8.89 and 12.4.131 of Debian (nvidia-cuda-toolkit), with
+# gcc 12.2. libsymbols_static.so holds libcudart_static.a, which NVIDIA's licence lets programs carry (EULA, Attachment A).
 set -euo pipefail
 
 cd "$(dirname "$0")"
