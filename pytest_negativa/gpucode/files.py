@@ -13,7 +13,7 @@ from pytest_negativa.arch import NO_ARCH, ElementKind, SmArch
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
-from pytest_negativa.gpucode.elf_tables import EHDR
+from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
 from pytest_negativa.gpucode.source import ByteSource, Readable, Window
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.file_kinds import (
@@ -180,7 +180,9 @@ def _read_member(window: Window, member: _Member) -> HostElf | None:
     if content is not None:
         whole = _whole_file(content, member.start, member.size, member.name)
         return HostElf("", None, None, (whole,))
-    if kind not in (FileKind.LIBRARY, FileKind.OBJECT):
+    # CUDA has no other hosts than 64-bit little-endian ones.
+    is_host = head[EI_CLASS : EI_DATA + 1] == bytes((ELFCLASS64, ELFDATA2LSB))
+    if kind not in (FileKind.LIBRARY, FileKind.OBJECT) or not is_host:
         return None
     host = read_host_elf(window)
     return host._replace(

@@ -198,7 +198,8 @@ def test_archive_of_any_code(tmp_path: Path) -> None:
     archive = (
         b"!<arch>\n"
         + member("notes.txt/", b"text")
-        + member("broken.o/", (BIN / "rdc_caller.o").read_bytes()[:1001])
+        + member("other.o/", build_host([], elf_class=1).data)
+        + member("broken.o/", (BIN / "rdc_caller.o").read_bytes()[:5001])
         + member("#1/8", b"long.cub" + cubin)
         + member("code.bc/", (BIN / "gpu.bc").read_bytes())
     )
