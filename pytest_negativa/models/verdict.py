@@ -250,6 +250,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         function: the mangled name of that code's first function.
         complete: whether it is known to be needed; if not, it is kept only because the search
             isn't finished.
+        touched: the failing tests were seen to touch it, all at once; it was not tried whether
+            they fail without it.
     """
 
     library: str
@@ -260,10 +262,13 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     code: Offset | None = None
     function: str | None = None
     complete: bool = True
+    touched: bool = False
 
     @property
     def detail(self) -> str:
         """Why it is kept, for people."""
+        if self.touched:
+            return f"touched by tests that fail without it or other code, such as {self.test}"
         if self.complete:
             return f"needed by {self.test}, found by bisection"
         return "kept: the search for what is needed is not finished"

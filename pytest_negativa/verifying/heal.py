@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from pytest_negativa.verifying.bisect import LimitReached, find_needed
 from pytest_negativa.verifying.evidence import Attempt, libraries_by_test, trace_files
 from pytest_negativa.verifying.judge import judge, work_of_rounds
 from pytest_negativa.verifying.rounds import RoundResult, conclusive_tests
+from pytest_negativa.verifying.touched import Touched, find_touched
 from pytest_negativa.verifying.verification import Verification
 
 _ELSEWHERE = {
@@ -45,6 +47,11 @@ _ELSEWHERE = {
 """Why nothing is given back for tests that fail with everything given back."""
 
 _WorkKey = tuple[object, ...]
+
+# With fewer removed parts a search takes about as few runs.
+_MANY_PARTS = 8
+# If the tests touch more, as with eager loading, a search tells which of it they need.
+_FEW_TOUCHED = 64
 
 # A test that was hidden behind a failing one may show up when that one passes.
 _MAX_SEARCHES = 5
@@ -212,7 +219,15 @@ def search(
         answers.add(kept, failed)
         return failed
 
-    found = find_needed(candidates, probe, _GROUPS, tests[0])
+    touched = _touched(verification, plans, candidates, tests)
+    if 0 < len(touched.surely) <= _FEW_TOUCHED:
+        # At a limit, the search below says so.
+        with contextlib.suppress(LimitReached):
+            if probe(frozenset(touched.surely)) is None:
+                spans = [_span(plans.planned, p, tests[0], touched=True) for p in touched.surely]
+                return SearchResult(_of_each_path(plans.planned, spans), reasons)
+    ordered = dict.fromkeys((*touched.surely, *touched.maybe, *candidates))
+    found = find_needed(list(ordered), probe, _GROUPS, tests[0])
     if found.complete:
         spans = [_span(plans.planned, n.part, n.test, complete=True) for n in found.needed]
         return SearchResult(_of_each_path(plans.planned, spans), reasons)
@@ -223,6 +238,22 @@ def search(
     )
     spans = [_span(plans.planned, part, tests[0], complete=False) for part in found.enough]
     return SearchResult(_of_each_path(plans.planned, spans), (*reasons, limit), complete=False)
+
+
+def _touched(
+    verification: Verification, plans: _Plans, candidates: Sequence[Part], tests: Sequence[str]
+) -> Touched:
+    """What pages tell of the candidates; nothing if they can't tell, or if there are few."""
+    if len(candidates) < _MANY_PARTS:
+        return Touched()
+    touched = find_touched(verification, plans.planned, candidates, tests)
+    if touched is None:
+        return Touched()
+    verification.say(
+        "negativa: healing: a run on copies whose GPU code comes back touched "
+        f"{len(touched.surely):,} parts"
+    )
+    return touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +425,12 @@ def _likely_first(
 
 
 def _span(
-    planned: Iterable[AnalyzedLibrary], part: Part, test: str, *, complete: bool
+    planned: Iterable[AnalyzedLibrary],
+    part: Part,
+    test: str,
+    *,
+    complete: bool = True,
+    touched: bool = False,
 ) -> NeededSpan:
     library = next(p for p in planned if p.plan.library.path == part.library)
     decision = next(d for d in library.plan.decisions if d.start == part.start)
@@ -411,6 +447,7 @@ def _span(
         code=part.code,
         function=function,
         complete=complete,
+        touched=touched,
     )
 
 

@@ -189,9 +189,17 @@ class Verification:
         return tuple(run_all(lambda t: self.run_once(kind, t, table), tests, expected))
 
     def run_once(
-        self, kind: RoundKind, tests: Sequence[str] | None, table: Path | None
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        table: Path | None,
+        more_environ: Mapping[str, str] | None = None,
     ) -> RoundResult:
-        """Run a single round; see ``run``."""
+        """Run a single round; see ``run``.
+
+        Args:
+            more_environ: variables that the program gets besides.
+        """
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         round_spec = self.program.new_round(
             kind,
@@ -200,7 +208,7 @@ class Verification:
             expected=self.traced.run.outcomes_file,
             stop_at_failure=kind is RoundKind.PROBE,
         )
-        environ = self._environment(run, table)
+        environ = {**self._environment(run, table), **(more_environ or {})}
         with contextlib.ExitStack() as stack:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.

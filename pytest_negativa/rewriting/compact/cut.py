@@ -108,6 +108,8 @@ class CutOptions:
         folders: absolute paths of folders to look for the spare in, before the library's own.
         missing_is_error: the library refuses to start without its spare.
         remedy: a sentence for the message of a missing spare.
+        runtime: what the library names as its dependency. A library that is loaded under the name
+            of another one can't look beside itself.
     """
 
     min_hole: int = 16 << 10
@@ -117,6 +119,7 @@ class CutOptions:
     folders: tuple[str, ...] = ()
     missing_is_error: bool = False
     remedy: str = _REMEDY
+    runtime: str = f"$ORIGIN/{RUNTIME_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class _Addition:
         note, stub, slot, dynamic: addresses.
         strings: address of the dynamic strings, behind the note.
         string_bytes: the strings.
+        runtime: offset in the strings of the runtime's name.
         init: address of the library's own start, or None.
     """
 
@@ -165,6 +169,7 @@ class _Addition:
     slot: int
     dynamic: int
     string_bytes: bytes
+    runtime: int
     init: int | None
 
 
@@ -265,7 +270,7 @@ def _design(
         remedy=options.remedy,
         missing_is_error=options.missing_is_error,
     )
-    addition = _place_addition(source, tables, dynamic, len(note.pack()))
+    addition = _place_addition(source, tables, dynamic, len(note.pack()), options.runtime)
     note = dataclasses.replace(note, slot=addition.slot)
     builder = LayoutBuilder()
     for start, end in pages.kept:
@@ -462,10 +467,11 @@ def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
 
 
 def _place_addition(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note_size: int
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note_size: int, runtime: str
 ) -> _Addition:
     strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    strings += f"$ORIGIN/{RUNTIME_NAME}".encode() + b"\0"
+    place = len(strings)
+    strings += runtime.encode() + b"\0"
     note = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
     string_address = note + -(-note_size // 16) * 16
     stub = _up(string_address + len(strings))
@@ -476,6 +482,7 @@ def _place_addition(
         slot=stub + PAGE_SIZE,
         dynamic=stub + 2 * PAGE_SIZE,
         string_bytes=strings,
+        runtime=place,
         init=dynamic.get(DT_INIT) or None,
     )
 
@@ -488,8 +495,7 @@ def _dynamic_section(
         DT_STRSZ: len(addition.string_bytes),
         DT_INIT: addition.stub,
     }
-    name = len(addition.string_bytes) - len(f"$ORIGIN/{RUNTIME_NAME}") - 1
-    rows = [DynamicEntry(DT_NEEDED, name)]
+    rows = [DynamicEntry(DT_NEEDED, addition.runtime)]
     size = segment.p_filesz - segment.p_filesz % DYN.size
     for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
         if row.d_tag == DT_NULL:
