@@ -73,6 +73,7 @@ class TestColumns(Record, frozen=True, kw_only=True):
         name: text, the node id or the phase.
         outcome: text; -1 for a phase or if it is unknown.
         milliseconds: duration of all phases of the test.
+        launches, nanoseconds: of all kernels, those of no library included, and their GPU time.
     """
 
     __test__ = False
@@ -80,6 +81,8 @@ class TestColumns(Record, frozen=True, kw_only=True):
     name: Column
     outcome: Column
     milliseconds: Column
+    launches: Column
+    nanoseconds: Column
 
 
 class LaunchColumns(Record, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     assert texts(page, page.tests.name) == [TEST.nodeid, other.nodeid]
     assert texts(page, page.tests.outcome) == ["passed", None]
     assert page.tests.milliseconds == (1250, 0)
+    assert (page.tests.launches, page.tests.nanoseconds) == ((3, 9), (950, 0))
     assert texts(page, tuple(page.kernels.mangled[k] for k in page.launches.kernel)) == [name] * 3
     assert (page.launches.test, page.launches.count) == ((0, 0, 1), (2, 1, 4))
     assert page.launches.nanoseconds == (900, 50, 0)

@@ -114,6 +114,7 @@ class _Builder:
         launches = self._launches(kernels)
         if left_out_ranges := len(launches) > most_launches:
             launches = self._launches(kernels, by_range=False)
+        totals = self._totals()
         return Page(
             report=_without_kernels(report),
             proof=None if report.proof is None else describe_proof(report.proof),
@@ -134,8 +135,11 @@ class _Builder:
             launches=LaunchColumns(**_columns(LaunchColumns.__struct_fields__, launches)),
             tests=TestColumns(
                 **_columns(
-                    ("name", "outcome", "milliseconds"),
-                    [(name, *self._tests[name]) for name in self._test_rows],
+                    TestColumns.__struct_fields__,
+                    [
+                        (name, *self._tests[name], *totals.get(row, (0, 0)))
+                        for name, row in self._test_rows.items()
+                    ],
                 )
             ),
             history=self._history(),
@@ -226,6 +230,16 @@ class _Builder:
             (kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
         ]
+
+    def _totals(self) -> dict[int, tuple[int, int]]:
+        """Launches and GPU time in ns by row of the test."""
+        totals: dict[int, tuple[int, int]] = {}
+        usage = self._contents.usage
+        for launch in usage.launches:
+            test = self._phase(usage.contexts[launch.context])
+            count, gpu_ns = totals.get(test, (0, 0))
+            totals[test] = count + launch.count, gpu_ns + (launch.gpu_ns or 0)
+        return totals
 
     def _history(self) -> HistoryColumns:
         rows = [

@@ -137,13 +137,13 @@ function testGroups(data) {
   const { tests, texts, launches } = data;
   if (!launches.length) return [];
   const all = [...data.kernelsOfTest].filter(([, rows]) => rows.some(([, count]) => count));
-  const byModule = all.length > 40, groups = new Map();
+  const byModule = all.length > 64, groups = new Map();
   for (const [test, rows] of all) {
     const name = texts[tests.name[test]], key = byModule ? name.split("::")[0] : name;
     if (!groups.has(key)) groups.set(key, { name: key, kernels: new Set() });
     for (const [kernel] of rows) groups.get(key).kernels.add(kernel);
   }
-  const list = [...groups.values()].sort((a, b) => (a.name < b.name ? -1 : 1)).slice(0, 40);
+  const list = [...groups.values()].sort((a, b) => (a.name < b.name ? -1 : 1)).slice(0, 64);
   list.byModule = byModule;
   return list;
 }
@@ -256,7 +256,7 @@ function testTable(data, params, onChange, only, counts) {
   const { tests, texts } = data, name = (i) => texts[tests.name[i]];
   const outcome = (i) => (tests.outcome[i] < 0 ? "" : texts[tests.outcome[i]]);
   const kernels = (i) => (data.kernelsOfTest.get(i) || []).length;
-  const gpuTime = (i) => sum((data.kernelsOfTest.get(i) || []).map((row) => row[2]));
+  const gpuTime = (i) => tests.nanoseconds[i];
   const outcomes = [...new Set(tests.outcome)].filter((i) => i >= 0).map((i) => texts[i]).sort();
   return new Table({
     label: "tests", rows: only || range(tests.length), params, onChange, sort: counts ? "-launches" : "-kernels", placeholder: "Search tests",
@@ -349,7 +349,7 @@ function testPage(data, i) {
     make("h1", {}, texts[tests.name[i]]),
     make("p", { class: "lead" }, !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
       : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),
-    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])], launched ? ["GPU time", formatGpuTime(sum(used.map((row) => row[2])))] : null])) : null,
+    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])], tests.launches[i] ? ["On the GPU", `${plural(tests.launches[i], "launch", "launches")}, ${formatGpuTime(tests.nanoseconds[i])}`] : null])) : null,
     rangeList(data, i),
     used.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, used.map(([kernel]) => kernel), launched ? used : undefined).root) : null,
   ];

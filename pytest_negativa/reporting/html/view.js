@@ -138,13 +138,14 @@ function growthChart(history, texts, width) {
 
 // Groups of tests and the Jaccard similarity of the kernels that they use.
 function heatMap(groups, width) {
-  const names = Math.min(340, width * 0.36), cell = Math.min(26, (width - names) / groups.length);
+  const names = Math.min(340, width * 0.36), cell = Math.min(groups.length > 12 ? 26 : 40, (width - names) / groups.length);
   const height = cell * groups.length + 4;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
     "aria-label": `Similarity of ${groups.length} tests or modules by the kernels that they use` });
   const shown = (name) => { const most = Math.floor(names / 6.6); return name.length > most ? `…${name.slice(1 - most)}` : name; };
   groups.forEach((a, i) => {
-    svg.append(make("text", { x: names - 8, y: cell * (i + 0.5) + 4, "text-anchor": "end" }, shown(a.name), make("title", {}, a.name)));
+    // On a phone the labels of many tests would lie upon each other; the cells tell the names.
+    if (cell >= 11) svg.append(make("text", { x: names - 8, y: cell * (i + 0.5) + 4, "text-anchor": "end" }, shown(a.name), make("title", {}, a.name)));
     groups.forEach((b, j) => {
       let both = 0;
       for (const kernel of a.kernels) if (b.kernels.has(kernel)) both++;
