@@ -33,7 +33,7 @@ def test_a_failed_session_plans_nothing(project: Project) -> None:
     assert len([d for d in project.plan() if not d[2]]) == 25
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)])
 def test_a_failed_session_with_a_suppressed_exit_code(
     project: Project, workers: tuple[str, ...]
 ) -> None:

@@ -182,7 +182,9 @@ def test_unused_kernels_inside_kept_elements(quickstart: Project) -> None:
     assert [tuple(d[:2]) for d in quickstart.plan() if d[2]] == list(LOADED)
 
 
-@pytest.mark.parametrize("distribution", [(), ("--dist", "loadfile")])
+@pytest.mark.parametrize(
+    "distribution", [(), pytest.param(("--dist", "loadfile"), marks=pytest.mark.slow)]
+)
 def test_workers_find_the_same(quickstart: Project, distribution: tuple[str, ...]) -> None:
     done = quickstart.pytest("-q", "--negativa", "-n2", *distribution)
 

@@ -114,7 +114,9 @@ def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -
     assert {t["after"] for t in verdict["tests"]} == {"passed", "xfailed", "skipped"}
 
 
-@pytest.mark.parametrize("source", ["variable", "addopts", "ini"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("variable", marks=pytest.mark.slow), "addopts", "ini"]
+)
 def test_it_is_asked_for_elsewhere_than_on_the_command_line(
     traced: VerifiedProject, source: str
 ) -> None:
@@ -241,9 +243,9 @@ def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Pa
     ("number", "group", "workers"),
     [
         (signal.SIGINT, True, ()),
-        (signal.SIGINT, False, ()),
+        pytest.param(signal.SIGINT, False, (), marks=pytest.mark.slow),
         (signal.SIGTERM, False, ()),
-        (signal.SIGTERM, False, ("-n2",)),
+        pytest.param(signal.SIGTERM, False, ("-n2",), marks=pytest.mark.slow),
     ],
 )
 def test_an_interruption_ends_everything(
