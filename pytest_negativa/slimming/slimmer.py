@@ -335,8 +335,8 @@ class Slimmer:
             linked = None if task.is_cut else linked
             original = str(aside)
         if made.spare is not None:
-            for folder in {(self.root / name).parent for name in task.names}:
-                put_runtime(folder)
+            for folder in self.tree.folders_of(task.names):
+                put_runtime(self.root / folder)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
         self._remember_records(rows)
@@ -373,8 +373,8 @@ class Slimmer:
         self.work.current.update(task.names)
         self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, tuple(notes))
         if task.is_cut and made.spare is None:
-            for folder in {(self.root / name).parent for name in task.names}:
-                remove_unused_runtime(folder)
+            for folder in self.tree.folders_of(task.names):
+                remove_unused_runtime(self.root / folder)
 
     def _state(self, name: str) -> FileState | None:
         """The state of the file to replace; None if a copy grows where none is."""

@@ -129,6 +129,7 @@ class Tree:
         leftovers: files with names of temporary ones, which killed runs may have left.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
+        links: symbolic links that are named like libraries, and the real paths of their targets.
     """
 
     root: Path
@@ -137,6 +138,7 @@ class Tree:
     leftovers: list[Temporary] = field(default_factory=list)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
@@ -154,6 +156,12 @@ class Tree:
 
     def group_of(self, name: str) -> FileGroup | None:
         return self._by_name.get(name)
+
+    def folders_of(self, names: Sequence[str]) -> set[str]:
+        """Folders below the root from which a file of these names may be loaded, by links, too."""
+        real = {str(self.root / name) for name in names}
+        links = (link for link, target in self.links.items() if target in real)
+        return {os.path.dirname(name) for name in (*names, *links)}  # noqa: PTH120
 
     def covers(self, names: Sequence[str]) -> bool:
         """Whether the tree tells if a file of these names is there."""
@@ -210,6 +218,9 @@ def scan_folder(folder: Path) -> Tree:
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
     for name, status in _walk(root, tree.unlisted):
+        if stat.S_ISLNK(status.st_mode):
+            tree.links[name] = os.path.realpath(root / name)
+            continue
         if (temporary := temporary_at(root / name)) is not None:
             tree.leftovers.append(temporary)
             continue
@@ -263,7 +274,10 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
 
 
 def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files; ``unlisted`` gets the folders that can't be listed."""
+    """Names and status of regular files, and of symbolic links that are named like libraries.
+
+    ``unlisted`` gets the folders that can't be listed.
+    """
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -285,7 +299,10 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
                 # __pycache__ has half of the files and no libraries.
                 if base_name != "__pycache__" and not is_unfinished_copy(base_name):
                     waiting.append(f"{name}/")
-            elif stat.S_ISREG(status.st_mode) and _is_utf8(name):
+            elif _is_utf8(name) and (
+                stat.S_ISREG(status.st_mode)
+                or (stat.S_ISLNK(status.st_mode) and ".so" in base_name)
+            ):
                 yield name, status
 
 

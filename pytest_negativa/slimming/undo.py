@@ -90,8 +90,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
             rows.append(row)
             if row.status is SlimStatus.UNDONE:
-                for folder in {(tree.root / name).parent for name in entry.names if entry.spare}:
-                    remove_unused_runtime(folder)
+                for folder in tree.folders_of(entry.names) if entry.spare else ():
+                    remove_unused_runtime(tree.root / folder)
                 for record, path, line in _lines(tree.root, entry):
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):

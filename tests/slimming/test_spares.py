@@ -155,9 +155,14 @@ def test_another_slim_begins_with_the_original(site: Made, tmp_path: Path) -> No
 def test_names_in_other_folders_get_the_runtime(site: Made, tmp_path: Path) -> None:
     other = site.folder / "other/linked.so"
     os.link(site.one, other)
+    link = site.folder / "links/link.so"
+    link.parent.mkdir()
+    link.symlink_to("../other/linked.so")
     slim(site, tmp_path)
     assert other.samefile(site.one)
     assert read_code(other).stdout == read_code(site.one).stdout != ""
+    # The loader takes the link's folder for the library's.
+    assert read_code(link).stdout == read_code(site.one).stdout
     undo_trees((site.folder,))
     assert sorted(path.name for path in site.folder.rglob(RUNTIME_NAME)) == []
 
