@@ -293,13 +293,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("trace: {children: maybe}",
      ["negativa.yaml:1:19: trace.children: found 'maybe', expected true or false"]),
     ("trace: {level: 2}",
-     ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup or launch"]),
+     ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup, launch or range"]),
     ("trace: {level: }",
-     ["negativa.yaml:1:16: trace.level: found nothing, expected lookup or launch"]),
+     ["negativa.yaml:1:16: trace.level: found nothing, expected lookup, launch or range"]),
     ("trace: {level: [launch]}",
-     ["negativa.yaml:1:16: trace.level: found a list, expected lookup or launch"]),
+     ["negativa.yaml:1:16: trace.level: found a list, expected lookup, launch or range"]),
     ("trace: {level: Launch}",
-     ["negativa.yaml:1:16: trace.level: found 'Launch', expected lookup or launch; "
+     ["negativa.yaml:1:16: trace.level: found 'Launch', expected lookup, launch or range; "
       "did you mean launch?"]),
     ("keep: {ptx: no}",
      ["negativa.yaml:1:13: keep.ptx: found 'no', expected off, newest or all"]),
