@@ -98,7 +98,7 @@ class Entry:
     head: bytes = b""
     target: str | None = None
     member: Member | None = None
-    read: Callable[[], bytes] = bytes
+    read: Callable[[], bytearray] = bytearray
     stream: Callable[[], io.RawIOBase] = io.RawIOBase
 
 
@@ -440,7 +440,7 @@ def _tar_file(
     stream.seek(info.offset_data)
     head = stream.read_all(min(HEAD_SIZE, info.size))
 
-    def read() -> bytes:
+    def read() -> bytearray:
         if info.size > MAX_IN_MEMORY:
             raise FormatError(
                 f"{label}/{name}",
@@ -448,12 +448,18 @@ def _tar_file(
                 f"would take {info.size:,} bytes of memory, the limit is {MAX_IN_MEMORY:,}; "
                 "unpack the archive and name the folder",
             )
+        # Filled in place: parts that are joined later would take the memory twice.
+        data = bytearray(info.size)
+        data[: len(head)] = head
+        done = len(head)
         with damage(f"{label}/{name}"):
-            stream.seek(info.offset_data + len(head))
-            data = head + stream.read_all(info.size - len(head))
-        if len(data) < info.size:
+            stream.seek(info.offset_data + done)
+            while done < info.size and (part := stream.read_all(min(_STEP, info.size - done))):
+                data[done : done + len(part)] = part
+                done += len(part)
+        if done < info.size:
             raise FormatError(
-                f"{label}/{name}", None, f"{len(data):,} of {info.size:,} bytes; truncated"
+                f"{label}/{name}", None, f"{done:,} of {info.size:,} bytes; truncated"
             )
         return data
 

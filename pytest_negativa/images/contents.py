@@ -206,7 +206,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
 
 def _content(entry: Entry) -> bytes:
     if entry.member is None:
-        return entry.read()
+        return bytes(entry.read())
     with open_source(entry.member) as source:
         return source.read(0, source.size)
 

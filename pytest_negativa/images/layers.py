@@ -115,7 +115,7 @@ def find_image(path: Path) -> Image | None:
             listing.members[entry.name] = entry.member
         if entry.size <= _MAX_JSON and entry.head[:1] in (b"{", b"["):
             listing.texts[entry.name] = (
-                entry.read() if entry.member is None else _read(entry.member)
+                bytes(entry.read()) if entry.member is None else _read(entry.member)
             )
     return _image_of(path.resolve(), listing, is_folder=False)
 
