@@ -60,9 +60,9 @@ def read_part(name: str, *, carried: bool = False) -> Part:
         traces = run.require_traces()
         require_ended(traces)
         digests = load_digests(run.traces_folder)
+        failure = run.failure or next(filter(None, map(_why_unended, traces)), None)
     except (StoreError, OSError) as e:
         return Part(name, run, problem=str(e).removeprefix(f"{run}: "))
-    failure = run.failure or next(filter(None, map(_why_unended, traces)), None)
     return Part(name, run, traces, digests, failure=failure, carried=carried)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,14 @@ def test_recordings_of_several_processes(project: Project) -> None:
     found = usage(project)
     assert len(found["processes"]) == 8
     assert len(found["run_ids"]) == 2
+
+
+@pytest.mark.slow
+def test_a_pipe_among_the_traces(shards: Project) -> None:
+    os.mkfifo(shards.folder / "second" / "pipe.jsonl")
+    done = shards.negativa("combine", "first", "second", status=1)
+    assert "pipe.jsonl: cannot be read: not a regular file" in done.stderr
+    assert not shards.results.exists()
 
 
 def test_nothing_to_combine(project: Project) -> None:
