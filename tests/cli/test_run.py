@@ -309,6 +309,7 @@ def test_each_command_that_has_a_run_keeps_the_limits(
     assert "max_gpu_code" in (recorded.folder / "shown.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_limit_of_coverage_that_a_run_does_not_have_is_an_error(
     recorded: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scene", "seen"),
     [
