@@ -18,6 +18,7 @@ from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.ranges import Ranges
+from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 
 # What NVTX and CUPTI are to the native library, in a process of its own: it keeps its state. The
@@ -100,6 +101,7 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize(
     ("scene", "seen"),
     [
