@@ -60,7 +60,7 @@ WHEELS = {
     "faiss-gpu-cu12": Wheel("1.14.1.post1", 250, 1, 364),
     "mxnet-cu102": Wheel("1.9.1", 1600, 1, 990),
     "nvidia-nvshmem-cu12": Wheel("3.8.0", 400, 1, 196),
-    "onnxruntime-gpu": Wheel("1.31.1", 700, 1, 2_058),
+    "onnxruntime-gpu": Wheel("1.31.1", 700, 1, 2_172),
     "paddlepaddle-gpu": Wheel("2.6.2", 4000, 5, 4_211),
     "quadrants": Wheel("1.3.3", 200, 1, 15),
     "sgl-kernel": Wheel("0.3.21", 2200, 12, 1_502),

@@ -54,7 +54,7 @@ def scan(path: Path) -> Scanned:
                     found.frames += 1
                     found.kernels |= _cubin_kernels(content)
                 for content in _plain_cubins(data, gap_start, gap_end):
-                    found.elements[f"sm_{_arch(content)}", "cubin"] += 1
+                    found.elements[_arch(content), "cubin"] += 1
                     found.kernels |= _cubin_kernels(content)
     return found
 
@@ -159,9 +159,11 @@ def _plain_cubins(data: mmap.mmap, start: int, end: int) -> Iterator[bytes]:
         position += 7
 
 
-def _arch(cubin: bytes) -> int:
-    """From ABI version 8 on the second byte of e_flags, before the first."""
-    return cubin[0x31] if cubin[8] >= 8 else cubin[0x30]
+def _arch(cubin: bytes) -> str:
+    """From ABI version 8 on the second byte of e_flags, before the first; with the suffix ``a``."""
+    if cubin[8] >= 8:
+        return f"sm_{cubin[0x31]}{'a' if cubin[0x30] & 8 else ''}"
+    return f"sm_{cubin[0x30]}{'a' if cubin[0x31] & 8 else ''}"
 
 
 def _cubin_kernels(cubin: bytes) -> set[str]:
