@@ -1,5 +1,6 @@
-"""Cubins without a fatbin: zstd frames that hold one, as cublasLt keeps them in ``.ldata``, and
-plain ones, as CUPTI keeps them in ``.rodata``.
+"""Cubins without a fatbin: in zstd frames, and plain ones.
+
+cublasLt keeps the former in ``.ldata``, CUPTI the latter in ``.rodata``.
 
 This module walks the frame and block headers to find the end of a frame (RFC 8878, 3.1.1). The
 package zstandard decompresses.

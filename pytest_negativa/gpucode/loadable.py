@@ -1,4 +1,4 @@
-"""What a device could load of a library, region by region."""
+"""Counts what a device could load of a library, for ``inspect``; no plan asks it."""
 
 from __future__ import annotations
 

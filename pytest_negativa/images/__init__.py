@@ -1,1 +1,1 @@
-"""The GPU code in a file tree that is not this system, such as an unpacked image."""
+"""The GPU code in files that are not installed here: file trees, archives, container images."""

@@ -1,7 +1,8 @@
-"""The file ``digests.json`` beside the traces of a run: what its libraries held when it ended.
+"""The file ``digests.json`` of a run: the SHA-256 of each library when the run ended.
 
-With it a run can be planned again, or combined with others, after its libraries were installed
-anew or on another machine.
+The digests come from the maps of a planned run (``storage.results``), else from
+``analysis.digests``. With them a run can be planned again, or combined with others, after its
+libraries were installed anew or on another machine.
 """
 
 from __future__ import annotations

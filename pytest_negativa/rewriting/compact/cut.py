@@ -181,7 +181,7 @@ def cut_library(
     options: CutOptions | None = None,
     containers: Iterable[Range] = (),
 ) -> Cut:
-    """Write a library without the pages of host code that nothing needs, and its spare.
+    """Write a library without the pages that nothing needs, and the spare that holds them.
 
     The spare gets its name first, then the runtime beside the library, then the library.
 
