@@ -138,8 +138,10 @@ class _Member(NamedTuple):
 
 
 _MEMBER_HEADER = 60
-# Bytes. A crafted archive could have many tables of long names, each as large as the file.
+# Bytes. A crafted archive could have many tables of long names, each as large as the file, and
+# many members with one name that fills the table.
 _MAX_LONG_NAMES = 16 << 20
+_MAX_NAME = 4096
 _HEADER_END = b"`\n"
 # The index of symbols, for 32 and 64 bits, and the table of long names.
 _NO_OBJECTS = ("/", "/SYM64/", "//", "__.SYMDEF", "__.SYMDEF SORTED")
@@ -225,10 +227,11 @@ def _iter_members(source: ByteSource) -> Iterator[_Member]:
             long_names = source.read(start, min(size, _MAX_LONG_NAMES))
         elif name.startswith(b"#1/") and name[3:].isdigit():
             length = min(int(name[3:]), size)
-            name = source.read(start, min(length, HEAD_SIZE)).rstrip(b"\0")
+            name = source.read(start, min(length, _MAX_NAME)).rstrip(b"\0")
             start, size = start + length, size - length
         elif name[:1] == b"/" and name[1:].isdigit():
-            name = long_names[int(name[1:]) :].split(b"\n", 1)[0]
+            at = int(name[1:])
+            name = long_names[at : at + _MAX_NAME].split(b"\n", 1)[0]
         shown = (name.removesuffix(b"/") or name).decode("utf-8", "backslashreplace")
         if shown not in _NO_OBJECTS:
             yield _Member(shown, start, size)

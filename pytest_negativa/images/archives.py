@@ -39,9 +39,10 @@ HEAD_SIZE = 4096
 MAX_UNPACKED = 256 << 30
 """Bytes: zeros compress 1,000 times and more, so a small archive could take days."""
 
-# Tables of an archive are read in one go: the central directory of a ZIP archive, long names in a
-# tar archive. The central directory of a wheel with 16,000 files has 2 MB.
+# Tables of an archive are read in one go. The central directory of a wheel with 16,000 files has
+# 2 MB. Long names in a tar archive have 4 kB; tarfile keeps hundreds, one behind the other.
 _MAX_TABLE = 32 << 20
+_MAX_TAR_TABLE = 1 << 20
 # Characters: PATH_MAX of Linux.
 _MAX_NAME = 4096
 # A system image has 300,000 files.
@@ -195,14 +196,13 @@ class _Tables(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_TABLE:
-            raise _too_large(self._label, size)
+            raise _too_large(self._label, size, _MAX_TABLE)
         return super().read(size)
 
 
-def _too_large(label: str, size: int) -> FormatError:
-    return FormatError(
-        label, None, f"a table of {size:,} bytes in it is over the limit of {_MAX_TABLE:,}; damaged"
-    )
+def _too_large(label: str, size: int, limit: int) -> FormatError:
+    problem = f"a table of {size:,} bytes in it is over the limit of {limit:,}; damaged"
+    return FormatError(label, None, problem)
 
 
 @contextlib.contextmanager
@@ -215,6 +215,7 @@ def damage(label: str) -> Iterator[None]:
         NotImplementedError,
         OSError,
         OverflowError,
+        RecursionError,
         UnicodeDecodeError,
         ValueError,
         lzma.LZMAError,
@@ -268,6 +269,9 @@ def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
             f"is packed by method {info.compress_type} of ZIP archives, which is not read; unpack "
             "the archive and name the folder",
         )
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        problem = f"has {info.compress_size:,} bytes, the archive says {info.file_size:,}; damaged"
+        raise FormatError(label, info.header_offset, problem)
     magic, *lengths = _LOCAL_HEADER.unpack(source.read(info.header_offset, _LOCAL_HEADER.size))
     if magic != _LOCAL_MAGIC:
         raise FormatError(
@@ -340,8 +344,8 @@ class _TarStream:
 
     def read(self, size: int) -> bytes:
         """Read a table, such as a header."""
-        if size > _MAX_TABLE:
-            raise _too_large(self._label, size)
+        if size > _MAX_TAR_TABLE:
+            raise _too_large(self._label, size, _MAX_TAR_TABLE)
         data = self.block = self.read_all(size)
         return data
 

@@ -176,9 +176,7 @@ def _docker_layers(path: Path, images: list[_Saved]) -> list[str]:
 
 
 def _oci_layers(path: Path, index: _Manifest, listing: _Listing) -> list[str]:
-    # An image with several tags is listed several times.
-    by_digest = {d: (p, m) for d, p, m in _iter_manifests(path, index, listing, _MAX_DEPTH)}
-    found = list(by_digest.values())
+    found = list(_iter_manifests(path, index, listing, _MAX_DEPTH, set()))
     if len(found) > 1:
         here = _OCI_MACHINES.get(platform.machine(), platform.machine())
         ours = [one for one in found if one[0] is not None and one[0].architecture == here]
@@ -194,9 +192,13 @@ def _oci_layers(path: Path, index: _Manifest, listing: _Listing) -> list[str]:
 
 
 def _iter_manifests(
-    path: Path, index: _Manifest, listing: _Listing, depth: int
-) -> Iterator[tuple[str, _Platform | None, _Manifest]]:
+    path: Path, index: _Manifest, listing: _Listing, depth: int, seen: set[str]
+) -> Iterator[tuple[_Platform | None, _Manifest]]:
     for one in index.manifests:
+        # An image with several tags is listed several times. A crafted index may list itself.
+        if one.digest in seen:
+            continue
+        seen.add(one.digest)
         # Attestations of BuildKit, which are no images.
         if (one.platform and one.platform.os == "unknown") or "vnd.docker.reference.type" in (
             one.annotations or ()
@@ -208,9 +210,9 @@ def _iter_manifests(
             continue
         manifest = msgspec.json.decode(text, type=_Manifest)
         if manifest.manifests:
-            yield from _iter_manifests(path, manifest, listing, depth - 1)
+            yield from _iter_manifests(path, manifest, listing, depth - 1, seen)
         else:
-            yield one.digest, one.platform, manifest
+            yield one.platform, manifest
 
 
 def _blob(path: Path, descriptor: _Descriptor) -> str:

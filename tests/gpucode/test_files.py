@@ -224,6 +224,12 @@ def test_damaged_archives(rest: bytes, problem: str, tmp_path: Path) -> None:
     assert [p.text for p in library_map.problems] == [problem]
 
 
+def test_members_with_one_name_that_fills_the_table(tmp_path: Path) -> None:
+    ptx = member("/0", (BIN / "kernels.ptx").read_bytes())
+    archive = b"!<arch>\n" + member("//", b"a" * 1_000_000) + ptx * 2
+    assert [s.member for s in read(written(tmp_path, archive)).sections] == ["a" * 4096] * 2
+
+
 def test_thin_archives_hold_nothing(tmp_path: Path) -> None:
     path = written(tmp_path, b"!<thin>\n" + member("a.o/", b"")[:58] + b"`\n")
     assert read(path).sections == ()

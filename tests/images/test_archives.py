@@ -222,6 +222,24 @@ class TestHostile:
         [problem] = problems_of(map_archive(path, QUESTION))
         assert "a table of 1,073,741,824 bytes in it is over the limit" in problem
 
+    def test_long_names_without_end(self, tmp_path: Path) -> None:
+        # tarfile calls itself for each.
+        info = tarfile.TarInfo("././@LongLink")
+        info.type, info.size = tarfile.GNUTYPE_LONGNAME, 512
+        path = tmp_path / "x.tar"
+        path.write_bytes((info.tobuf(tarfile.GNU_FORMAT) + b"a" * 512) * 2000)
+        [problem] = problems_of(map_archive(path, QUESTION))
+        assert problem.startswith(f"{path}: maximum recursion depth exceeded")
+
+    def test_a_stored_file_that_claims_the_bytes_of_others(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "x.zip", zipfile.ZIP_STORED)
+        data = bytearray(path.read_bytes())
+        at = data.index(b"PK\1\2") + 24
+        data[at : at + 4] = (40_000).to_bytes(4, "little")
+        path.write_bytes(data)
+        [problem] = problems_of(map_archive(path, QUESTION))
+        assert "libm.so: at offset 0x0: has" in problem and "the archive says 40,000" in problem
+
     def test_more_than_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(archives, "MAX_UNPACKED", 20 << 10)
         path = write_tar(tmp_path / "x.tar.gz", "w:gz")

@@ -271,6 +271,14 @@ class TestHostile:
         found = self.problem(save_tar(files, tmp_path / "x.tar"))
         assert "holds 2 images (a:1, b:2), expected 1; save one image alone" in found
 
+    def test_an_index_that_lists_itself(self, tmp_path: Path) -> None:
+        # Each listing of each would be followed: 1,000 to the fourth power.
+        itself = {"digest": f"sha256:{'a' * 64}"}
+        index = encode({"manifests": [itself] * 1000})
+        files = {"oci-layout": b"{}", "index.json": index, f"blobs/sha256/{'a' * 64}": index}
+        found = self.problem(save_tar(files, tmp_path / "x.tar"))
+        assert "holds 0 images (none), expected 1" in found
+
     def test_images_for_several_machines(self, tmp_path: Path) -> None:
         files = oci([tar_of(LAYERS[0])], os="linux", architecture="s390x")
         more = oci([tar_of(LAYERS[1])], os="linux", architecture="riscv64")
