@@ -171,6 +171,7 @@ typedef struct {
     _Atomic(_Atomic uint32_t *) log; /* a word a page; NULL: no log */
     _Atomic uint32_t misses;
     _Atomic bool told;
+    _Atomic bool patched; /* the program made pages its own, and may have changed them */
     char path[PATH_MAX];
 } Library;
 
@@ -209,8 +210,19 @@ static bool join(char *path, const char *folder, size_t size, const char *name) 
     return true;
 }
 
-/* Maps the spare of library->path; false: it is none, or not of this library. */
-static bool map_spare(Library *library, const Note *note) {
+/* Whether a file belongs to root, to the user of this process or to the owner of the library: its
+ * code will run here. */
+static bool is_trusted(int fd, const char *library) {
+    struct stat status;
+    if (call3(SYS_fstat, fd, (long)&status, 0) != 0) return false;
+    uid_t owner = status.st_uid;
+    if (owner == 0 || owner == (uid_t)call3(SYS_geteuid, 0, 0, 0)) return true;
+    return call3(SYS_stat, (long)library, (long)&status, 0) == 0 && status.st_uid == owner;
+}
+
+/* Maps the spare of library->path; false: it is none, or not of this library. With `file`, the
+ * library's, another user's spare is none. */
+static bool map_spare(Library *library, const Note *note, const char *file) {
     int fd = (int)call6(SYS_openat, AT_FDCWD, (long)library->path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
     if (fd < 0) return false;
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
@@ -218,7 +230,7 @@ static bool map_spare(Library *library, const Note *note) {
     bool fits = call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
                 same_bytes(found.magic, MAGIC, sizeof MAGIC) && found.version == VERSION &&
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
-                found.original_size == note->original_size;
+                found.original_size == note->original_size && (!file || is_trusted(fd, file));
     long reserve = -1;
     if (fits) {
         library->executable = true;
@@ -235,19 +247,20 @@ static bool map_spare(Library *library, const Note *note) {
     return true;
 }
 
-/* The folders to look in: the environment's, those of the note, the library's own. */
+/* The folders to look in: the environment's, those of the note, the library's own. Another user may
+ * make a folder that the note names, if it is gone. */
 static bool find_spare(Library *library, const Note *note, const char *file) {
     const char *name = text_of(note, note->spare);
     if (spare_folder && join(library->path, spare_folder, length(spare_folder), name) &&
-        map_spare(library, note))
+        map_spare(library, note, NULL))
         return true;
     for (const char *folder = text_of(note, note->folders); *folder; folder += length(folder) + 1)
-        if (join(library->path, folder, length(folder), name) && map_spare(library, note))
+        if (join(library->path, folder, length(folder), name) && map_spare(library, note, file))
             return true;
     size_t slash = length(file);
     while (slash && file[slash - 1] != '/') slash--;
     return join(library->path, slash ? file : ".", slash ? slash - 1 : 1, name) &&
-           map_spare(library, note);
+           map_spare(library, note, file);
 }
 
 /* Maps the log of this library. A full disk must not be a SIGBUS later: fallocate, then map. */
@@ -358,7 +371,7 @@ static void tell_missing(const Note *note, const char *file, const char *what, c
         add(&message, "code was taken out, and its spare ");
     }
     add(&message, text_of(note, note->spare));
-    add(&message, " can't be used: it is missing, or of another version. ");
+    add(&message, " can't be used: it is missing, of another version, or of another user. ");
     add(&message, text_of(note, note->remedy));
     say(&message);
 }
@@ -473,8 +486,8 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
     many |= atomic_fetch_add(&all_misses, 1) >= MANY_IN_ALL;
-    /* Where pages have to be copied, they would take memory. */
-    if (many && library->executable) {
+    /* Where pages have to be copied, they would take memory; what was patched must stay. */
+    if (many && library->executable && !atomic_load(&library->patched)) {
         uint64_t start = page & -(uint64_t)WINDOW, end = start + WINDOW;
         if (start < hole->start) start = hole->start;
         if (end > hole->end) end = hole->end;
@@ -511,6 +524,8 @@ static void bring_back_range(uintptr_t start, size_t size, bool own) {
     const Note *note = note_of(found.dlfo_link_map);
     if (note == NULL || note->version != VERSION) return;
     uintptr_t base = found.dlfo_link_map->l_addr;
+    Library *library = own ? library_of(note, found.dlfo_link_map->l_name) : NULL;
+    if (library) atomic_store(&library->patched, true);
     for (uintptr_t page = start & -(uintptr_t)PAGE; page < start + size; page += PAGE) {
         const Hole *hole = hole_at(note, page - base);
         if (hole == NULL) continue;

@@ -19,6 +19,7 @@ from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.spare.misses import read_misses
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_runtime
+from tests.support.faults import PlantedFault
 
 pytestmark = needs_runtime
 
@@ -59,7 +60,11 @@ def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
 def test_a_program_does_what_it_does_with_the_original(kit: Kit, cut: Cut, what: str) -> None:
     original = kit.run(what, kit.library)
     assert original.returncode in (0, -signal.SIGSEGV), original
-    assert kit.output in original.stdout or what in ("handler-needs-pages", "write")
+    assert kit.output in original.stdout or what in (
+        "handler-needs-pages",
+        "write",
+        "patched",
+    )
     found = kit.run(what, cut.library)
     assert (found.returncode, found.stdout, found.stderr) == (
         original.returncode,
@@ -127,7 +132,7 @@ def test_a_library_may_refuse_to_start_without_its_spare(kit: Kit, tmp_path: Pat
     cut.spare.unlink()
     done = kit.run("plain", cut.library)
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr.endswith("is missing, or of another version. Help.\n")
+    assert done.stderr.endswith("is missing, of another version, or of another user. Help.\n")
 
 
 def test_a_spare_of_another_cut_is_refused(kit: Kit, tmp_path: Path) -> None:
@@ -249,6 +254,21 @@ def test_another_user_without_rights(kit: Kit) -> None:
     assert (done.returncode, done.stdout) == (0, kit.output)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.planted_fault("another user puts a spare into the folder", says="of another user")
+def test_a_spare_of_another_user(kit: Kit, tmp_path: Path, fault: PlantedFault) -> None:
+    cut = kit.cut(tmp_path / "cut")
+    os.chown(cut.spare, 65533, 65533)
+    done = kit.run("plain", cut.library)
+    assert done.returncode == -signal.SIGSEGV
+    fault.check(done.stderr)
+    # Who sets the variable trusts the folder.
+    environ = {"NEGATIVA_SPARE_DIR": str(cut.spare.parent)}
+    assert kit.run("plain", cut.library, environ=environ).stdout == kit.output
+    os.chown(cut.library, 65533, 65533)
+    assert kit.run("plain", cut.library).stdout == kit.output
+
+
 @pytest.mark.slow
 def test_thousands_of_misses_bring_back_more_at_once(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
@@ -259,6 +279,8 @@ def test_thousands_of_misses_bring_back_more_at_once(
         logs = tmp_path / what
         done = kit.run(what, cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
         assert (done.returncode, done.stdout) == (0, kit.output)
+    # What the program patched stays.
+    assert kit.run("patched", cut.library).stdout == kit.run("patched", kit.library).stdout
     (log,) = logs.iterdir()
     pages = read_misses(log).pages
     # What came back beside others is in the log, too: it may have been needed.

@@ -232,8 +232,9 @@ int main(int count, char **arguments) {
         printf("handled %d\n", fault_address == page(1));
     } else if (!strcmp(what, "patched")) {
         /* As tools do that hook functions: make the code writable, change it, put it back. */
-        char *code = (char *)((long)page(3) & -4096L);
+        char *code = (char *)((long)page(pages - 1) & -4096L);
         if (mprotect(code, 4096, PROT_READ | PROT_WRITE)) return 7;
+        code[2]++; /* what the function adds */
         printf("%02x %02x\n", (unsigned char)code[0], (unsigned char)code[4]);
         if (mprotect(code, 4096, PROT_READ | PROT_EXEC)) return 7;
         use();
