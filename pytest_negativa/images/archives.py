@@ -53,7 +53,8 @@ _BUFFER = 128 << 10
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
-_ENCRYPTED = 1
+ENCRYPTED = 1
+"""Flag of an encrypted file in a ZIP archive."""
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _WHEEL_SUFFIX = ".whl"
 _CONDA_SUFFIX, _CONDA_FILES = ".conda", "pkg-*.tar.zst"
@@ -260,7 +261,7 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
 
 def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
     label = f"{source.path}/{name}"
-    if info.flag_bits & _ENCRYPTED:
+    if info.flag_bits & ENCRYPTED:
         raise FormatError(label, None, "is encrypted; unpack the archive and name the folder")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise FormatError(

@@ -19,7 +19,7 @@ from typing import IO
 
 from pytest_negativa.errors import FormatError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.images.archives import clean_name, damage, open_zip
+from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
@@ -73,7 +73,8 @@ def slim_wheel(
         if not report.failed and not request.options.dry_run:
             slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
             _add_notice(folder / info_folder, slimmed)
-            _pack(archive, infos, folder, info_folder, target / wheel.name, source)
+            with damage(source.path):
+                _pack(archive, infos, folder, info_folder, target / wheel.name, source)
     return report
 
 
@@ -106,6 +107,8 @@ def _files_of(archive: zipfile.ZipFile, path: str) -> list[zipfile.ZipInfo]:
             raise FormatError(path, None, f"{info.filename!r} leads out of the archive")
         if info.filename in seen:
             raise FormatError(path, None, f"{info.filename!r} is there twice")
+        if info.flag_bits & ENCRYPTED:
+            raise FormatError(path, None, f"{info.filename!r} is encrypted")
         seen.add(info.filename)
     return infos
 
@@ -136,11 +139,14 @@ def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: 
             f"{folder.parent}: the wheel's libraries take {size:,} bytes while they are slimmed, "
             f"and {free:,} are free"
         )
-    for info in wanted:
-        path = folder / info.filename
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(info) as packed, path.open("xb") as file:
-            shutil.copyfileobj(packed, file, _STEP)
+    try:
+        for info in wanted:
+            path = folder / info.filename
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(info) as packed, path.open("xb") as file:
+                shutil.copyfileobj(packed, file, _STEP)
+    except OSError as e:
+        raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def _add_notice(info_folder: Path, slimmed: Sequence[SlimRow]) -> None:
@@ -175,7 +181,7 @@ def _pack(
                 for info in _in_new_order(infos, folder, info_folder):
                     _copy(archive, info, folder, packed)
             os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-            new.publish(durable=True)
+            new.publish(durable=True, replace=False)
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
 

@@ -62,18 +62,23 @@ class NewFile:
             self._named = True
         return self._hidden
 
-    def publish(self, *, durable: bool = False) -> None:
+    def publish(self, *, durable: bool = False, replace: bool = True) -> None:
         """Give the file its name, and replace what had it.
 
         Args:
             durable: force the file and its name to disk, in this order, for a power cut.
+            replace: whether it may replace a file; otherwise that is an error.
 
         Raises:
             OSError: it can't be renamed.
         """
         if durable:
             os.fsync(self.fd)
-        self.path().replace(self._target)
+        hidden = self.path()
+        if not replace:
+            # This takes the name, also on file systems without hard links.
+            self._target.touch(exist_ok=False)
+        hidden.replace(self._target)
         self._named = False
         if durable:
             sync_folder(self._target.parent)

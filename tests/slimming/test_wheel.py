@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
+from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.slimming.wheel import NOTICE
+from pytest_negativa.slimming.slim import SlimRequest
+from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import build, gpu_code
 from tests.support.libraries import MULTIARCH, PLAIN
@@ -163,3 +166,41 @@ def test_a_wheel_with_a_wrong_checksum(simple: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"{wheel}: Bad CRC-32 for file '{ONE}'" in result.stderr
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_encrypted_wheel(simple: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / simple.name
+    data = bytearray(simple.read_bytes())
+    data[data.index(b"PK\1\2") + 8] |= 1
+    wheel.write_bytes(data)
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1 and f"'{ONE}' is encrypted" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_damage_in_a_file_that_is_copied(simple: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / simple.name
+    wheel.write_bytes(simple.read_bytes())
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("gpu/notes.txt", b"text" * 1000)
+        at = archive.getinfo("gpu/notes.txt").header_offset + 30 + len("gpu/notes.txt")
+    data = bytearray(wheel.read_bytes())
+    data[at] ^= 0xFF
+    wheel.write_bytes(data)
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1 and f"{wheel}: " in result.stderr
+    assert "is the archive damaged?" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "out" / simple.name
+    devices = (ComputeCapability(9, 0),)
+    request = SlimRequest(paths=(simple,), devices=devices, target=taken.parent)
+
+    def take_the_name(done: int, total: int) -> None:
+        taken.write_text("mine")
+
+    with pytest.raises(ReconstructError, match=f"{taken}: cannot be written: File exists"):
+        slim_wheel(request, take_the_name)
+    assert taken.read_text() == "mine" and list(taken.parent.iterdir()) == [taken]

@@ -38,6 +38,19 @@ def test_it_takes_the_place_of_what_was_there(target: Path, flag: int) -> None:
 
 
 @FLAGS
+def test_a_file_that_must_not_be_replaced(target: Path, flag: int) -> None:
+    with pytest.raises(FileExistsError), new_file(target, flag=flag) as new:
+        new.publish(replace=False)
+    assert target.read_text() == "earlier"
+    target.unlink()
+    with new_file(target, flag=flag) as new:
+        os.write(new.fd, b"complete")
+        new.publish(replace=False)
+    assert target.read_text() == "complete"
+    assert os.listdir(target.parent) == [target.name]
+
+
+@FLAGS
 def test_other_programs_can_open_it_before(target: Path, flag: int) -> None:
     with new_file(target, flag=flag) as new:
         os.write(new.fd, b"half")
