@@ -195,7 +195,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             pass
         elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
-        elif not one.libraries.paths:
+        elif not one.libraries.paths and not one.mapped:
             yield f"{printable(one.libraries.label)}: no libraries and no files of GPU code"
         elif summaries:
             yield inspection.set_report(

@@ -188,8 +188,8 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
         click.get_current_context().exit(EXIT_FAILED)
 
 
-def named_run(name: str, settings: Settings) -> Run:
-    """The run of an id or a folder.
+def named_run(name: str, settings: Settings, instead: str = "") -> Run:
+    """The run of an id or a folder; the message names what could stand ``instead``.
 
     Raises:
         OptionError: it does not exist.
@@ -201,7 +201,9 @@ def named_run(name: str, settings: Settings) -> Run:
         return Run(folder.resolve())
     if Path(name).is_dir():
         return Run(Path(name).resolve())
-    raise OptionError(f"{name}: no such run; negativa runs list prints those in {folder.parent}")
+    raise OptionError(
+        f"{name}: no such run{instead}; negativa runs list prints those in {folder.parent}"
+    )
 
 
 def warn_of_hooks(runs: Sequence[Run]) -> None:

@@ -54,7 +54,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     if types := words[len(named) :]:
         flags[_FORMATS.dest] = types
     settings = settings_of(flags)
-    run = named_run(named[0], settings) if named else run_of(settings)
+    run = named_run(named[0], settings, " or TYPE") if named else run_of(settings)
     contents = with_limits(load_contents(run), settings)
     write_reports(contents, settings.reports, run)
     print_reports(contents, settings.reports)

@@ -39,7 +39,7 @@ def render_duplicates(duplicates: Duplicates) -> Iterator[str]:
             ],
         )
     if duplicates.code:
-        yield "GPU code that different files share:"
+        yield "GPU code that is stored more than once:"
         yield format_table(
             "lrrrr",
             ["files", "copies", "regions", "size of one copy", "one copy saves"],

@@ -14,7 +14,7 @@ from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
 from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
-from pytest_negativa.slimming.spares import problem_of
+from pytest_negativa.slimming.spares import note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 _Recorded = Mapping[str, Records]
@@ -131,6 +131,8 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
         return SlimStatus.DAMAGED, diagnosis.damage
     if not diagnosis.compacted:
         return None
+    if note_of(path) is not None and (problem := problem_of(path)) is not None:
+        return SlimStatus.DAMAGED, problem
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
         return SlimStatus.SOUND, "not in the manifest; RECORD has its digest"

@@ -96,6 +96,8 @@ def _check(request: SlimRequest) -> tuple[Path, Path]:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise ReconstructError(f"{target}: cannot be made: {e.strerror}") from e
+        if not os.access(target, os.W_OK | os.X_OK):
+            raise ReconstructError(f"{target}: cannot be written: Permission denied")
     return wheel, target
 
 

@@ -247,7 +247,9 @@ class Run:
         found = find_traces(self.traces_folder)
         if not found:
             where = f"here or in its folder {self.trace_dir.name}"
-            raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}")
+            latest = RunsFolder(self.folder).latest
+            hint = f"; its last run is {latest}" if latest.is_dir() else ""
+            raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}{hint}")
         return found
 
     def require_gpu_trace(self) -> None:

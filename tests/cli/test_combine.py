@@ -208,5 +208,8 @@ def test_a_pipe_among_the_traces(shards: Project) -> None:
 def test_nothing_to_combine(project: Project) -> None:
     (project.folder / "empty").mkdir()
     done = project.negativa("combine", "empty", status=1)
-    assert "no trace files" in done.stderr
+    assert "no trace files" in done.stderr and "last run" not in done.stderr
+    (project.folder / "empty" / "latest").mkdir()
+    done = project.negativa("combine", "empty", status=1)
+    assert f"its last run is {Path('empty', 'latest')}" in done.stderr
     assert not project.results.exists()

@@ -199,6 +199,9 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     text = explain_error(error, slimmed_in(folders), folders)
     assert "Until then, removed code ends the process with SIGSEGV." in text
     assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
+    manifest = (site.folder / MANIFEST_NAME).rename(tmp_path / MANIFEST_NAME)
+    assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
+    manifest.rename(site.folder / MANIFEST_NAME)
     before = digest_of(site.one)
     for rows in (undo_trees((site.folder,), dry_run=True), slim(site, tmp_path, SM_80).rows):
         assert statuses(rows)[ONE] is SlimStatus.FAILED

@@ -257,7 +257,10 @@ def _design(
     _refuse(source, tables, dynamic)
     holes = find_holes(source, tables, dynamic, needed, options, containers)
     if not holes:
-        raise CannotCompactError(source.path, "there is nothing to remove")
+        raise CannotCompactError(
+            source.path,
+            f"there is nothing to remove: no {options.min_hole:,} bytes in a row can leave",
+        )
     pages = pages_without(tables, holes, PAGE_SIZE)
     sha256 = source.sha256()
     note = Note(
