@@ -1,34 +1,62 @@
-"""Host ELF file to its sections and identity; the only user of pyelftools.
+"""Host ELF file to its sections and identity.
 
-pyelftools trusts the counts and offsets of a file. This module checks the header first, limits
-what pyelftools reads, and turns every exception that it raises into a ``FormatError``.
+A file may be crafted or damaged. This module checks the header first, and limits the bytes that it
+reads of the tables.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
-
-from elftools.elf.constants import P_FLAGS, SH_FLAGS
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection, Section
-from elftools.elf.segments import InterpSegment
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf_tables import (
+    DT_NULL,
+    DT_SONAME,
+    DYN,
     EHDR,
+    EHDR_32,
     EI_CLASS,
     EI_DATA,
     ELF_MAGIC,
+    ELFCLASS32,
     ELFCLASS64,
     ELFDATA2LSB,
+    EM_AARCH64,
     EM_CUDA,
+    EM_NONE,
+    EM_X86_64,
+    ET_REL,
+    PF_W,
+    PF_X,
+    PHDR,
+    PHDR_32,
+    PT_DYNAMIC,
+    PT_GNU_EH_FRAME,
+    PT_GNU_PROPERTY,
+    PT_GNU_RELRO,
+    PT_GNU_SFRAME,
+    PT_GNU_STACK,
+    PT_INTERP,
+    PT_LOAD,
+    PT_NOTE,
+    PT_NULL,
+    PT_PHDR,
+    PT_TLS,
     SHDR,
+    SHF_ALLOC,
+    SHF_EXECINSTR,
+    SHF_TLS,
     SHN_LORESERVE,
+    SHT_DYNAMIC,
+    SHT_NOBITS,
+    SHT_NOTE,
     ElfHeader,
+    SectionHeader,
+    string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource, Window
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
@@ -36,16 +64,35 @@ from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 # gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No known
 # library comes near it, and it would make every look-up here slow.
 _MAX_SECTIONS = SHN_LORESERVE
-# Bytes that pyelftools may read of one file; each read costs some besides, since the number of
-# reads decides the time. An object file of 65,000 sections needs half, libtorch_cuda.so 1%.
+# Bytes of tables that are read of one file, names counted one by one. An object file of 65,000
+# sections needs half, libtorch_cuda.so 1%.
 _READ_BUDGET = 128 << 20
-_READ_COST = 64
 # An archive may have thousands of members, so a small file has a small budget. Files of many
 # sections need 16 times their size.
 _MIN_READ_BUDGET = 1 << 20
 _READ_RATIO = 64
 
-_T = TypeVar("_T")
+# Names of machines and types that are not here have the number.
+_MACHINES = {EM_NONE: "EM_NONE", EM_X86_64: "EM_X86_64", EM_AARCH64: "EM_AARCH64"}
+_SEGMENT_KINDS = {
+    PT_NULL: "PT_NULL",
+    PT_LOAD: "PT_LOAD",
+    PT_DYNAMIC: "PT_DYNAMIC",
+    PT_INTERP: "PT_INTERP",
+    PT_NOTE: "PT_NOTE",
+    PT_PHDR: "PT_PHDR",
+    PT_TLS: "PT_TLS",
+    PT_GNU_EH_FRAME: "PT_GNU_EH_FRAME",
+    PT_GNU_STACK: "PT_GNU_STACK",
+    PT_GNU_RELRO: "PT_GNU_RELRO",
+    PT_GNU_PROPERTY: "PT_GNU_PROPERTY",
+    PT_GNU_SFRAME: "PT_GNU_SFRAME",
+}
+# n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
+_NOTE = struct.Struct("<III")
+_NT_GNU_BUILD_ID, _GNU = 3, b"GNU\0"
+# Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
+_STRING_STEP = 4096
 
 
 class HostSection(NamedTuple):
@@ -109,8 +156,10 @@ def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
             section headers, or with tables that leave the file.
     """
-    _check_header(source)
-    return _guarded(source, lambda elf: _read(elf, source, with_segments))
+    header = _check_header(source)
+    tables = _Tables(source)
+    host = _read(header, tables)
+    return host._replace(segments=_read_segments(header, tables)) if with_segments else host
 
 
 def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
@@ -120,25 +169,7 @@ def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, or with tables that
             leave the file.
     """
-    _check_magic(source)
-    return _guarded(source, _read_segments)
-
-
-def _guarded(source: ByteSource | Window, read: Callable[[ELFFile], _T]) -> _T:
-    try:
-        return read(_ElfFile(_BudgetedReader(source)))
-    except FormatError:
-        raise
-    # pyelftools raises its own errors, but also KeyError, UnicodeDecodeError, struct.error and
-    # AttributeError on damaged files. None of them says more than "damaged".
-    except Exception as e:
-        # Errors of our own stream come back wrapped, maybe twice.
-        cause: BaseException | None = e
-        while cause is not None:
-            if isinstance(cause, FormatError):
-                raise cause from None
-            cause = cause.__context__
-        raise FormatError(source.path, None, f"damaged ELF file: {type(e).__name__}: {e}") from e
+    return _read_segments(_check_magic(source), _Tables(source))
 
 
 def _check_magic(source: ByteSource | Window) -> ElfHeader:
@@ -183,17 +214,21 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     Raises:
         FormatError: not an ELF file, or a damaged one.
     """
-    if source.size < len(ELF_MAGIC) or source.read(0, len(ELF_MAGIC)) != ELF_MAGIC:
+    ident = source.read(0, min(EI_DATA + 1, source.size))
+    if not ident.startswith(ELF_MAGIC):
         raise FormatError(source.path, 0, "not an ELF file: it doesn't start with 7f454c46")
-    return _guarded(source, _read_interpreter)
+    is_32 = ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,))
+    ehdr, phdr = (EHDR_32, PHDR_32) if is_32 else (EHDR, PHDR)
+    tables = _Tables(source)
+    header = ehdr.unpack_from(tables.read(0, ehdr.size))
+    for row in phdr.iter_unpack(tables.read(header.e_phoff, header.e_phnum * phdr.size)):
+        if row.p_type == PT_INTERP:
+            path = tables.read(row.p_offset, row.p_filesz).split(b"\0", 1)[0]
+            return os.fsdecode(path), 32 if is_32 else 64
+    return None, 32 if is_32 else 64
 
 
-def _read_interpreter(elf: ELFFile) -> tuple[str | None, int]:
-    names = [s.get_interp_name() for s in elf.iter_segments() if isinstance(s, InterpSegment)]
-    return (names[0] if names else None), elf.elfclass
-
-
-def _check_header(source: ByteSource | Window) -> None:
+def _check_header(source: ByteSource | Window) -> ElfHeader:
     header = _check_magic(source)
     start, count = header.e_shoff, header.e_shnum
     if start == 0 or count == 0:
@@ -221,72 +256,71 @@ def _check_header(source: ByteSource | Window) -> None:
             f"section headers end at {end:#x}, past the end of the file at {source.size:#x}; "
             "is it truncated?",
         )
+    return header
 
 
-def _read(elf: ELFFile, source: ByteSource | Window, with_segments: bool) -> HostElf:
+def _read(header: ElfHeader, tables: _Tables) -> HostElf:
     sections: list[HostSection] = []
     zeros: list[HostSection] = []
     build_id = soname = None
-    for section in elf.iter_sections():
-        header = section.header
-        if header["sh_type"] == "SHT_NOBITS":
+    rows = list(SHDR.iter_unpack(tables.read(header.e_shoff, header.e_shnum * SHDR.size)))
+    names = tables.read_names(rows[header.e_shstrndx])
+    for row in rows:
+        if row.sh_type == SHT_NOBITS:
             # Thread-local zeros take no address of the library (gABI, chapter 4, SHF_TLS).
-            if header["sh_flags"] & (SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_TLS) == SH_FLAGS.SHF_ALLOC:
-                zeros.append(_host_section(section))
+            if row.sh_flags & (SHF_ALLOC | SHF_TLS) == SHF_ALLOC:
+                zeros.append(_host_section(row, tables.name(names, row)))
             continue
-        if header["sh_type"] == "SHT_NULL":
+        if row.sh_type == SHT_NOTE:
+            build_id = build_id or _find_build_id(tables.read(row.sh_offset, row.sh_size))
+        elif row.sh_type == SHT_DYNAMIC:
+            soname = soname or _find_soname(rows, row, tables)
+        if not row.loaded:
             continue
-        offset, size = header["sh_offset"], header["sh_size"]
-        if isinstance(section, NoteSection):
-            build_id = build_id or _find_build_id(section)
-        elif isinstance(section, DynamicSection):
-            soname = soname or _find_soname(section)
-        if not header["sh_flags"] & SH_FLAGS.SHF_ALLOC:
-            continue
-        if offset + size > source.size:
+        name = tables.name(names, row)
+        if row.file_end > tables.source.size:
             raise FormatError(
-                source.path,
-                offset,
-                f"section {section.name} ends at {offset + size:#x}, past the end of the file at "
-                f"{source.size:#x}; is it truncated?",
+                tables.source.path,
+                row.sh_offset,
+                f"section {name} ends at {row.file_end:#x}, past the end of the file at "
+                f"{tables.source.size:#x}; is it truncated?",
             )
-        sections.append(_host_section(section))
-    _check_overlap(source, sections)
+        sections.append(_host_section(row, name))
+    _check_overlap(tables.source, sections)
     return HostElf(
-        machine=str(elf["e_machine"]),
+        machine=_MACHINES.get(header.e_machine, str(header.e_machine)),
         build_id=build_id,
         soname=soname,
         sections=tuple(sections),
         zeros=tuple(zeros),
-        segments=_read_segments(elf) if with_segments else (),
-        kind=FileKind.OBJECT if elf["e_type"] == "ET_REL" else FileKind.LIBRARY,
+        kind=FileKind.OBJECT if header.e_type == ET_REL else FileKind.LIBRARY,
     )
 
 
-def _host_section(section: Section) -> HostSection:
-    header = section.header
+def _host_section(row: SectionHeader, name: str) -> HostSection:
     return HostSection(
-        name=section.name,
-        offset=header["sh_offset"],
-        size=header["sh_size"],
-        vaddr=header["sh_addr"],
-        executable=bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
+        name=name,
+        offset=row.sh_offset,
+        size=row.sh_size,
+        vaddr=row.sh_addr,
+        executable=bool(row.sh_flags & SHF_EXECINSTR),
     )
 
 
-def _read_segments(elf: ELFFile) -> tuple[HostSegment, ...]:
+def _read_segments(header: ElfHeader, tables: _Tables) -> tuple[HostSegment, ...]:
+    rows = PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size))
     return tuple(
         HostSegment(
-            kind=str(header["p_type"]),
-            offset=header["p_offset"],
-            vaddr=header["p_vaddr"],
-            file_size=header["p_filesz"],
-            memory_size=header["p_memsz"],
-            alignment=header["p_align"],
-            writable=bool(header["p_flags"] & P_FLAGS.PF_W),
-            executable=bool(header["p_flags"] & P_FLAGS.PF_X),
+            kind=_SEGMENT_KINDS.get(row.p_type, str(row.p_type)),
+            offset=row.p_offset,
+            vaddr=row.p_vaddr,
+            file_size=row.p_filesz,
+            memory_size=row.p_memsz,
+            alignment=row.p_align,
+            writable=bool(row.p_flags & PF_W),
+            executable=bool(row.p_flags & PF_X),
         )
-        for header in (segment.header for segment in elf.iter_segments())
+        for row in rows
     )
 
 
@@ -303,74 +337,81 @@ def _check_overlap(source: ByteSource | Window, sections: list[HostSection]) -> 
             )
 
 
-def _find_build_id(section: NoteSection) -> str | None:
-    for note in section.iter_notes():
-        if note["n_type"] == "NT_GNU_BUILD_ID" and note["n_name"] == "GNU":
-            return str(note["n_desc"])
+def _find_build_id(notes: bytes) -> str | None:
+    position = 0
+    while position + _NOTE.size <= len(notes):
+        name_size, size, kind = _NOTE.unpack_from(notes, position)
+        name = position + _NOTE.size
+        start = name + (name_size + 3 & ~3)
+        if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == _GNU:
+            return notes[start : start + size].hex()
+        position = start + (size + 3 & ~3)
     return None
 
 
-def _find_soname(section: DynamicSection) -> str | None:
-    for tag in section.iter_tags("DT_SONAME"):
-        return str(tag.soname)  # type: ignore[attr-defined]
+def _find_soname(
+    rows: Sequence[SectionHeader], dynamic: SectionHeader, tables: _Tables
+) -> str | None:
+    if dynamic.sh_link >= len(rows):
+        raise FormatError(
+            tables.source.path,
+            dynamic.sh_offset,
+            f"damaged ELF file: the dynamic section has its strings in section {dynamic.sh_link} "
+            f"of {len(rows)}",
+        )
+    size = dynamic.sh_size - dynamic.sh_size % DYN.size
+    for entry in DYN.iter_unpack(tables.read(dynamic.sh_offset, size)):
+        if entry.d_tag == DT_NULL:
+            break
+        if entry.d_tag == DT_SONAME:
+            return tables.string(rows[dynamic.sh_link].sh_offset + entry.d_val)
     return None
 
 
-class _ElfFile(ELFFile):
-    """Leaves hash tables of symbols unread: pyelftools would unpack each number of them."""
-
-    def _make_elf_hash_section(self, section_header: Any, name: str) -> Any:
-        return Section(section_header, name, self)
-
-    _make_gnu_hash_section = _make_elf_hash_section
-
-
-class _BudgetedReader(io.BufferedReader):
-    """A stream for pyelftools, until the budget is spent.
+class _Tables:
+    """Reads the tables of a file until the budget is spent.
 
     Tables of a crafted file can name the same bytes again and again, such as a string of
     megabytes for each of 65,000 sections.
     """
 
     def __init__(self, source: ByteSource | Window) -> None:
-        super().__init__(_SourceStream(source))
-        self._path = source.path
+        self.source = source
         self._left = min(_READ_BUDGET, _MIN_READ_BUDGET + source.size * _READ_RATIO)
 
-    def read(self, size: int | None = -1) -> bytes:
-        self._left -= _READ_COST + (size if size is not None and size >= 0 else _READ_BUDGET)
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a table.
+
+        Raises:
+            FormatError: it leaves the file, or the budget is spent.
+        """
+        self._spend(size)
+        return self.source.read(offset, size)
+
+    def read_names(self, row: SectionHeader) -> bytes:
+        """The names of sections, as far as they lie in the file: they are for people."""
+        size = min(row.sh_size, self.source.size - row.sh_offset)
+        return self.read(row.sh_offset, size) if row.in_file and size > 0 else b""
+
+    def name(self, names: bytes, row: SectionHeader) -> str:
+        """The name of a section; empty if it lies nowhere."""
+        name = string_at(names, row.sh_name) or b""
+        self._spend(len(name))
+        return name.decode(errors="replace")
+
+    def string(self, offset: int) -> str:
+        """The string at an offset of the file."""
+        found = b""
+        while b"\0" not in found and offset < self.source.size:
+            part = self.read(offset, min(_STRING_STEP, self.source.size - offset))
+            found, offset = found + part, offset + len(part)
+        return found.split(b"\0", 1)[0].decode(errors="replace")
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
         if self._left < 0:
             raise FormatError(
-                self._path,
+                self.source.path,
                 None,
                 "the ELF tables take too much reading, as if they overlapped; crafted or damaged",
             )
-        return super().read(size)
-
-
-class _SourceStream(io.RawIOBase):
-    """A seekable stream over a ``ByteSource``, for pyelftools."""
-
-    def __init__(self, source: ByteSource | Window) -> None:
-        self._source = source
-        self._position = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._position, self._source.size)[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), max(self._source.size - self._position, 0))
-        buffer[:length] = self._source.read(self._position, length)
-        self._position += length
-        return length

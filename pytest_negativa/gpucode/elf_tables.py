@@ -10,13 +10,14 @@ share a mistake with the code that wrote the file.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from pytest_negativa.gpucode.rows import RowLayout
 
 ELF_MAGIC = b"\x7fELF"
 EI_CLASS, EI_DATA, EI_ABIVERSION = 4, 5, 8
-ELFCLASS64, ELFDATA2LSB = 2, 1
+ELFCLASS32, ELFCLASS64, ELFDATA2LSB = 1, 2, 1
 
 ET_REL, ET_EXEC, ET_DYN = 1, 2, 3
 EM_NONE, EM_X86_64, EM_AARCH64, EM_CUDA = 0, 62, 183, 190
@@ -152,8 +153,16 @@ class DynamicEntry(NamedTuple):
     d_val: int
 
 
+def _program_header_32(row: Iterable[Any]) -> ProgramHeader:
+    kind, offset, vaddr, paddr, file_size, memory_size, flags, alignment = row
+    return ProgramHeader(kind, flags, offset, vaddr, paddr, file_size, memory_size, alignment)
+
+
 EHDR = RowLayout("<16sHHIQQQIHHHHHH", ElfHeader._make)
 PHDR = RowLayout("<IIQQQQQQ", ProgramHeader._make)
+# Of 32-bit files.
+EHDR_32 = RowLayout("<16sHHIIIIIHHHHHH", ElfHeader._make)
+PHDR_32 = RowLayout("<IIIIIIII", _program_header_32)
 SHDR = RowLayout("<IIQQQQIIQQ", SectionHeader._make)
 SYM = RowLayout("<IBBHQQ", Symbol._make)
 REL = RowLayout("<QQ", lambda row: Relocation(*row))

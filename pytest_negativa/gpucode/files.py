@@ -14,6 +14,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_header
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
+from pytest_negativa.gpucode.scan import may_have_containers
 from pytest_negativa.gpucode.source import ByteSource, Readable, Window
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.file_kinds import (
@@ -155,7 +156,7 @@ def _read_archive(source: ByteSource) -> HostElf:
         for member in _iter_members(source):
             window = source.window(member.start, member.size)
             try:
-                found = _read_member(window, member)
+                found = _read_member(source, window, member)
             except FormatError as e:
                 faults.append((member.start, f"member {member.name}: {e.problem}"))
                 continue
@@ -174,7 +175,7 @@ def _read_archive(source: ByteSource) -> HostElf:
     )
 
 
-def _read_member(window: Window, member: _Member) -> HostElf | None:
+def _read_member(source: ByteSource, window: Window, member: _Member) -> HostElf | None:
     """The tables of a member with offsets of the archive; None if it is of no known kind."""
     head = window.read(0, min(HEAD_SIZE, window.size))
     kind = kind_of(head)
@@ -187,6 +188,11 @@ def _read_member(window: Window, member: _Member) -> HostElf | None:
     if kind not in (FileKind.LIBRARY, FileKind.OBJECT) or not is_host:
         return None
     host = read_host_elf(window)
+    # An object has thousands of small sections, so one search for all is cheaper. The header, which
+    # would be found, belongs to none.
+    start, end = member.start + EHDR.size, member.start + member.size
+    if not may_have_containers(source, start, end, (s.name for s in host.sections)):
+        return host._replace(sections=())
     return host._replace(
         sections=tuple(
             section._replace(offset=member.start + section.offset, member=member.name)

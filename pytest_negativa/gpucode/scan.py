@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pytest_negativa.gpucode import fatbin, frames
 from pytest_negativa.gpucode.elf import HostSection
@@ -100,6 +100,14 @@ def iter_containers(
             position = found.span.end
     if strict and (unknown := _first_nonzero(source, position, end)) is not None:
         problems.add(unknown, f"{name}: {end - unknown:,} bytes at its end are not understood")
+
+
+def may_have_containers(source: Readable, start: int, end: int, names: Iterable[str]) -> bool:
+    """Whether sections of these names that lie in ``[start, end)`` are worth their search."""
+    if not FATBIN_SECTIONS.isdisjoint(names):
+        return True
+    search = _Search(source, end, (fatbin.MAGIC, frames.MAGIC, frames.PLAIN_MAGIC))
+    return search.next(start) is not None
 
 
 def _iter_stored(source: Readable, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -286,8 +286,8 @@ def _hash(fd: int, size: int) -> str | None:
 
 
 def _read_build_id(fd: int) -> str | None:
-    # Not gpucode's reader: importing pyelftools takes longer than tracing should to start, and
-    # the notes are found here by program headers, which a running library has for certain.
+    # Not gpucode's reader, which goes by section headers. A running library has program headers for
+    # certain.
     header = System.pread(fd, 64, 0)
     if len(header) < 64 or not header.startswith(_ELF_MAGIC):
         return None

@@ -136,7 +136,7 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
         pytest.param(
             build_host([HostSection(name=".a", kind=SHT_SYMTAB, data=bytes(24), link=1)]).data,
             None,
-            "damaged ELF file",
+            "",
             id="symbol-table-linked-to-itself",
         ),
         pytest.param(
@@ -160,7 +160,7 @@ def test_file_that_is_no_sound_library(
         assert offset is None or e.offset == offset
         assert str(e).startswith(f"{library}:")
     else:
-        # Section names that lead nowhere do no harm where there is no GPU code.
+        # Section names that lead nowhere do no harm where there is no GPU code, nor do symbols.
         assert not problem
         check_map(library_map)
 

@@ -174,10 +174,8 @@ COUNTING = """
 import sys
 from pathlib import Path
 
-from elftools.elf.elffile import ELFFile
-
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Scope
 
@@ -190,7 +188,7 @@ def count_open(event, arguments):
 
 def count_parse(frame, event, _):
     global parsed
-    parsed += event == "call" and frame.f_code is ELFFile.__init__.__code__
+    parsed += event == "call" and frame.f_code is read_host_elf.__code__
 
 sys.addaudithook(count_open)
 sys.setprofile(count_parse)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.gpucode.elf_tables import EHDR_32, PF_R, PT_INTERP, ElfHeader
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
     RedirectError,
@@ -862,6 +864,15 @@ def test_a_program_of_another_loader(stage: Stage) -> None:
         "redirect/nothing.c", stage.folder / "musl", "-Wl,--dynamic-linker,/lib/ld-musl-x86_64.so.1"
     )
     assert "musl" in (why_not_redirected(program) or "")
+
+
+def test_a_32_bit_program(tmp_path: Path) -> None:
+    path = b"/lib/ld-linux.so.2\0"
+    header = ElfHeader(b"\x7fELF\1\1\1", 2, 3, 1, 0, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    segment = (PT_INTERP, 84, 84, 84, len(path), len(path), PF_R, 1)
+    program = tmp_path / "program"
+    program.write_bytes(EHDR_32.pack(header) + struct.pack("<8I", *segment) + path)
+    assert "it is a 32-bit executable" in (why_not_redirected(program) or "")
 
 
 def test_what_is_no_executable(stage: Stage) -> None:

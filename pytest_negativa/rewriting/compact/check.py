@@ -1,7 +1,7 @@
 """Checks a compacted library against its original, before it gets its name.
 
-The check is independent of the writer. It reads both files' tables by pyelftools or as bare rows,
-and derives from map and plan what may differ. It compares what a process would see: every byte that
+The check is independent of the writer. It reads both files' tables as bare rows of its own, and
+derives from map and plan what may differ. It compares what a process would see: every byte that
 the original's segments load, and its protection. It also compares the sections that are never
 loaded.
 """
@@ -20,7 +20,6 @@ from pytest_negativa.gpucode.elf import (
     HostElf,
     HostSegment,
     read_host_elf,
-    read_segments,
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
@@ -37,7 +36,7 @@ _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL_SIZE = 24
 _REGION_HEADER_SIZE = 16
 _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
-_PF_X = 1
+_PF_X, _PF_W = 1, 2
 _SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
 _SHF_ALLOC = 2
 # Names of sections that may go, bytes of the longest, and the row without a name.
@@ -152,11 +151,11 @@ class _Checker:
         self._original = original
         self._compacted = compacted
         self._page_size = page_size
-        self._before = read_segments(original)
-        self._after = read_segments(compacted)
-        self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
         self._rows_before = _program_headers(original)
         self._rows_after = _program_headers(compacted)
+        self._before = list(map(_segment, self._rows_before))
+        self._after = list(map(_segment, self._rows_after))
+        self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
         header = _ELF_HEADER.unpack(original.read(0, _ELF_HEADER.size))
         self._elf = read_host_elf(original) if header[12] else None
         self._unloaded: list[_Unloaded] = []
@@ -224,10 +223,13 @@ class _Checker:
         after = read_host_elf(self._compacted)
         if (before.build_id, before.soname) != (after.build_id, after.soname):
             self._fail("the build id or soname is another one")
-        for section in after.sections:
-            self._check_place(
-                f"section {section.name}", section.vaddr, section.offset, section.size
-            )
+        loaded = [
+            row
+            for row in _section_headers(self._compacted)
+            if row[2] & _SHF_ALLOC and row[1] not in (_SHT_NULL, _SHT_NOBITS)
+        ]
+        for section, row in zip(after.sections, loaded, strict=True):
+            self._check_place(f"section {section.name}", row[3], row[4], row[5])
 
     def _check_unloaded_sections(self) -> None:
         """Check that sections that stay keep index and fields; the section of names may differ."""
@@ -379,6 +381,19 @@ def _program_headers(source: ByteSource) -> list[tuple[int, ...]]:
     header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
     return list(
         _PROGRAM_HEADER.iter_unpack(source.read(header[5], header[10] * _PROGRAM_HEADER.size))
+    )
+
+
+def _segment(row: tuple[int, ...]) -> HostSegment:
+    return HostSegment(
+        kind="PT_LOAD" if row[0] == _PT_LOAD else f"segment of type {row[0]:#x}",
+        offset=row[2],
+        vaddr=row[3],
+        file_size=row[5],
+        memory_size=row[6],
+        alignment=row[7],
+        writable=bool(row[1] & _PF_W),
+        executable=bool(row[1] & _PF_X),
     )
 
 
