@@ -17,7 +17,7 @@ from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import Run, run_at
 from pytest_negativa.tracing.files import TraceReader, require_ended
 from pytest_negativa.tracing.portable import copy_portable
 
@@ -50,7 +50,7 @@ class Part:
 
 def read_part(name: str, *, carried: bool = False) -> Part:
     """Look at a run that is to be combined with others."""
-    run = Run(Path(name))
+    run = run_at(Path(name))
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
         return Part(name, run, problem=problem)
@@ -117,7 +117,7 @@ def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
 
 
 def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[str, frozenset[str]]:
-    """Copy the traces of all parts into a new run.
+    """Copy the traces of all parts into a new run, which is marked as partial before.
 
     Returns:
         The names of the copies by part.
@@ -126,6 +126,8 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[st
         StoreError: a trace can't be read, or a copy can't be written.
     """
     target.make()
+    # If this ends early, the run has some of the traces.
+    target.mark_partial("negativa combine did not copy all traces")
     return {
         part.name: frozenset(
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)

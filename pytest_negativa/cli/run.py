@@ -190,9 +190,8 @@ def combine(
     warn_of_hooks([part.run for part in parts])
     run = RunsFolder(Path(settings.directory)).new_run()
     copies = copy_traces(parts, run, paths)
-    if (reason := why_partial(parts, left_out)) is not None:
-        run.mark_partial(reason)
     combine_pages(run, [part.run for part in parts])
+    run.mark_partial(why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
         click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")

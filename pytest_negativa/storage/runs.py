@@ -335,13 +335,19 @@ class Run:
         """Why the plans must not make anything smaller, in one line; None if they may."""
         return _read_mark(self._partial_file)
 
-    def mark_partial(self, reason: str) -> None:
+    def mark_partial(self, reason: str | None) -> None:
         """Note that a part of a combined run is missing, or an older one stands in for it.
 
+        Args:
+            reason: None removes the note.
+
         Raises:
-            StoreError: the note can't be written.
+            StoreError: the note can't be written or removed.
         """
-        _write_mark(self._partial_file, reason)
+        if reason is None:
+            remove_file(self._partial_file)
+        else:
+            _write_mark(self._partial_file, reason)
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.
@@ -502,7 +508,7 @@ class RunsFolder:
         """
         folder = self.latest if named is None else Path(named)
         if folder.is_dir():
-            return Run(folder.resolve())
+            return run_at(folder.resolve())
         if named is not None:
             raise OptionError(f"{folder}: no such folder; expected that of a traced run")
         if folder.is_symlink():
@@ -524,6 +530,15 @@ class RunsFolder:
     def _last_good(self) -> Run | None:
         """The newest run that something is planned from."""
         return next((run for run in self.runs() if run.is_good), None)
+
+
+def run_at(folder: Path) -> Run:
+    """The run in a folder, or the one that a folder ``trace`` is of: the marks lie beside it."""
+    above = Run(folder.resolve().parent)
+    if above.trace_dir != folder.resolve() or not above.trace_files():
+        return Run(folder)
+    is_marked = above.is_failed or above.incomplete_reason or above.partial_reason
+    return above if is_marked or _RUN_ID.fullmatch(above.run_id) else Run(folder)
 
 
 def _read_mark(path: Path) -> str | None:

@@ -161,6 +161,12 @@ def test_a_missing_shard(shards: Project, mode: str, fault: PlantedFault) -> Non
     shards.negativa("combine", again, "first")
     assert combined(shards) != again
     fault.check(shards.negativa("lock", "--unproved", status=1).stderr)
+    # Its traces alone are the same run.
+    traces = combined(shards) / "trace"
+    fault.check(shards.negativa("lock", "--unproved", "--run", traces, status=1).stderr)
+    shards.negativa("combine", traces, "first")
+    assert combined(shards) != traces.parent
+    fault.check(shards.negativa("lock", "--unproved", status=1).stderr)
 
 
 @pytest.mark.slow

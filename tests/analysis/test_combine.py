@@ -1,0 +1,37 @@
+"""Runs that are combined: what a new run says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.analysis.combine import copy_traces, read_part
+from pytest_negativa.errors import StoreError
+from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.runs import Run, find_traces
+from tests.support.traces import header, records, write
+
+
+def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
+    """A plan of it would call code unused that the others need."""
+    names = ("first", "second")
+    for name in names:
+        write(tmp_path / name, header(run_id=name), records("k"))
+    parts = [read_part(str(tmp_path / name)) for name in names]
+    find_traces(tmp_path / "second")[0].unlink()
+    target = Run(tmp_path / "combined")
+
+    with pytest.raises(StoreError, match="second.*cannot be copied"):
+        copy_traces(parts, target, PathRules({}))
+
+    assert len(target.trace_files()) == 1
+    assert target.partial_reason == "negativa combine did not copy all traces"
+
+
+@pytest.mark.parametrize("mark", [Run.mark_failed, Run.mark_partial, Run.mark_incomplete])
+def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: object) -> None:
+    write(tmp_path / "shard" / "trace", header(), records("k"))
+    assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard" / "trace")
+    mark(Run(tmp_path / "shard"), "why")  # type: ignore[operator]
+    assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard")
