@@ -54,13 +54,14 @@ def read_part(name: str, *, carried: bool = False) -> Part:
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
         return Part(name, run, problem=problem)
+    failure = run.failure or run.incomplete_reason
     if run.has_pages and not run.trace_files():
-        return Part(name, run, failure=run.failure, carried=carried)
+        return Part(name, run, failure=failure, carried=carried)
     try:
         traces = run.require_traces()
         require_ended(traces)
         digests = load_digests(run.traces_folder)
-        failure = run.failure or next(filter(None, map(_why_unended, traces)), None)
+        failure = failure or next(filter(None, map(_why_unended, traces)), None)
     except (StoreError, OSError) as e:
         return Part(name, run, problem=str(e).removeprefix(f"{run}: "))
     return Part(name, run, traces, digests, failure=failure, carried=carried)

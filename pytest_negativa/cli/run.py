@@ -196,7 +196,7 @@ def combine(
         run.make_latest()
         click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")
         return
-    failed = [f"{part.name}: {part.run.failure}" for part in parts if part.run.is_failed]
+    failed = [f"{part.name}: {part.failure}" for part in parts if part.failure is not None]
     _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None, copies=copies)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.analysis.combine import copy_traces, read_part
+from pytest_negativa.analysis.combine import choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import Run, find_traces
 from tests.support.traces import header, records, write
@@ -35,3 +36,16 @@ def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: object) -
     assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard" / "trace")
     mark(Run(tmp_path / "shard"), "why")  # type: ignore[operator]
     assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard")
+
+
+@pytest.mark.parametrize("mark", [Run.mark_failed, Run.mark_incomplete])
+def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
+    tmp_path: Path, mark: object
+) -> None:
+    """An error that ends pytest in a test leaves a trace with an end."""
+    write(tmp_path / "shard" / "trace", header(), records("k"))
+    mark(Run(tmp_path / "shard"), "an error ended the session in test_a")  # type: ignore[operator]
+    part = read_part(str(tmp_path / "shard"))
+    assert part.failure == "an error ended the session in test_a"
+    taken, [line] = choose_parts([part], FailureMode.WARN, accept_failed=False)
+    assert not taken and "an error ended the session" in line
