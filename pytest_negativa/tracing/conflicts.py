@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pytest_negativa.tracing.native import injection_library
+
 # (part of a file name among the mapped libraries, the tool it belongs to)
 _LIBRARIES = (
     ("libToolsInjection", "NVIDIA Nsight Systems (nsys)"),
@@ -37,7 +39,8 @@ def suspects(libraries: Iterable[str], environ: Mapping[str, str]) -> tuple[str,
                 found[tool] = None
     for variable, tool in _VARIABLES:
         value = environ.get(variable)
-        if value:
+        # At level range, NVTX's variable names the native library.
+        if value and value != str(injection_library()):
             found[f"{tool} ({value})" if "library in" in tool else tool] = None
     if not found and any("libkineto" in x or "libtorch_cpu" in x for x in libraries):
         found["torch.profiler, if it is running in this process"] = None

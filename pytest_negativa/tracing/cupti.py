@@ -180,9 +180,20 @@ class CuptiDetector:
         self._subscriber = subscriber
         self._enable(1, subscriber)
         if self._level.counts_launches:
-            # Ranges need libcupti, which cupti-python loads at its first call.
-            self._launches = self._launches or LaunchCounter(self._find_ranges())
-            self._launches.start(cupti)
+            self._start_counting()
+
+    def _start_counting(self) -> None:
+        # Ranges need libcupti, which cupti-python loads at its first call.
+        counter = self._launches or LaunchCounter(self._find_ranges())
+        try:
+            counter.start(self._cupti)
+        except self._cupti.cuptiError as e:
+            with contextlib.suppress(self._cupti.cuptiError):
+                counter.stop()
+            self._launches = None
+            self._recorder.warn("launches-unavailable", f"CUPTI doesn't count launches here: {e}")
+        else:
+            self._launches = counter
 
     def _unsubscribe(self) -> None:
         subscriber, self._subscriber = self._subscriber, None
@@ -227,6 +238,8 @@ class CuptiDetector:
         if self._stopped:
             return
         self._stopped = True
+        # To count, CUPTI would wait for its threads, which are the parent's.
+        self._launches = None
         self._writer.abandon()
         subscriber, self._subscriber = self._subscriber, None
         if subscriber is not None and self._child_can_use_cuda:

@@ -118,6 +118,7 @@ enum { CALL_COUNT = sizeof CALLS / sizeof *CALLS, LINK_SIZE_SLOT = 3 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int active; /* callbacks record; read without the lock, as a first look */
 static atomic_int ranges_on; /* NVTX ranges go to CUPTI */
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *subscriber;
 static int trace_fd = -1;
 static long next_id;
@@ -1283,6 +1284,7 @@ static void before_fork(void) {
 static void after_fork_in_child(void) {
     void *taken = subscriber;
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&ranges_lock, NULL);
     atomic_store(&active, 0);
     atomic_store(&ranges_on, 0);
     close_trace();
@@ -1448,7 +1450,6 @@ enum { MOST_RANGES = 10000, RANGE_SLOTS = 1 << 15, MOST_NESTED = 32, LONGEST_NAM
 
 static int (*push_correlation)(int, uint64_t);
 static int (*pop_correlation)(int, uint64_t *);
-static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 /* By number, from 1; range_slots finds the number of a name in the range around it. */
 static struct {
     uint32_t parent;

@@ -35,7 +35,10 @@ class Ranges:
             raise TracerUnavailable(
                 f"NVTX ranges go to another tool: {_NVTX_INJECTION} is set to {other}"
             )
-        self._library = ctypes.CDLL(str(injection))
+        try:
+            self._library = ctypes.CDLL(str(injection))
+        except OSError as e:
+            raise TracerUnavailable(f"NVTX ranges need the native library: {e}") from e
         self._library.negativa_range.restype = ctypes.c_char_p
         if cupti is None or self._library.negativa_watch_ranges(os.fsencode(cupti)) != 0:
             raise TracerUnavailable(

@@ -23,7 +23,7 @@ def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
     find_traces(tmp_path / "second")[0].unlink()
     target = Run(tmp_path / "combined")
 
-    with pytest.raises(StoreError, match="second.*cannot be copied"):
+    with pytest.raises(StoreError, match=r"second.*cannot be copied"):
         copy_traces(parts, target, PathRules({}))
 
     assert len(target.trace_files()) == 1

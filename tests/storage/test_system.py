@@ -21,6 +21,7 @@ from pytest_negativa.tracing.mappings import (
     parse_maps,
     split_deleted,
 )
+from pytest_negativa.tracing.native import injection_library
 from tests.support.libraries import PLAIN
 
 
@@ -127,7 +128,8 @@ def test_suspects() -> None:
     assert suspects(["/x/libtorch_cpu.so"], {})[0].startswith("torch.profiler")
     chained = {"NEGATIVA_CHAINED_INJECTION": "/t.so", "CUDA_INJECTION64_PATH": "/ours.so"}
     assert suspects([], chained) == ("the library in CUDA_INJECTION64_PATH (/t.so)",)
-    assert "no other trace" in busy_message(None, [], {})
+    ranges = {"NVTX_INJECTION64_PATH": str(injection_library())}
+    assert "no other trace" in busy_message(None, [], ranges)
     assert '"CUPTI for nvtool"' in busy_message("CUPTI for nvtool", [], {})
     assert "not provided" not in busy_message("CUPTI for <not provided>", [], {})
 

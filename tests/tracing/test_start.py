@@ -217,3 +217,93 @@ def test_cupti_that_another_tool_detached(tmp_path: Path, fault: PlantedFault) -
     [lack] = usage.incomplete
     assert lack.process is None
     fault.check(lack.text)
+
+
+# Stands in for cupti-python where activity records are refused, as on some virtual GPUs, and in a
+# forked child, where a flush waits for a thread that is not there.
+_NO_ACTIVITY = """
+import os, sys, types
+from pathlib import Path
+
+class cuptiError(Exception):
+    status = 1
+
+refused = sys.argv[2]
+enabled, flushed = set(), []
+
+def activity_enable(kind):
+    if str(kind) == refused:
+        raise cuptiError("CUPTI_ERROR_NOT_COMPATIBLE")
+    enabled.add(kind)
+
+def activity_disable(kind):
+    if str(kind) == refused:
+        raise cuptiError("CUPTI_ERROR_NOT_COMPATIBLE")
+    enabled.discard(kind)
+
+cupti = types.SimpleNamespace(
+    SubscriberParams=lambda: types.SimpleNamespace(ptr=0),
+    subscribe_v2=lambda *_: 1,
+    unsubscribe=lambda _: None,
+    enable_callback=lambda *_: None,
+    activity_register_callbacks=lambda *_: None,
+    activity_enable=activity_enable,
+    activity_disable=activity_disable,
+    activity_enable_driver_api=lambda *_: None,
+    activity_enable_runtime_api=lambda *_: None,
+    activity_flush_all=lambda _: flushed.append(os.getpid()),
+    cuptiError=cuptiError,
+)
+sys.modules["cupti"] = types.SimpleNamespace(cupti=cupti)
+from pytest_negativa.models.settings import TraceLevel
+from pytest_negativa.models.trace import Context, Phase, Role
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing import cupti as door, launches
+from pytest_negativa.tracing.start import start_tracing
+
+class Ranges:
+    def __init__(self, environ): pass
+
+class Driver:
+    def __init__(self, *_, **__): pass
+    def cuCtxSynchronize(self): pass
+
+door.Ranges = Ranges
+launches.ctypes.CDLL = Driver
+tracing = start_tracing(
+    Run(Path(sys.argv[1], "run-1")), Role.SOLO, root=Path("/project"), level=TraceLevel.RANGE,
+    children=False,
+)
+counts = bool(enabled)
+if os.fork() == 0:
+    flushed.clear()
+    tracing.set_context(Context(phase=Phase.CALL, nodeid="test_a"))
+    tracing.drain()
+    os._exit(len(flushed))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+tracing.pause("why")
+tracing.resume()
+tracing.stop()
+assert not enabled and bool(flushed) == counts
+print(counts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "counts"), [("", True), ("10", False), ("39", False)], ids=["", "kernels", "ranges"]
+)
+def test_launches_that_cannot_be_counted(tmp_path: Path, refused: str, counts: bool) -> None:
+    """Look-ups are traced all the same, and a forked child leaves CUPTI alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_ACTIVITY, str(tmp_path), refused],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{counts}\n"
+    usage = merge_traces(a_run(tmp_path).trace_files())
+    assert usage.processes[0].ended
+    found = {w.text for w in usage.warnings if w.code == "launches-unavailable"}
+    assert found == (
+        set() if counts else {"CUPTI doesn't count launches here: CUPTI_ERROR_NOT_COMPATIBLE"}
+    )
