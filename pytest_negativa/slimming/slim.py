@@ -318,10 +318,10 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
 
 
 def _check_aside(options: SlimOptions, tree: Tree) -> None:
-    """Refuse folders for originals or spares in a folder to slim.
+    """Refuse folders for originals or spares in a folder to slim, or around it.
 
     Raises:
-        OptionError: a folder is in it.
+        OptionError: a folder is.
     """
     spares = None if options.spare is None else options.spare.folder
     for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
@@ -331,6 +331,12 @@ def _check_aside(options: SlimOptions, tree: Tree) -> None:
         if real == tree.root or tree.root in real.parents:
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"
+            )
+        # No scan enters such a folder, so check and undo would not find what was slimmed.
+        if real in tree.root.parents:
+            raise OptionError(
+                f"{aside}: {tree.root} is in it, and is to be slimmed; name a folder for {what} "
+                "alone"
             )
         if not os.path.isabs(aside):  # noqa: PTH117
             raise ValueError(f"{aside} is relative")

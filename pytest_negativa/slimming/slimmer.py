@@ -64,6 +64,7 @@ from pytest_negativa.slimming.replace import (
 )
 from pytest_negativa.slimming.spares import (
     SparePolicy,
+    hold_folder,
     put_runtime,
     rebuild,
     remove_unused_runtime,
@@ -157,6 +158,13 @@ class Slimmer:
         if self.options.dry_run:
             self._process(self._foresee, self._add_forecast, on_done)
             return self.rows
+        # Nothing to cut: the folder of spares may not be mounted.
+        spare = self.options.spare if self.work.tasks else None
+        with contextlib.nullcontext() if spare is None else hold_folder(spare.folder):
+            self._run(on_done)
+        return self.rows
+
+    def _run(self, on_done: OnDone) -> None:
         before = self._copy_of_manifest()
         self._forget_stale()
         begun = bool(self.work.tasks or self.work.links or self.manifest.run)
@@ -178,7 +186,6 @@ class Slimmer:
             self.manifest = msgspec.structs.replace(self.manifest, run=run)
             if begun or self.manifest != before:
                 save_manifest(self.root, self.manifest, self._token)
-        return self.rows
 
     def _with_note(self, row: SlimRow) -> SlimRow:
         """Tell that a library slimmed before without its original kept has none to keep."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,8 +43,12 @@ from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
+from pytest_negativa.storage.atomic import sync_folder
+from pytest_negativa.storage.locks import lock, open_to_lock
 
 _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
+# Begins the names of folders with a spare that is not checked yet.
+_UNCHECKED = ".unchecked-"
 # As compaction has them: 64 KiB is not worth another file. A thread that loads such a library needs
 # 192 KiB of stack.
 _MIN_GAIN = 64 << 10
@@ -173,27 +179,51 @@ def cut(
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    try:
-        policy.folder.mkdir(parents=True, exist_ok=True)
-        # Spares begin like libraries: no scan may take them for some.
-        (policy.folder / ORIGINALS_MARK).touch()
-        known = set(os.listdir(policy.folder))  # noqa: PTH208
-    except OSError as e:
-        raise ReconstructError(f"{policy.folder}: cannot be written: {e.strerror}") from e
     _refuse_other_file(target.with_name(RUNTIME_NAME))
     options = policy.options_for(name)
-    done = cut_library(path, target, policy.folder, planned.needed, options, planned.containers)
     try:
-        if load_check:
-            _check_loading(path, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            target.unlink(missing_ok=True)
-            # Another library may use a spare that was there.
-            if done.spare.name not in known:
-                done.spare.unlink(missing_ok=True)
+        # A spare with its name is never removed: a copy of the library may use it already.
+        with tempfile.TemporaryDirectory(dir=policy.folder, prefix=_UNCHECKED) as unchecked:
+            done = cut_library(
+                path, target, Path(unchecked), planned.needed, options, planned.containers
+            )
+            if load_check:
+                _check_loading(path, target, Path(unchecked))
+            spare = done.spare.replace(policy.folder / done.spare.name)
+            sync_folder(policy.folder)
+    except BaseException as e:
+        target.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise ReconstructError(f"{policy.folder}: cannot be written: {e.strerror}") from e
         raise
-    return done
+    return replace(done, spare=spare)
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Make a folder of spares while libraries are cut, and remove what killed runs left there.
+
+    Raises:
+        ReconstructError: it can't be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                # Processes of all users who can read the libraries need it.
+                folder.chmod(0o755)
+            # Spares begin like libraries: no scan may take them for some.
+            (folder / ORIGINALS_MARK).touch()
+            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as e:
+            raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
+        # Runs on other folders may put spares here, too.
+        with contextlib.suppress(OSError):
+            if lock(descriptor, wait=False):
+                for left in folder.glob(f"{_UNCHECKED}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            lock(descriptor, shared=True, wait=False)
+        yield
 
 
 def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str) -> int:
@@ -206,9 +236,10 @@ def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str) -> int
     return foresee_cut(path, planned.needed, policy.options_for(name), planned.containers)
 
 
-def _check_loading(path: Path, target: Path) -> None:
+def _check_loading(path: Path, target: Path, spares: Path) -> None:
     with ByteSource(path) as source:
-        checked = check_loading(source, read_tables(source), target)
+        variables = {_ENVIRONMENT: str(spares)}
+        checked = check_loading(source, read_tables(source), target, variables)
     if checked.problem is not None:
         raise CannotCompactError(path, checked.problem)
 

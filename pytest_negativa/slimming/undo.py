@@ -138,7 +138,8 @@ def _restore_times(root: Path, manifest: SlimManifest) -> None:
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
     if row.status is SlimStatus.LEFT:
         # If the library comes back, its entry is the way to the original.
-        return not may_be_kept(entry)
+        is_away = row.after == 0
+        return not may_be_kept(entry) and not (is_away and entry.spare is not None)
     return row.status is not SlimStatus.FAILED
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -28,8 +29,8 @@ from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare, note_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_folder, note_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import RUNTIME_NAME
@@ -249,6 +250,80 @@ def test_spares_lie_outside_of_the_folder(site: Made) -> None:
     policy = SparePolicy(site.folder / "spares")
     with pytest.raises(OptionError, match="spares can't be kept in the folder to slim"):
         slim(site, site.folder, spare=policy)
+
+
+def test_spares_lie_not_around_the_folder(site: Made) -> None:
+    with pytest.raises(OptionError, match="name a folder for spares alone"):
+        slim(site, site.folder, spare=SparePolicy(site.folder.parent))
+    assert not (site.folder.parent / ORIGINALS_MARK).exists()
+
+
+def test_what_a_killed_slim_left_is_removed_unless_another_is_at_work(
+    site: Made, tmp_path: Path
+) -> None:
+    folder = tmp_path / "spares"
+    left = folder / ".unchecked-1234/libone.so.0.spare"
+    theirs = folder / "theirs/.unchecked-1234"
+    for path in (left, theirs):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    with hold_folder(folder):
+        left.parent.mkdir()
+        left.touch()
+        slim(site, tmp_path)
+        assert left.exists()
+    slim(site, tmp_path, SM_80)
+    assert not left.parent.exists() and theirs.exists()
+
+
+def test_other_users_may_read_spares(site: Made, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        slim(site, tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "spares").stat().st_mode) == 0o755
+    assert stat.S_IMODE(find_spare(site.one).stat().st_mode) == 0o644
+
+
+# Ends the process if its library was cut.
+PICKY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
+__asm__(".text; .balign 4096; .zero 1000000");
+__attribute__((constructor)) static void look(void) {
+    Dl_info info;
+    struct stat status;
+    if (dladdr(look, &info) && stat(info.dli_fname, &status) == 0 && status.st_size < 900000)
+        _exit(5);
+}
+"""
+
+
+def test_a_library_that_fails_its_load_check_leaves_nothing(site: Made, tmp_path: Path) -> None:
+    library, source = site.folder / "host/libpicky.so", tmp_path / "picky.c"
+    source.write_text(PICKY)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    before = digest_of(library)
+    spare = SparePolicy.of(tmp_path / "spares", usage_of(library))
+    report = slim(site, tmp_path, spare=spare, load_check=True)
+    [row] = [row for row in report.rows if row.path == "host/libpicky.so"]
+    assert row.status is SlimStatus.LEFT and "status 5" in (row.detail or "")
+    assert digest_of(library) == before
+    names = {find_spare(path).name for path in (site.one, site.folder / TWO)}
+    assert set(os.listdir(tmp_path / "spares")) == {ORIGINALS_MARK, *names}
+
+
+def test_undo_waits_for_a_library_that_is_away(site: Made, tmp_path: Path) -> None:
+    before = digests(site.folder)
+    slim(site, tmp_path)
+    site.one.rename(tmp_path / "away.so")
+    assert statuses(undo_trees((site.folder,)))[ONE] is SlimStatus.LEFT
+    (tmp_path / "away.so").rename(site.one)
+    assert statuses(undo_trees((site.folder,)))[ONE] is SlimStatus.UNDONE
+    assert digests(site.folder) == before
 
 
 def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,22 +121,31 @@ def why_untrusted(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def check_loading(original: ByteSource, tables: ElfTables, compacted: Path) -> LoadCheck:
+def check_loading(
+    original: ByteSource,
+    tables: ElfTables,
+    compacted: Path,
+    variables: Mapping[str, str] | None = None,
+) -> LoadCheck:
     """Load the result; if it fails, load the original and compare the errors.
 
     The result may lie elsewhere, so the child gets the folders of the original's search path
     (``DT_RUNPATH``) to find the dependencies.
+
+    Args:
+        original, tables, compacted: the library before and after.
+        variables: for the child's environment.
     """
     if (reason := why_untrusted(original.path)) is not None:
         return LoadCheck(None, f"not load-checked: {reason}")
     folders = _search_path(original, tables)
     unwinding = any(s.p_type == PT_GNU_EH_FRAME for s in tables.segments)
-    result = _load(str(compacted), folders, unwinding=unwinding)
+    result = _load(str(compacted), folders, variables, unwinding=unwinding)
     if result is None:
         return LoadCheck(None, LOADED)
     if result.startswith("unwinding:"):
         return LoadCheck(result.removeprefix("unwinding: "), "failed")
-    before = _load(original.path, folders, unwinding=unwinding)
+    before = _load(original.path, folders, variables, unwinding=unwinding)
     if before is None:
         return LoadCheck(f"it can't be loaded, though the original can: {result}", "failed")
     if before != result:
@@ -147,9 +157,11 @@ def check_loading(original: ByteSource, tables: ElfTables, compacted: Path) -> L
     return LoadCheck(None, f"not load-checked: the original can't be loaded here either: {before}")
 
 
-def _load(path: str, folders: list[str], *, unwinding: bool) -> str | None:
+def _load(
+    path: str, folders: list[str], variables: Mapping[str, str] | None, *, unwinding: bool
+) -> str | None:
     """Why a library can't be loaded, or None."""
-    environment = dict(os.environ)
+    environment = {**os.environ, **(variables or {})}
     if folders:
         inherited = environment.get("LD_LIBRARY_PATH")
         joined = folders + ([inherited] if inherited else [])
