@@ -21,7 +21,12 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         f"{format_bytes(report.without_code_bytes)}"
     )
     if not libraries:
-        yield f"{printable(report.root)}: no GPU code; {without}"
+        found = (
+            "nothing could be read"
+            if report.unreadable and not report.without_code
+            else "no GPU code"
+        )
+        yield f"{printable(report.root)}: {found}; {without}"
     else:
         size, code = sum(r.size for r in libraries), sum(r.code_bytes for r in libraries)
         yield (
