@@ -20,7 +20,7 @@ from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
-from pytest_negativa.storage.records import encode_hook
+from pytest_negativa.storage.records import encode_hook, utf8
 
 JSON_VERSION = 2
 """Of the JSON output. History: 1 had one device in each summary, 2 has a list."""
@@ -164,7 +164,7 @@ def render_json(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             for m in s.mapped
             if m.summary is not None
         ),
-        errors=tuple(_utf8(str(e)) for s in inspected for e in errors_of(s)),
+        errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
         dead=dead_code(inspected) if request.dead else (),
         duplicates=_duplicates(inspected) if request.duplicates else None,
     )
@@ -174,11 +174,6 @@ def render_json(inspected: Sequence[InspectedSet], request: InspectionRequest) -
 
 def _duplicates(inspected: Sequence[InspectedSet]) -> Duplicates:
     return find_duplicates(m.content for s in inspected for m in s.mapped if m.content is not None)
-
-
-def _utf8(text: str) -> str:
-    """File names on Linux may be any bytes; JSON is UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:

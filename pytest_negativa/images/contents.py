@@ -92,11 +92,12 @@ class Contents:
     @property
     def distribution(self) -> tuple[str, str] | None:
         """Name and version if the archive is a wheel (PEP 427); None for others."""
-        if len(self.dist_infos) != 1:
+        # Those in folders are of packages that it brings along.
+        own = [folder for folder in self.dist_infos if "/" not in folder]
+        if len(own) != 1:
             return None
-        [folder] = self.dist_infos
-        name, _, version = folder.removesuffix(_DIST_INFO).rpartition("-")
-        return (name.replace("_", "-"), version) if "/" not in name else None
+        name, _, version = own[0].removesuffix(_DIST_INFO).rpartition("-")
+        return name.replace("_", "-"), version
 
 
 @dataclass(slots=True)
@@ -184,14 +185,17 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     if question.with_lists and _PACKAGE_LISTS.fullmatch(name):
         if entry.size > min(left, _MAX_LIST):
             return 0
-        layer.lists[name] = _content(entry)
+        try:
+            layer.lists[name] = _content(entry)
+        except FormatError as e:
+            contents.problems.append(e)
         return entry.size
     if question.counts(entry.head):
         layer.counted[name] = entry.size
     if not question.wants(entry.head):
         return 0
-    layer.sizes[name] = entry.size
     if entry.member is not None:
+        layer.sizes[name] = entry.size
         layer.members[name] = replace(entry.member, shown_in=contents.path)
         return 0
     where = Path(contents.path, name)
@@ -200,6 +204,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     except FormatError as e:
         contents.problems.append(e)
     else:
+        layer.sizes[name] = entry.size
         layer.mapped[name] = map_source(where, source, question.request(entry.size))
     return 0
 

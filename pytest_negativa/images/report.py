@@ -28,6 +28,7 @@ from pytest_negativa.models.image import (
 )
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.storage.records import utf8
 
 OnDone = Callable[[int, int], None]
 """Called with the bytes of the libraries that are read and of all libraries."""
@@ -78,7 +79,7 @@ def report_image(
     )
     return ImageReport(
         format_version=IMAGE_REPORT_VERSION,
-        root=str(tree.root),
+        root=utf8(str(tree.root)),
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
@@ -87,7 +88,7 @@ def report_image(
         without_code_bytes=without,
         bare_cubins=len(tree.cubins),
         bare_cubin_bytes=sum(tree.cubins.values()),
-        unreadable=tuple(unreadable),
+        unreadable=tuple(map(utf8, unreadable)),
         notes=tuple(_notes(suite, libraries)),
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),

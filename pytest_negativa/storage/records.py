@@ -23,6 +23,11 @@ _T = TypeVar("_T")
 _SCHEMA_SUFFIX = ".schema.json"
 
 
+def utf8(text: str) -> str:
+    """A text that JSON can hold: file names on Linux may be any bytes, and JSON is UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def encode_hook(value: Any) -> Any:
     """Encode the types that msgspec does not know."""
     if isinstance(value, SmArch):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -134,6 +137,13 @@ class TestLibraries:
         contents = map_archive(path, QUESTION)
         assert map_of(contents, "ours/lib/libm.so") == map_of_file(FRAMES)
 
+    def test_packages_that_a_wheel_brings_along(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "ours-1.0-py3-none-any.whl")
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("ours_too-1.0.dist-info/RECORD", b"")
+            archive.writestr("ours/_vendor/theirs-2.0.dist-info/RECORD", b"")
+        assert map_archive(path, QUESTION).distribution == ("ours-too", "1.0")
+
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
         wheel = write_zip(tmp_path / "renamed.whl")
         with zipfile.ZipFile(wheel, "a") as archive:
@@ -261,6 +271,34 @@ class TestHostile:
             # The end of a tar archive is two empty blocks.
             if not problems_of(map_archive(archive, QUESTION)):
                 assert len(data) - size <= tarfile.RECORDSIZE
+
+    def test_names_that_json_cannot_hold(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.tar.gz"
+        data = io.BytesIO()
+        how = {"format": tarfile.GNU_FORMAT, "encoding": "latin-1"}
+        with tarfile.open(None, "w", data, **how) as archive:  # type: ignore[call-overload]
+            archive.add(PLAIN, "libp.so")
+            archive.add(MULTIARCH, "lib\xe9.so")
+        path.write_bytes(gzip.compress(data.getvalue()[: PLAIN.stat().st_size + 8192]))
+        result = CliRunner().invoke(main, ["image-report", "--json", str(path)])
+        assert result.exit_code == 1
+        report = json.loads(result.stdout)
+        assert "/lib\\udce9.so: " in report["unreadable"][0]
+        assert report["unreadable"][0].endswith("bytes; truncated")
+        assert report["without_code"] == 1
+
+    def test_a_damaged_list_hides_no_library(self, tmp_path: Path) -> None:
+        path = write_zip(tmp_path / "x.zip")
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a-1.dist-info/RECORD", b"text" * 1000)
+            archive.write(PLAIN, "last.so")
+        data = bytearray(path.read_bytes())
+        data[data.rindex(b"PK\1\2", 0, data.rindex(b"RECORD")) + 16] ^= 1
+        path.write_bytes(data)
+        contents = map_archive(path, dataclasses.replace(QUESTION, with_lists=True))
+        assert contents.libraries.keys() == {*FILES, "last.so"}
+        [problem] = problems_of(contents)
+        assert "RECORD: does not match the archive's checksum" in problem
 
     @pytest.mark.slow
     def test_damage_anywhere(self, archive: Path) -> None:
