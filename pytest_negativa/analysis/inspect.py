@@ -15,7 +15,7 @@ from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.images.contents import Question, is_container, map_archive, may_hold_code
+from pytest_negativa.images.containers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
@@ -105,6 +105,9 @@ def inspect_libraries(
 def _inspect_archive(
     path: Path, request: InspectionRequest, jobs: int | None, on_done: OnDone | None
 ) -> InspectedSet:
+    # The readers of all archives take 15 ms to import.
+    from pytest_negativa.images.contents import Question, map_archive, may_hold_code
+
     question = Question(may_hold_code, lambda size: request.map_request)
     contents = map_archive(path, question, jobs, on_done)
     mapped = tuple(contents.libraries[name] for name in sorted(contents.libraries))

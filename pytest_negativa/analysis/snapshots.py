@@ -9,7 +9,8 @@ from pathlib import Path
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.images.contents import Question, is_container, map_archive, may_hold_code
+from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.contents import Question, map_archive, may_hold_code
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import enum
 import fnmatch
 import gzip
 import io
@@ -31,10 +30,13 @@ import zstandard
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource
+from pytest_negativa.images.archive_kinds import (
+    HEAD_SIZE,
+    WHEEL_SUFFIX,
+    ArchiveKind,
+    archive_kind,
+)
 from pytest_negativa.models.archive import Member
-
-HEAD_SIZE = 4096
-"""Bytes at the beginning of a file that tell what it is."""
 
 MAX_UNPACKED = 256 << 30
 """Bytes: zeros compress 1,000 times and more, so a small archive could take days."""
@@ -55,30 +57,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
 ENCRYPTED = 1
 """Flag of an encrypted file in a ZIP archive."""
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-_WHEEL_SUFFIX = ".whl"
 _CONDA_SUFFIX, _CONDA_FILES = ".conda", "pkg-*.tar.zst"
-
-
-class ArchiveKind(enum.Enum):
-    """What an archive is, as its first bytes tell."""
-
-    ZIP = "ZIP"
-    TAR = "tar"
-    GZIP = "gzip"
-    ZSTD = "zstd"
-    BZIP2 = "bzip2"
-    XZ = "xz"
-
-
-_MAGICS = {
-    b"PK\3\4": ArchiveKind.ZIP,
-    b"PK\5\6": ArchiveKind.ZIP,  # An empty one.
-    b"\x1f\x8b\x08": ArchiveKind.GZIP,
-    b"\x28\xb5\x2f\xfd": ArchiveKind.ZSTD,
-    b"BZh": ArchiveKind.BZIP2,
-    b"\xfd7zXZ\0": ArchiveKind.XZ,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +87,6 @@ OnProblem = Callable[[FormatError], None]
 """Called with what is wrong with a single entry."""
 
 
-def archive_kind(head: bytes) -> ArchiveKind | None:
-    """What archive a file is that begins with these bytes; None if it is none."""
-    for magic, kind in _MAGICS.items():
-        if head.startswith(magic):
-            return kind
-    is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-    return ArchiveKind.TAR if is_tar else None
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a file is an archive, by its first bytes or as a wheel; False if it can't be read."""
-    # Opening a named pipe would wait for a writer.
-    if path.suffix == _WHEEL_SUFFIX or not path.is_file():
-        return path.is_file()
-    try:
-        with path.open("rb", buffering=0) as file:
-            return archive_kind(file.read(HEAD_SIZE)) is not None
-    except OSError:
-        return False
-
-
 def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """The files and symbolic links in an archive, in its order; a later one of a name counts.
 
@@ -139,7 +97,7 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """
     with ByteSource(path) as source:
         kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
-        if kind is not ArchiveKind.ZIP and path.suffix != _WHEEL_SUFFIX:
+        if kind is not ArchiveKind.ZIP and path.suffix != WHEEL_SUFFIX:
             yield from iter_tar(Part(source), source.path, source.path, on_problem)
             return
         entries = _iter_zip(source, on_problem)

@@ -19,14 +19,8 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.source import ByteSource, MemorySource, open_source
-from pytest_negativa.images.archives import (
-    HEAD_SIZE,
-    ArchiveKind,
-    Entry,
-    archive_kind,
-    is_archive,
-    iter_archive,
-)
+from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive_kind
+from pytest_negativa.images.archives import Entry, iter_archive
 from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import kind_of
@@ -116,15 +110,6 @@ class _Layer:
 def may_hold_code(head: bytes) -> bool:
     """Whether a file that begins with these bytes may hold GPU code."""
     return kind_of(head) is not None
-
-
-def is_container(path: Path) -> bool:
-    """Whether a path is an archive, or a folder with a saved image.
-
-    Raises:
-        FormatError: it is such a folder, and damaged.
-    """
-    return is_archive(path) or (path.is_dir() and find_image(path) is not None)
 
 
 def map_archive(

@@ -17,6 +17,7 @@ import msgspec
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.images.archive_kinds import DOCKER_LIST, OCI_INDEX, has_image_list
 from pytest_negativa.images.archives import (
     Entry,
     OnProblem,
@@ -32,7 +33,6 @@ _IMAGE_FILES = re.compile(
     r"blobs/\S+|(manifest|index)\.json|oci-layout|repositories"
     r"|(sha256:)?[0-9a-f]{64}(\.json|\.tar|\.tar\.gz|/(layer\.tar|json|VERSION))?"
 )
-_DOCKER_LIST, _OCI_INDEX = "manifest.json", "index.json"
 _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")
 _MAX_JSON = 4 << 20
 _MAX_DEPTH = 4
@@ -127,23 +127,19 @@ def _read(member: Member) -> bytes:
 
 def _list_folder(path: Path) -> _Listing:
     listing = _Listing()
-    blobs = [p for p in path.glob("blobs/*/*") if p.is_file()] if _has_list(path) else []
-    for file in itertools.chain((path / _DOCKER_LIST, path / _OCI_INDEX), blobs):
+    blobs = [p for p in path.glob("blobs/*/*") if p.is_file()] if has_image_list(path) else []
+    for file in itertools.chain((path / DOCKER_LIST, path / OCI_INDEX), blobs):
         if file.is_file() and file.stat().st_size <= _MAX_JSON:
             listing.texts[file.relative_to(path).as_posix()] = file.read_bytes()
     return listing
 
 
-def _has_list(path: Path) -> bool:
-    return (path / _OCI_INDEX).is_file() or (path / _DOCKER_LIST).is_file()
-
-
 def _image_of(path: Path, listing: _Listing, *, is_folder: bool) -> Image | None:
     try:
-        if (text := listing.texts.get(_DOCKER_LIST)) is not None:
+        if (text := listing.texts.get(DOCKER_LIST)) is not None:
             layers = _docker_layers(path, msgspec.json.decode(text, type=list[_Saved]))
-        elif _OCI_INDEX in listing.texts and (is_folder or "oci-layout" in listing.names):
-            index = msgspec.json.decode(listing.texts[_OCI_INDEX], type=_Manifest)
+        elif OCI_INDEX in listing.texts and (is_folder or "oci-layout" in listing.names):
+            index = msgspec.json.decode(listing.texts[OCI_INDEX], type=_Manifest)
             layers = _oci_layers(path, index, listing)
         else:
             return None

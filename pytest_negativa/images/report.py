@@ -13,7 +13,8 @@ from pytest_negativa.gpucode.cubin import cubin_size
 from pytest_negativa.gpucode.elf_tables import EHDR, EM_CUDA
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.images.contents import Question, is_container, map_archive
+from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.contents import Question, map_archive
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import Tree, find_owners, machine_of, tree_of, walk_tree
 from pytest_negativa.models.image import (

@@ -1,0 +1,60 @@
+"""Which paths are archives or saved images; their readers, slow to import, are elsewhere."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+HEAD_SIZE = 4096
+"""Bytes at the beginning of a file that tell what it is."""
+
+WHEEL_SUFFIX = ".whl"
+DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+
+
+class ArchiveKind(enum.Enum):
+    """What an archive is, as its first bytes tell."""
+
+    ZIP = "ZIP"
+    TAR = "tar"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+
+
+_MAGICS = {
+    b"PK\3\4": ArchiveKind.ZIP,
+    b"PK\5\6": ArchiveKind.ZIP,  # An empty one.
+    b"\x1f\x8b\x08": ArchiveKind.GZIP,
+    b"\x28\xb5\x2f\xfd": ArchiveKind.ZSTD,
+    b"BZh": ArchiveKind.BZIP2,
+    b"\xfd7zXZ\0": ArchiveKind.XZ,
+}
+
+
+def archive_kind(head: bytes) -> ArchiveKind | None:
+    """What archive a file is that begins with these bytes; None if it is none."""
+    for magic, kind in _MAGICS.items():
+        if head.startswith(magic):
+            return kind
+    is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
+    return ArchiveKind.TAR if is_tar else None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an archive, by its first bytes or as a wheel; False if it can't be read."""
+    # Opening a named pipe would wait for a writer.
+    if path.suffix == WHEEL_SUFFIX or not path.is_file():
+        return path.is_file()
+    try:
+        with path.open("rb", buffering=0) as file:
+            return archive_kind(file.read(HEAD_SIZE)) is not None
+    except OSError:
+        return False
+
+
+def has_image_list(path: Path) -> bool:
+    """Whether a folder has a file that may list the layers of an image."""
+    return (path / OCI_INDEX).is_file() or (path / DOCKER_LIST).is_file()

@@ -1,0 +1,21 @@
+"""Whether a path holds files in another way than as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_negativa.images.archive_kinds import has_image_list, is_archive
+
+
+def is_container(path: Path) -> bool:
+    """Whether a path is an archive, or a folder with a saved image.
+
+    Raises:
+        FormatError: it is such a folder, and damaged.
+    """
+    if not has_image_list(path):
+        return is_archive(path)
+    # It imports the readers of all archives, which takes 15 ms.
+    from pytest_negativa.images.layers import find_image
+
+    return find_image(path) is not None
