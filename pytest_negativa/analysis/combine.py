@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
+from pytest_negativa.storage.results import load_healed
 from pytest_negativa.storage.runs import Run, run_at
 from pytest_negativa.tracing.files import TraceReader, require_ended
 from pytest_negativa.tracing.portable import copy_portable
@@ -136,6 +140,35 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[st
         )
         for part in parts
     }
+
+
+def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
+    """What healing gave back in the runs, whose traces don't tell of it; by the paths here.
+
+    Raises:
+        StoreError: a run's list can't be read.
+    """
+    return tuple(
+        replace(span, library=paths.apply(span.library))
+        for part in parts
+        for span in load_healed(part.run)
+    )
+
+
+def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan, ...]:
+    """The spans for each path at which the runs had the same library, in an order of their own."""
+    contents: defaultdict[str, set[str]] = defaultdict(set)
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for used in usage.libraries:
+        if (sha256 := used.library.sha256) is not None:
+            contents[used.library.path].add(sha256)
+            places[sha256].add(used.library.path)
+    found = {
+        replace(span, library=path)
+        for span in spans
+        for path in {span.library}.union(*(places[c] for c in contents[span.library]))
+    }
+    return tuple(sorted(found, key=lambda s: (s.library, s.start, s.code or 0, repr(s))))
 
 
 def is_used_here(usage: Usage) -> bool:

@@ -26,6 +26,7 @@ from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Settings
+    from pytest_negativa.models.verdict import NeededSpan
     from pytest_negativa.storage.runs import Run
 
 _NO_TRACE = (
@@ -165,6 +166,7 @@ def combine(
     from pytest_negativa.analysis.combine import (
         choose_parts,
         copy_traces,
+        healed_at,
         read_part,
         why_partial,
     )
@@ -188,6 +190,7 @@ def combine(
     if not parts:
         return
     warn_of_hooks([part.run for part in parts])
+    healed = healed_at(paths, parts)
     run = RunsFolder(Path(settings.directory)).new_run()
     copies = copy_traces(parts, run, paths)
     combine_pages(run, [part.run for part in parts])
@@ -197,7 +200,14 @@ def combine(
         click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")
         return
     failed = [f"{part.name}: {part.failure}" for part in parts if part.failure is not None]
-    _conclude(run.trace_files(), run, settings, failure="; ".join(failed) or None, copies=copies)
+    _conclude(
+        run.trace_files(),
+        run,
+        settings,
+        failure="; ".join(failed) or None,
+        copies=copies,
+        healed=healed,
+    )
 
 
 def _with_json(settings: Settings) -> Settings:
@@ -259,6 +269,7 @@ def _conclude(
     failure: str | None,
     status: int = 0,
     copies: Mapping[str, Collection[str]] | None = None,
+    healed: Sequence[NeededSpan] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
@@ -266,17 +277,26 @@ def _conclude(
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
         copies: of a combined run the names of the traces by part; None for another run.
+        healed: of a combined run what healing gave back in its parts.
     """
-    from pytest_negativa.analysis.combine import describe_conflicts, describe_parts, is_used_here
+    from pytest_negativa.analysis.combine import (
+        at_all_paths,
+        describe_conflicts,
+        describe_parts,
+        is_used_here,
+    )
     from pytest_negativa.analysis.finish import conclude, killed_process
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.reporting.formats import render_to_screen
+    from pytest_negativa.storage.results import save_healed
     from pytest_negativa.tracing.merge import merge_when_ended
 
     with ByteProgress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
         latest = copies is None or is_used_here(usage)
+        if healed:
+            save_healed(run, at_all_paths(healed, usage), ())
         contents = conclude(
             usage,
             settings,

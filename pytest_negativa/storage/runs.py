@@ -537,8 +537,9 @@ def run_at(folder: Path) -> Run:
     above = Run(folder.resolve().parent)
     if above.trace_dir != folder.resolve() or not above.trace_files():
         return Run(folder)
-    is_marked = above.is_failed or above.incomplete_reason or above.partial_reason
-    return above if is_marked or _RUN_ID.fullmatch(above.run_id) else Run(folder)
+    marks = (above.failure, above.incomplete_reason, above.partial_reason)
+    is_run = _RUN_ID.fullmatch(above.run_id) or any(marks) or above.healed_file.exists()
+    return above if is_run else Run(folder)
 
 
 def _read_mark(path: Path) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_negativa.analysis.combine import choose_parts, copy_traces, read_part
+from pytest_negativa.analysis.combine import at_all_paths, choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
+from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import Run, find_traces
+from pytest_negativa.tracing.merge import merge_traces
 from tests.support.traces import header, records, write
 
 
@@ -49,3 +52,19 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
     assert part.failure == "an error ended the session in test_a"
     taken, [line] = choose_parts([part], FailureMode.WARN, accept_failed=False)
     assert not taken and "an error ended the session" in line
+
+
+def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Path) -> None:
+    write(tmp_path, header(), records("k"))
+    [used] = merge_traces(find_traces(tmp_path)).libraries
+    usage = merge_traces(find_traces(tmp_path))
+    libraries = [
+        replace(used, library=replace(used.library, path=path, sha256=digest))
+        for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
+    ]
+    usage = replace(usage, libraries=tuple(libraries))
+    span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a")
+    gone = replace(span, library="/gone")
+    found = at_all_paths([gone, span, span], usage)
+    assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]
+    assert at_all_paths([span, gone], usage) == found

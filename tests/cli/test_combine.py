@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.trace import DIGESTS_VERSION
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import ROOT
@@ -57,6 +59,30 @@ def test_combine(shards: Project) -> None:
     assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
     assert len(list((shards.results / "latest" / "trace").glob("*.jsonl"))) == 2
     assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
+
+
+@pytest.mark.slow
+def test_code_that_healing_gave_back_stays(shards: Project) -> None:
+    """No trace tells of it, and the library may have been elsewhere."""
+    shards.negativa("combine", "first", "second")
+    start, end = next(tuple(row[:2]) for row in shards.plan() if not row[2])
+    here = shards.folder / "quickstart" / "libquickstart.so"
+    digest = hashlib.sha256(here.read_bytes()).hexdigest()
+    machine(shards, "a", digest)
+    elsewhere = "/builds/a/site/libquickstart.so"
+    span = NeededSpan(library=elsewhere, region=0, start=start, end=end, test="test_hidden")
+    save_healed(Run(shards.folder / "a"), [span], ())
+    shutil.copytree(shards.folder / "a", shards.folder / "b")
+    (shards.folder / "b" / "healed.json").unlink()
+
+    for parts in (["a", "b"], ["b", "a/trace"]):
+        shards.negativa("combine", *parts, f"--path=/builds/*/site={here.parent}")
+        [kept] = [row for row in shards.plan() if row[0] == start]
+        assert kept[2:4] == [True, "healed"]
+    # Nor is it lost when the result is planned or combined again, or by another path.
+    shards.negativa("locate")
+    shards.negativa("combine", combined(shards) / "trace", "first")
+    assert [row[3] for row in shards.plan() if row[0] == start] == ["healed"]
 
 
 @pytest.mark.slow
