@@ -17,6 +17,7 @@ import fnmatch
 import gzip
 import io
 import lzma
+import re
 import struct
 import tarfile
 import zipfile
@@ -47,8 +48,13 @@ _MAX_TABLE = 32 << 20
 _MAX_TAR_TABLE = 1 << 20
 # Characters: PATH_MAX of Linux.
 _MAX_NAME = 4096
-# A system image has 300,000 files.
+# A system image has 300,000 files, and their names have 30 MB.
 _MAX_ENTRIES = 5_000_000
+_MAX_NAMES = 512 << 20
+# Headers of pax for the whole archive: git writes one, tarfile copies all of them for each file.
+_MAX_GLOBAL_HEADERS = 1000
+# No name has more digits in a row. tarfile takes hours for a million of them (CVE-2024-6232).
+_DIGITS = re.compile(rb"\d{256}")
 _STEP = 1 << 20
 _BUFFER = 128 << 10
 
@@ -306,6 +312,9 @@ class _TarStream:
         if size > _MAX_TAR_TABLE:
             raise _too_large(self._label, size, _MAX_TAR_TABLE)
         data = self.block = self.read_all(size)
+        if _DIGITS.search(data):
+            problem = "a header has 256 digits in a row; crafted or damaged"
+            raise FormatError(self._label, None, problem)
         return data
 
     def read_all(self, size: int) -> bytes:
@@ -354,7 +363,7 @@ def iter_tar(
     with damage(label):
         stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)
         tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
-    count = 0
+    count = names = 0
     while True:
         with damage(label):
             info: tarfile.TarInfo | None = tar.next()
@@ -363,8 +372,16 @@ def iter_tar(
         if info is None:
             break
         count += 1
+        names += len(info.name) + len(info.linkname)
         if count > _MAX_ENTRIES or info.size < 0:
             raise FormatError(label, None, f"has more than {_MAX_ENTRIES:,} files, or is damaged")
+        if names > _MAX_NAMES or len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:
+            raise FormatError(
+                label,
+                info.offset,
+                f"names of more than {_MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
+                "headers for all files; crafted or damaged",
+            )
         if not (info.isreg() or info.issym() or info.islnk()):
             continue
         if (name := clean_name(info.name)) is None:

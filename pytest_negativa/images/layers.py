@@ -35,6 +35,7 @@ _IMAGE_FILES = re.compile(
 )
 _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")
 _MAX_JSON = 4 << 20
+_MAX_JSONS = 256 << 20
 _MAX_DEPTH = 4
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -104,7 +105,7 @@ def find_image(path: Path) -> Image | None:
     """
     if path.is_dir():
         return _image_of(path.resolve(), _list_folder(path), is_folder=True)
-    listing = _Listing()
+    listing, left = _Listing(), _MAX_JSONS
     for entry in iter_archive(path, lambda problem: None):
         if not _IMAGE_FILES.fullmatch(entry.name):
             return None
@@ -113,7 +114,8 @@ def find_image(path: Path) -> Image | None:
             listing.links[entry.name] = entry.target
         if entry.member is not None:
             listing.members[entry.name] = entry.member
-        if entry.size <= _MAX_JSON and entry.head[:1] in (b"{", b"["):
+        if entry.size <= min(_MAX_JSON, left) and entry.head[:1] in (b"{", b"["):
+            left -= entry.size
             listing.texts[entry.name] = (
                 bytes(entry.read()) if entry.member is None else _read(entry.member)
             )

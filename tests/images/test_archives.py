@@ -241,6 +241,30 @@ class TestHostile:
         [problem] = problems_of(map_archive(path, QUESTION))
         assert problem.startswith(f"{path}: maximum recursion depth exceeded")
 
+    @pytest.mark.parametrize(
+        ("kind", "body", "problem"),
+        [
+            # Python 3.11.7 looks for a character set at each digit.
+            (tarfile.XHDTYPE, b"1" * 200_000, "256 digits in a row"),
+            (tarfile.XGLTYPE, b"".join(b"9 %04d=v\n" % n for n in range(2000)), "headers for all"),
+        ],
+    )
+    def test_headers_that_take_hours(
+        self, tmp_path: Path, kind: bytes, body: bytes, problem: str
+    ) -> None:
+        info = tarfile.TarInfo("x")
+        info.type, info.size = kind, len(body)
+        path = tmp_path / "x.tar"
+        padded = body + bytes(-len(body) % 512)
+        path.write_bytes(info.tobuf() + padded + tarfile.TarInfo("y").tobuf() + bytes(1024))
+        [found] = problems_of(map_archive(path, QUESTION))
+        assert problem in found
+
+    def test_names_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(archives, "_MAX_NAMES", 30)
+        [problem] = problems_of(map_archive(write_tar(tmp_path / "x.tar"), QUESTION))
+        assert "names of more than 30 bytes" in problem
+
     def test_a_stored_file_that_claims_the_bytes_of_others(self, tmp_path: Path) -> None:
         path = write_zip(tmp_path / "x.zip", zipfile.ZIP_STORED)
         data = bytearray(path.read_bytes())
