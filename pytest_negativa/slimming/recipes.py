@@ -29,7 +29,7 @@ from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.load_check import why_untrusted
+from pytest_negativa.rewriting.compact.load_check import why_not_loaded
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -319,7 +319,7 @@ def slim_library(
 
 def _unloaded(path: Path, load_check: bool) -> Iterator[str]:
     """Say that no load check was made though one was asked for."""
-    if load_check and (reason := why_untrusted(path)) is not None:
+    if load_check and (reason := why_not_loaded(path)) is not None:
         yield f"not load-checked: {reason}"
 
 

@@ -109,8 +109,11 @@ class LoadCheck:
     outcome: str
 
 
-def why_untrusted(path: str | os.PathLike[str]) -> str | None:
-    """Why code of a library must not run here; None if only root and the caller can write it."""
+def why_not_loaded(path: str | os.PathLike[str]) -> str | None:
+    """Why a library is not loaded to check it; None if it is.
+
+    It is if only root and the caller can write it, and the child can get at it.
+    """
     for place in (Path(path), Path(path).parent):
         status = place.stat()
         if status.st_uid not in (0, os.geteuid()):
@@ -118,7 +121,19 @@ def why_untrusted(path: str | os.PathLike[str]) -> str | None:
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if status.st_mode & stat.S_IWOTH and not is_sticky:
             return f"any user can write to {place}"
+    if os.geteuid() == 0:
+        for folder in Path(path).resolve().parents:
+            if not _may_enter(folder.stat()):
+                return f"root without capabilities can't enter {folder}"
     return None
+
+
+def _may_enter(status: os.stat_result) -> bool:
+    """Whether root without capabilities may use a folder (path_resolution(7), permissions)."""
+    if status.st_uid == 0:
+        return bool(status.st_mode & stat.S_IXUSR)
+    is_own_group = status.st_gid in (os.getegid(), *os.getgroups())
+    return bool(status.st_mode & (stat.S_IXGRP if is_own_group else stat.S_IXOTH))
 
 
 def check_loading(
@@ -136,7 +151,7 @@ def check_loading(
         original, tables, compacted: the library before and after.
         variables: for the child's environment.
     """
-    if (reason := why_untrusted(original.path)) is not None:
+    if (reason := why_not_loaded(original.path)) is not None:
         return LoadCheck(None, f"not load-checked: {reason}")
     folders = _search_path(original, tables)
     unwinding = any(s.p_type == PT_GNU_EH_FRAME for s in tables.segments)

@@ -22,7 +22,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.rewriting.compact.load_check import check_loading, why_untrusted
+from pytest_negativa.rewriting.compact.load_check import check_loading, why_not_loaded
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
 from tests.support.compacting import (
@@ -429,14 +429,31 @@ def test_initialisers_run_without_privileges(tmp_path: Path) -> None:
 def test_who_may_have_written_a_library(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.touch(mode=0o644)
-    assert why_untrusted(path) is None
+    assert why_not_loaded(path) is None
     tmp_path.chmod(0o777)
-    assert why_untrusted(path) == f"any user can write to {tmp_path}"
+    assert why_not_loaded(path) == f"any user can write to {tmp_path}"
     tmp_path.chmod(0o1777)
-    assert why_untrusted(path) is None
+    assert why_not_loaded(path) is None
     if os.geteuid() == 0:
         os.chown(path, 4711, 4711)
-        assert "belongs to user 4711, who is neither root" in str(why_untrusted(path))
+        assert "belongs to user 4711, who is neither root" in str(why_not_loaded(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_home_that_only_its_owner_may_enter(tmp_path: Path) -> None:
+    """As root installs into a user's home. The child of root lacks the right to enter it."""
+    home = tmp_path / "home"
+    path = build(home / "build")
+    os.chown(home, 4711, 4711)
+    for mode, outcome in (
+        (0o755, "loaded"),
+        (0o700, f"not load-checked: root without capabilities can't enter {home}"),
+    ):
+        home.chmod(mode)
+        library_map = read(path)
+        target = home / "build" / f"{mode}.so"
+        result = compact_library(path, target, library_map, plan_of(library_map, lambda i: False))
+        assert isinstance(result, Compacted) and result.load_check == outcome
 
 
 def test_failing_for_another_reason_is_a_fault(tmp_path: Path) -> None:
