@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -45,6 +46,12 @@ from pytest_negativa.models.slimmed import Removed
 # Bytes beyond the usual ratio, added up over a library, have a limit.
 _USUAL_RATIO = 256
 _MAX_EXCESS = 2 * MAX_UNPACKED_SIZE
+# Names of spares: spare/note.py. They begin like the library, and have its tables.
+_SPARE = re.compile(r"\.[0-9a-f]{16}\.spare$")
+_IS_SPARE = (
+    "is a spare of negativa slim --spare, with parts of a library; negativa slim undo gives the "
+    "original back"
+)
 
 
 def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
@@ -78,8 +85,11 @@ def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
     """``read_library`` for a library that is open.
 
     Raises:
-        FormatError: the file can't be read, or got shorter.
+        FormatError: the file can't be read, or got shorter; or it is a spare, which has only parts
+            of a library.
     """
+    if _SPARE.search(source.path):
+        raise FormatError(source.path, None, _IS_SPARE)
     reader = _Reader(source, scope)
     for offset, text in host.faults:
         reader.problems.add(offset, text)

@@ -71,6 +71,7 @@ from pytest_negativa.slimming.spares import (
 )
 from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
+from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.atomic import remove_abandoned
 
 _NOT_KEPT = (
@@ -173,6 +174,7 @@ class Slimmer:
         run: str | None = None
         try:
             try:
+                self._remove_abandoned_runtimes()
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
             finally:
@@ -218,6 +220,12 @@ class Slimmer:
             left=dict(self.manifest.left),
             records=dict(self.manifest.records),
         )
+
+    def _remove_abandoned_runtimes(self) -> None:
+        """Remove what killed runs left of runtimes; no thread writes one yet."""
+        for task in self.work.tasks if self.options.spare is not None else ():
+            for folder in self.tree.folders_of(task.names):
+                remove_abandoned(self.root / folder / RUNTIME_NAME)
 
     def _link_names(self) -> None:
         for name, result in self.work.links.items():

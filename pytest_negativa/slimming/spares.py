@@ -43,7 +43,7 @@ from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
-from pytest_negativa.storage.atomic import sync_folder
+from pytest_negativa.storage.atomic import remove_abandoned, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
 
 _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
@@ -348,6 +348,7 @@ def put_runtime(folder: Path) -> None:
 def remove_unused_runtime(folder: Path) -> None:
     """Remove the runtime from a folder in which no library needs it any more."""
     target = folder / RUNTIME_NAME
+    remove_abandoned(target)
     with contextlib.suppress(OSError):
         if not _is_runtime(target):
             return

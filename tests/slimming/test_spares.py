@@ -222,6 +222,10 @@ def test_inspect_refuses_a_library_with_a_spare(site: Made, tmp_path: Path) -> N
     assert f"parts of its GPU code are in {find_spare(site.one).name}; negativa slim undo" in (
         done.output
     )
+    # A trace finds GPU code that came back in the spare.
+    done = CliRunner().invoke(main, ["inspect", str(find_spare(site.one))])
+    assert done.exit_code == 1
+    assert "is a spare of negativa slim --spare, with parts of a library" in done.output
 
 
 def test_another_file_of_the_runtimes_name_is_never_replaced(site: Made, tmp_path: Path) -> None:
@@ -267,11 +271,13 @@ def test_what_a_killed_slim_left_is_removed_unless_another_is_at_work(
     for path in (left, theirs):
         path.parent.mkdir(parents=True)
         path.touch()
+    half = site.one.with_name(f".{RUNTIME_NAME}.449c8231f7d5.tmp")
+    half.touch()
     with hold_folder(folder):
         left.parent.mkdir()
         left.touch()
         slim(site, tmp_path)
-        assert left.exists()
+        assert left.exists() and not half.exists()
     slim(site, tmp_path, SM_80)
     assert not left.parent.exists() and theirs.exists()
 
