@@ -137,17 +137,21 @@ def _list_folder(path: Path) -> _Listing:
 
 
 def _image_of(path: Path, listing: _Listing, *, is_folder: bool) -> Image | None:
+    is_oci = (path / "oci-layout").is_file() if is_folder else "oci-layout" in listing.names
     try:
         if (text := listing.texts.get(DOCKER_LIST)) is not None:
-            layers = _docker_layers(path, msgspec.json.decode(text, type=list[_Saved]))
-        elif OCI_INDEX in listing.texts and (is_folder or "oci-layout" in listing.names):
+            saved = msgspec.json.decode(text, type=list[_Saved])
+            if is_folder and not (saved or is_oci):
+                return None
+            layers = _docker_layers(path, saved)
+        elif OCI_INDEX in listing.texts and is_oci:
             index = msgspec.json.decode(listing.texts[OCI_INDEX], type=_Manifest)
             layers = _oci_layers(path, index, listing)
         else:
             return None
     except UNDECODABLE as e:
         # Any folder may have a manifest.json.
-        if is_folder and not (path / "oci-layout").is_file():
+        if is_folder and not is_oci:
             return None
         raise FormatError(path, None, f"the description of the image is damaged: {e}") from e
     layers = [_follow(name, listing.links) for name in layers]

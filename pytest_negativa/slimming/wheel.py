@@ -6,9 +6,12 @@ their rows in RECORD, too. All other files go from wheel to wheel. Format: PEP 4
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
 import hashlib
 import os
+import posixpath
 import shutil
 import stat
 import tempfile
@@ -20,7 +23,7 @@ from typing import IO
 from pytest_negativa.errors import FormatError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
-from pytest_negativa.installed.record import RECORD, record_digest
+from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
@@ -72,6 +75,7 @@ def slim_wheel(
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
         if not report.failed and not request.options.dry_run:
             slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
+            _check_record(folder / info_folder / RECORD, slimmed, source.path)
             _add_notice(folder / info_folder, slimmed)
             with damage(source.path):
                 _pack(archive, infos, folder, info_folder, target / wheel.name, source)
@@ -149,6 +153,18 @@ def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: 
                 shutil.copyfileobj(packed, file, _STEP)
     except OSError as e:
         raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
+
+
+def _check_record(record: Path, slimmed: Sequence[SlimRow], wheel: str) -> None:
+    """Refuse a RECORD without rows for the libraries: it would not have their new digests."""
+    recorded = set()
+    with contextlib.suppress(UnicodeDecodeError, csv.Error):
+        text = record.read_bytes().decode()
+        recorded = {posixpath.normpath(row[0]) for _, row in iter_rows(text) if row}
+    for library in slimmed:
+        if library.path not in recorded:
+            problem = f"RECORD has no row for {library.path}, or is damaged; build the wheel again"
+            raise FormatError(wheel, None, problem)
 
 
 def _add_notice(info_folder: Path, slimmed: Sequence[SlimRow]) -> None:

@@ -319,7 +319,15 @@ class TestHostile:
         path = save_tar(files, tmp_path / "x.tar")
         assert self.problem(path).startswith(f"{path}/{digest_of(whole[: len(whole) // 2])}/layer")
 
-    def test_a_folder_with_a_file_of_that_name(self, tmp_path: Path) -> None:
-        (tmp_path / "manifest.json").write_text('{"name": "an extension of a browser"}')
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("manifest.json", '{"name": "an extension of a browser"}'),
+            ("manifest.json", "[]"),
+            ("index.json", '{"name": "a site"}'),
+        ],
+    )
+    def test_a_folder_with_a_file_of_that_name(self, tmp_path: Path, name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
         shutil.copyfile(MULTIARCH, tmp_path / "libm.so")
         assert [row.path for row in report_image(tmp_path).libraries] == ["libm.so"]

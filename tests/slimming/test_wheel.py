@@ -204,3 +204,21 @@ def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> N
     with pytest.raises(ReconstructError, match=f"{taken}: cannot be written: File exists"):
         slim_wheel(request, take_the_name)
     assert taken.read_text() == "mine" and list(taken.parent.iterdir()) == [taken]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
+def test_a_record_that_cannot_have_the_new_digests(
+    original: Path, tmp_path: Path, record: bytes
+) -> None:
+    wheel = tmp_path / original.name
+    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("/RECORD"):
+                data = record + data if record else b""
+            new.writestr(info, data)
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "RECORD has no row for gpu/lib/lib" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
