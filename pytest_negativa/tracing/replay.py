@@ -33,7 +33,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
+from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.files import TraceWriter, read_trace
@@ -115,6 +115,9 @@ class ReplayDetector:
             next_id = self._write(trace, next_id)
         for problem in self._recording.unreadable:
             self.warn("trace-unreadable", problem, incomplete=True)
+        if (partial := run_at(self._recording.folder).partial_reason) is not None:
+            text = f"{self._recording.folder}: the recording is a part of what ran: {partial}"
+            self.warn("recording-partial", text, incomplete=True)
 
     def _write(self, trace: ProcessTrace, first_id: int) -> int:
         """Write a trace's records with ids of their own; returns the next free id."""
