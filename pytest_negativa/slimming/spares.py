@@ -320,8 +320,18 @@ def problem_of(library: Path) -> str | None:
         return f"{runtime} is gone or another file, so the library can't be loaded"
     try:
         spare = find_spare(library)
+        owner = spare.stat().st_uid
+        # As the runtime judges; it trusts the folder of the variable.
+        if (
+            owner not in (0, os.geteuid(), library.stat().st_uid)
+            and spare.parent != Path(os.environ.get(_ENVIRONMENT, ""))
+        ):  # fmt: skip
+            return (
+                f"its spare {spare} is not used, because it belongs to user {owner}: neither to "
+                "root, nor to the caller, nor to the library's owner"
+            )
         check_pair(library, spare)
-    except NegativaError as e:
+    except (NegativaError, OSError) as e:
         return str(e).removeprefix(f"{library}: ")
     return None
 

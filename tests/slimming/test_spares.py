@@ -215,6 +215,19 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     assert statuses(undo_trees((site.folder,)))[ONE] is SlimStatus.UNDONE
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_check_tells_of_a_spare_of_another_user(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slim(site, tmp_path)
+    os.chown(find_spare(site.one), 65533, 65533)
+    status, detail = checked(site)[ONE]
+    assert status is SlimStatus.DAMAGED and "it belongs to user 65533" in (detail or "")
+    assert "of another user" in read_code(site.one).stderr
+    monkeypatch.setenv("NEGATIVA_SPARE_DIR", f"{tmp_path}/spares/")
+    assert checked(site)[ONE][0] is SlimStatus.SOUND
+
+
 def test_inspect_refuses_a_library_with_a_spare(site: Made, tmp_path: Path) -> None:
     slim(site, tmp_path)
     done = CliRunner().invoke(main, ["inspect", str(site.one)])
