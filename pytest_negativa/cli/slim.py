@@ -500,7 +500,26 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             err=True,
         )
     nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
+    _show_spares(request, report)
     _finish(report.rows, nothing_to_do, report, as_json=as_json)
+
+
+def _show_spares(request: SlimRequest, report: SlimReport) -> None:
+    from pytest_negativa.models.slimming import SlimStatus
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes
+
+    spare = request.options.spare
+    if spare is None or not any(row.status is SlimStatus.SLIMMED for row in report.rows):
+        return
+    # Sparse files; of other libraries, too.
+    on_disk = sum(path.stat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
+    place = _places(*request.paths if request.target is None else (request.target,))
+    click.echo(
+        f"negativa: {printable(str(spare.folder))} has what was removed ({format_bytes(on_disk)} "
+        f"on disk); negativa slim undo {place} puts it back",
+        err=True,
+    )
 
 
 def _show_wheel(request: SlimRequest) -> None:

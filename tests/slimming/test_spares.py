@@ -24,6 +24,7 @@ from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
@@ -440,3 +441,18 @@ def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match="3 loads were not recorded"):
         SparePolicy.of(tmp_path, usage)
+
+
+@pytest.mark.slow
+def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> None:
+    spares = tmp_path / "spares"
+    arguments = ["slim", "--arch=sm_80", "--spare", str(spares), "--no-load-check"]
+    done = CliRunner().invoke(main, [*arguments, str(site.folder)])
+    assert done.exit_code == 0, done.output
+    size = format_bytes(sum(path.stat().st_blocks * 512 for path in spares.glob("*.spare")))
+    assert (
+        f"negativa: {spares} has what was removed ({size} on disk); "
+        f"negativa slim undo {site.folder} puts it back"
+    ) in done.stderr
+    again = CliRunner().invoke(main, [*arguments, str(site.folder)])
+    assert again.exit_code == 0 and "has what was removed" not in again.stderr
