@@ -42,8 +42,8 @@ def missing_archs(
     """Why libraries can't run on the devices, a sentence for each library and device."""
     for libraries, mapped_libraries in inspected:
         with_code = [m for m in _with_code(mapped_libraries) if is_checked(libraries, m)]
-        if _checks_nothing(mapped_libraries):
-            yield f"{libraries.label}: no GPU code, so none for {_names(devices)}"
+        if not with_code and _loads_nothing(mapped_libraries):
+            yield f"{libraries.label}: no GPU code that devices load, so none for {_names(devices)}"
         for mapped in with_code:
             assert mapped.library_map is not None and mapped.summary is not None
             for loadable in what_devices_load(mapped.library_map, devices):
@@ -65,7 +65,7 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
         m.summary.path: (m.summary, libraries.distribution)
         for libraries, mapped in inspected
         for m in mapped
-        if m.summary is not None and m.summary.sections and not m.summary.file_kind.is_link_time
+        if m.summary is not None and m.summary.sections and not _is_link_time(m)
     }
     for path, (summary, name) in unique.items():
         if name is None and (place := places.of(path)).distribution:
@@ -78,8 +78,8 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
 def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]:
     """Which distributions have more dead code than a limit in percent, which arguments no code."""
     for libraries, mapped_libraries in inspected:
-        if _checks_nothing(mapped_libraries):
-            yield f"{libraries.label}: no GPU code, so --max-dead checks nothing"
+        if _loads_nothing(mapped_libraries):
+            yield f"{libraries.label}: no GPU code that devices load, so --max-dead checks nothing"
     for row in dead_code(inspected):
         if row.percent > limit:
             yield (
@@ -92,9 +92,13 @@ def _with_code(mapped_libraries: Sequence[MappedLibrary]) -> list[MappedLibrary]
     return [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
 
 
-def _checks_nothing(mapped_libraries: Sequence[MappedLibrary]) -> bool:
-    """Whether there is no GPU code: a gate that checks nothing must not pass."""
-    return not _with_code(mapped_libraries) and not any(m.error for m in mapped_libraries)
+def _is_link_time(mapped: MappedLibrary) -> bool:
+    return mapped.summary is not None and mapped.summary.file_kind.is_link_time
+
+
+def _loads_nothing(found: Sequence[MappedLibrary]) -> bool:
+    """Whether devices load no file of these: a gate that checks nothing must not pass."""
+    return all(map(_is_link_time, _with_code(found))) and not any(m.error for m in found)
 
 
 def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:

@@ -63,7 +63,7 @@ class TestRequired:
         shutil.copy(PLAIN, tmp_path)
         done = inspect(tmp_path, "--require-arch", "80,90")
         assert done.exit_code == 1
-        assert done.stderr.endswith(": no GPU code, so none for sm_80, sm_90\n")
+        assert done.stderr.endswith(": no GPU code that devices load, so none for sm_80, sm_90\n")
 
     def test_regions_without_code(self) -> None:
         [library] = as_json(BIN / "libplaces.so", "--require-arch", "80,90")["libraries"]
@@ -114,7 +114,15 @@ class TestDead:
         assert inspect(PLAIN, "--dead", "--arch=90").exit_code == 0
         done = inspect(PLAIN, "--dead", "--arch=90", "--max-dead=0")
         assert done.exit_code == 1
-        assert done.stderr.endswith(": no GPU code, so --max-dead checks nothing\n")
+        assert done.stderr.endswith(
+            ": no GPU code that devices load, so --max-dead checks nothing\n"
+        )
+
+    def test_files_for_linkers_alone(self, tmp_path: Path) -> None:
+        shutil.copy(BIN / "librdc.a", tmp_path)
+        for how in (["--dead", "--arch=70", "--max-dead=5"], ["--require-arch=70"]):
+            done = inspect(tmp_path, *how)
+            assert done.exit_code == 1 and ": no GPU code that devices load, so " in done.stderr
         assert inspect(PLAIN, MULTIARCH, "--dead", "--arch=90", "--max-dead=100").exit_code == 1
 
     @pytest.mark.parametrize(
