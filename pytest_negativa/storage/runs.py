@@ -44,7 +44,7 @@ TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""
 
 
-_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6,8}")
 _DELETED_SUFFIX = ".deleted"
 _IGNORE_NAME = ".gitignore"
 _IGNORE = b"""\
@@ -54,8 +54,10 @@ _IGNORE = b"""\
 
 
 def new_run_id() -> str:
-    """An id that no other run has. Ids sort by time."""
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(3).hex()}"
+    """An id that no other run has. Ids sort by time: of a second, first come the microseconds."""
+    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
+    return f"{when}-{nanoseconds // 1000:05x}{os.urandom(2).hex()[:3]}"
 
 
 def why_no_folder_for_runs(path: str) -> str | None:

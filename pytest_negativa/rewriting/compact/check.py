@@ -1,7 +1,7 @@
 """Checks a compacted library against its original, before it gets its name.
 
-The check is independent of the writer. It reads both files' tables as bare rows of its own, and
-derives from map and plan what may differ. It compares what a process would see: every byte that
+The check is independent of the writer. It reads both files' tables by pyelftools or as bare rows,
+and derives from map and plan what may differ. It compares what a process would see: every byte that
 the original's segments load, and its protection. It also compares the sections that are never
 loaded.
 """
@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_negativa.gpucode.elf import (
-    HostElf,
     HostSegment,
-    read_host_elf,
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
@@ -27,6 +25,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.pages import merged
 from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.second_reader import read_again
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 
 _STEP = 256 << 10
@@ -36,7 +35,7 @@ _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL_SIZE = 24
 _REGION_HEADER_SIZE = 16
 _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
-_PF_X, _PF_W = 1, 2
+_PF_X = 1
 _SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
 _SHF_ALLOC = 2
 # Names of sections that may go, bytes of the longest, and the row without a name.
@@ -153,11 +152,11 @@ class _Checker:
         self._page_size = page_size
         self._rows_before = _program_headers(original)
         self._rows_after = _program_headers(compacted)
-        self._before = list(map(_segment, self._rows_before))
-        self._after = list(map(_segment, self._rows_after))
+        self._view_before = read_again(original)
+        self._view_after = read_again(compacted)
+        self._before = self._view_before.segments
+        self._after = self._view_after.segments
         self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
-        header = _ELF_HEADER.unpack(original.read(0, _ELF_HEADER.size))
-        self._elf = read_host_elf(original) if header[12] else None
         self._unloaded: list[_Unloaded] = []
 
     def check_changes(self, edits: Edits, allowed: Sequence[Range], name: str) -> None:
@@ -179,8 +178,8 @@ class _Checker:
         self._check_header()
         self._check_program_headers()
         self._check_other_segments()
-        if self._elf is not None:
-            self._check_sections(self._elf)
+        if self._view_before.sections:
+            self._check_sections()
             self._check_unloaded_sections()
 
     def _check_header(self) -> None:
@@ -219,17 +218,14 @@ class _Checker:
             if segment.kind != "PT_LOAD" and segment.file_size:
                 self._check_place(segment.kind, segment.vaddr, segment.offset, segment.file_size)
 
-    def _check_sections(self, before: HostElf) -> None:
-        after = read_host_elf(self._compacted)
+    def _check_sections(self) -> None:
+        before, after = self._view_before, self._view_after
         if (before.build_id, before.soname) != (after.build_id, after.soname):
             self._fail("the build id or soname is another one")
-        loaded = [
-            row
-            for row in _section_headers(self._compacted)
-            if row[2] & _SHF_ALLOC and row[1] not in (_SHT_NULL, _SHT_NOBITS)
-        ]
-        for section, row in zip(after.sections, loaded, strict=True):
-            self._check_place(f"section {section.name}", row[3], row[4], row[5])
+        for section in after.sections:
+            self._check_place(
+                f"section {section.name}", section.vaddr, section.offset, section.size
+            )
 
     def _check_unloaded_sections(self) -> None:
         """Check that sections that stay keep index and fields; the section of names may differ."""
@@ -330,9 +326,9 @@ class _Checker:
         if flags & ~flags_before or lost & ~_PF_X:
             self._fail(f"PT_LOAD at {load.vaddr:#x} has another protection")
         end = load.vaddr + load.file_size
-        if lost and self._elf is None:
+        if lost and not self._view_before.sections:
             self._fail(f"PT_LOAD at {load.vaddr:#x} may hold code and is not executable")
-        for section in self._elf.sections if lost and self._elf is not None else ():
+        for section in self._view_before.sections if lost else ():
             if (
                 section.executable
                 and load.vaddr < section.vaddr + section.size
@@ -381,19 +377,6 @@ def _program_headers(source: ByteSource) -> list[tuple[int, ...]]:
     header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
     return list(
         _PROGRAM_HEADER.iter_unpack(source.read(header[5], header[10] * _PROGRAM_HEADER.size))
-    )
-
-
-def _segment(row: tuple[int, ...]) -> HostSegment:
-    return HostSegment(
-        kind="PT_LOAD" if row[0] == _PT_LOAD else f"segment of type {row[0]:#x}",
-        offset=row[2],
-        vaddr=row[3],
-        file_size=row[5],
-        memory_size=row[6],
-        alignment=row[7],
-        writable=bool(row[1] & _PF_W),
-        executable=bool(row[1] & _PF_X),
     )
 
 

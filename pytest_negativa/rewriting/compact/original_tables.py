@@ -1,7 +1,7 @@
 """The tables of a shared library that is to be compacted, row by row as they are in the file.
 
 What compaction can't handle is refused here, before anything is planned. The check of the result
-(``compact.check``) declares rows of its own instead.
+(``compact.check``) reads the same tables with pyelftools instead.
 """
 
 from __future__ import annotations
