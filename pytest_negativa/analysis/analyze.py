@@ -35,8 +35,8 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.coverage import cover_library
+from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,

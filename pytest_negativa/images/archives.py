@@ -50,7 +50,8 @@ _MAX_TAR_TABLE = 1 << 20
 _MAX_NAME = 4096
 # A system image has 300,000 files, and their names have 30 MB.
 _MAX_ENTRIES = 5_000_000
-_MAX_NAMES = 512 << 20
+MAX_NAMES = 512 << 20
+"""Bytes of all names of a tar archive, which are in memory at once."""
 # Headers of pax for the whole archive: git writes one, tarfile copies all of them for each file.
 _MAX_GLOBAL_HEADERS = 1000
 # No name has more digits in a row. tarfile takes hours for a million of them (CVE-2024-6232).
@@ -375,11 +376,11 @@ def iter_tar(
         names += len(info.name) + len(info.linkname)
         if count > _MAX_ENTRIES or info.size < 0:
             raise FormatError(label, None, f"has more than {_MAX_ENTRIES:,} files, or is damaged")
-        if names > _MAX_NAMES or len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:
+        if names > MAX_NAMES or len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise FormatError(
                 label,
                 info.offset,
-                f"names of more than {_MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
+                f"names of more than {MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
                 "headers for all files; crafted or damaged",
             )
         if not (info.isreg() or info.issym() or info.islnk()):

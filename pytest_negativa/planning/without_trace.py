@@ -6,7 +6,7 @@ machine code that runs on one of the devices stays, and the PTX and LTO-IR neare
 Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays.
 
 All other code that can be read is labelled "wrong arch" (``_decide``). For a traced run the label
-comes from ``planning.plan``.
+comes from ``planning.decide``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pytest_negativa.models.plan import (
     LibraryPlan,
     UnusedReason,
 )
-from pytest_negativa.planning.plan import why_plain
+from pytest_negativa.planning.decide import why_plain
 
 _DRIVERS_CHOICE = ".nv_fatbin"
 

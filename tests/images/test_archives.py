@@ -261,7 +261,7 @@ class TestHostile:
         assert problem in found
 
     def test_names_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(archives, "_MAX_NAMES", 30)
+        monkeypatch.setattr(archives, "MAX_NAMES", 30)
         [problem] = problems_of(map_archive(write_tar(tmp_path / "x.tar"), QUESTION))
         assert "names of more than 30 bytes" in problem
 

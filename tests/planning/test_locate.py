@@ -13,8 +13,8 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.located import LocatedLibrary
 from pytest_negativa.models.trace import Context, Phase
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN
 from tests.support.usages import TEST, library_usage, usage_of

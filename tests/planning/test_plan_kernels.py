@@ -19,8 +19,8 @@ from pytest_negativa.models.trace import (
     Usage,
     UsedData,
 )
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
 from tests.support.libraries import BIN
 from tests.support.usages import image_use, library_usage, usage_of

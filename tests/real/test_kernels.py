@@ -16,8 +16,8 @@ from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.cubin_code import overwrite_code
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.trim_kernels import trim_kernels

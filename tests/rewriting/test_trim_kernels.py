@@ -16,8 +16,8 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import CodeRange, LibraryPlan
 from pytest_negativa.models.reconstruction import RepackedCubin
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.cubin_code import overwrite_code
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame

@@ -21,9 +21,9 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees

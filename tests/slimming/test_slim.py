@@ -28,9 +28,9 @@ from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.plan import CodeRange, TrimmedCubin
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree

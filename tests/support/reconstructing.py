@@ -10,8 +10,8 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.edits import Edits
 from tests.support.libraries import BIN
 from tests.support.usages import library_usage, usage_of

@@ -17,8 +17,8 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.edits import Edits

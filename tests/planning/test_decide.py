@@ -13,8 +13,8 @@ from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.plan import KeepPolicy, plan_library
 from pytest_negativa.settings.globs import GlobSet
 from tests.support.libraries import BIN
 from tests.support.usages import TEST, library_usage, usage_of
