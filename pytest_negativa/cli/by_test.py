@@ -50,7 +50,7 @@ def tests(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """List the tests of a traced run that ran kernels, with launches and GPU time.
+    """List the tests of a run that ran kernels, with launches and GPU time.
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
     test that looked it up first. --ranges prints a tree: test, NVTX ranges, library, kernel; only a

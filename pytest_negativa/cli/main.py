@@ -40,7 +40,10 @@ _COMMANDS = {
     "runs": ("runs", "List, show and delete traced runs."),
     "schema": ("schema", "Print the JSON Schema of a file or output format."),
     "slim": ("slim", "Remove unused GPU code from installed libraries."),
-    "tests": ("by_test", "List the tests of a traced run that ran kernels, with their launches."),
+    "tests": (
+        "by_test",
+        "List the tests of a run that ran kernels, with launches and GPU time.",
+    ),
     "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
     "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
 }

@@ -130,7 +130,7 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
     "--input-list",
     metavar="FILE",
     type=click.File(),
-    help="Combine the runs that FILE names, too, one a line; - is standard input.",
+    help="Take the runs that FILE names, too, one a line; - is standard input.",
 )
 @click.option(
     "--failure-mode",

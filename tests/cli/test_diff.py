@@ -63,7 +63,8 @@ def test_two_wheels(project: Project) -> None:
     with zipfile.ZipFile(project.folder / "ours-2.0.whl", "a") as wheel:
         wheel.writestr("../outside.so", "\x7fELF")
     failed = project.negativa("diff", "ours-1.0.whl", "ours-2.0.whl", status=1).stderr
-    assert "ours-2.0.whl: '../outside.so' leads out of the archive" in failed
+    assert "ours-2.0.whl: at offset" in failed
+    assert "'../outside.so' leads out of the archive" in failed
 
 
 def test_what_cannot_be_read(project: Project) -> None:
