@@ -163,6 +163,37 @@ def test_the_limit_of_file_sizes(injected: Injected, fault: PlantedFault) -> Non
     assert told.endswith("the limit of file sizes (ulimit -f) is reached")
 
 
+@pytest.mark.planted_fault(
+    "The user's quota of disk space is used up in the middle of a child's trace",
+    says="a record could not be written: is the disk full, or a quota reached?",
+)
+def test_a_quota(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
+    injected.environ["LD_PRELOAD"] = str(compile_shared("quota.c", tmp_path / "quota.so"))
+    injected.play("start()\nfor i in range(100): assert use('k' * i) == 0\n")
+    usage = injected.usage()
+    assert not usage.processes[0].ended
+    fault.check(all_kept(usage))
+    [told] = injected.untraced()
+    assert told.endswith("Disk quota exceeded")
+
+
+def test_process_numbers_start_again(injected: Injected) -> None:
+    """Two children of one number are two: the kernel gives numbers anew once all were used."""
+    if not works(
+        "unshare", "-Urpf", "--mount-proc", "sh", "-c", "echo 9 > /proc/sys/kernel/ns_last_pid"
+    ):
+        pytest.skip("no namespaces of process numbers")
+    again = "echo 99 > /proc/sys/kernel/ns_last_pid; "
+    program = f'{again} "$@" one; {again} "$@" other'
+    statements = "start(); assert use(sys.argv[-1]) == 0\n"
+    injected.play(statements, "unshare", "-Urpf", "--mount-proc", "sh", "-c", program, "sh")
+    usage = injected.usage()
+    assert [process.header.pid for process in usage.processes] == [100, 100]
+    assert all(process.ended for process in usage.processes)
+    assert not usage.incomplete
+    assert kernels(usage)[MULTIARCH.name] == ["one", "other"]
+
+
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "The disk is full in the middle of a child's trace",
