@@ -329,7 +329,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     emptied fails with a CUDA error if a program loads it.
 
     \b
-    negativa slim --arch sm_90 --spare /opt/spares
+    negativa slim --arch sm_90 --spare spares
     negativa slim --lock negativa.lock --require --strip-others
     negativa slim --arch sm_90 --dry-run DIR
 

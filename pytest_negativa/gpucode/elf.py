@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,6 +58,7 @@ from pytest_negativa.gpucode.elf_tables import (
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource, Window
+from pytest_negativa.models.build_id import find_build_id
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 
 # gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No known
@@ -89,8 +89,6 @@ _SEGMENT_KINDS = {
     PT_GNU_SFRAME: "PT_GNU_SFRAME",
 }
 # n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
-_NOTE = struct.Struct("<III")
-_NT_GNU_BUILD_ID, _GNU = 3, b"GNU\0"
 # Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
 _STRING_STEP = 4096
 
@@ -272,7 +270,7 @@ def _read(header: ElfHeader, tables: _Tables) -> HostElf:
                 zeros.append(_host_section(row, tables.name(names, row)))
             continue
         if row.sh_type == SHT_NOTE:
-            build_id = build_id or _find_build_id(tables.read(row.sh_offset, row.sh_size))
+            build_id = build_id or find_build_id(tables.read(row.sh_offset, row.sh_size))
         elif row.sh_type == SHT_DYNAMIC:
             soname = soname or _find_soname(rows, row, tables)
         if not row.loaded:
@@ -335,18 +333,6 @@ def _check_overlap(source: ByteSource | Window, sections: list[HostSection]) -> 
                 f"section {after.name} overlaps section {before.name}, which ends at "
                 f"{before.offset + before.size:#x}; crafted or damaged",
             )
-
-
-def _find_build_id(notes: bytes) -> str | None:
-    position = 0
-    while position + _NOTE.size <= len(notes):
-        name_size, size, kind = _NOTE.unpack_from(notes, position)
-        name = position + _NOTE.size
-        start = name + (name_size + 3 & ~3)
-        if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == _GNU:
-            return notes[start : start + size].hex()
-        position = start + (size + 3 & ~3)
-    return None
 
 
 def _find_soname(

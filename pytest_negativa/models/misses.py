@@ -75,7 +75,7 @@ class MissReport(Record, frozen=True, kw_only=True):
 
     Attributes:
         format_version: of this form.
-        libraries: those of which something came back, the most misses first.
+        libraries: libraries to which something came back, the most misses first.
     """
 
     format_version: int

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_negativa.models.build_id import find_build_id
 from pytest_negativa.models.trace import FileState, TracedLibrary
 from pytest_negativa.storage.system import System
 
@@ -31,9 +32,7 @@ _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
 
 _ELF_MAGIC = b"\x7fELF\x02\x01"
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
-_NOTE_HEADER = struct.Struct("<III")
 _PT_NOTE = 4
-_NT_GNU_BUILD_ID = 3
 _MAX_NOTES = 1 << 16
 # Bytes. Hashing this much takes about 5 ms.
 _MAX_HASHED = 8 << 20
@@ -303,19 +302,7 @@ def _read_build_id(fd: int) -> str | None:
     for kind, _flags, offset, _vaddr, _paddr, file_size, *_ in rows:
         if kind == _PT_NOTE and offset < 1 << 62:
             notes = System.pread(fd, min(file_size, _MAX_NOTES), offset)
-            build_id = _find_build_id(notes)
+            build_id = find_build_id(notes)
             if build_id is not None:
                 return build_id
-    return None
-
-
-def _find_build_id(notes: bytes) -> str | None:
-    position = 0
-    while position + _NOTE_HEADER.size <= len(notes):
-        name_size, size, kind = _NOTE_HEADER.unpack_from(notes, position)
-        name = position + _NOTE_HEADER.size
-        start = name + (name_size + 3 & ~3)
-        if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0":
-            return notes[start : start + size].hex() or None
-        position = start + (size + 3 & ~3)
     return None

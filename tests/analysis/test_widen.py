@@ -87,7 +87,7 @@ def test_pages_that_elements_share(site: Made) -> None:
         misses = Misses("libone.so.1", bytes(32), library_map.library.size, pages)
         return set(missed_code(misses, library_map, [SM_90]))
 
-    # sm_90 loads the first element of the region, whoever touched its page.
+    # A device with sm_90 loads the first element of the region.
     assert missed(chosen.header_offset) >= {chosen.payload.start}
     assert missed(other.header_offset) <= {chosen.payload.start}
     assert missed(other.payload.start + 100) >= {other.payload.start}
