@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import os
 import shutil
 import subprocess
 import time
@@ -168,7 +169,9 @@ def test_the_limit_of_file_sizes(injected: Injected, fault: PlantedFault) -> Non
     says="a record could not be written: is the disk full, or a quota reached?",
 )
 def test_a_quota(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
-    injected.environ["LD_PRELOAD"] = str(compile_shared("quota.c", tmp_path / "quota.so"))
+    quota = compile_shared("quota.c", tmp_path / "quota.so")
+    # Behind what is preloaded already: a sanitizer's runtime must come first.
+    injected.environ["LD_PRELOAD"] = f"{os.environ.get('LD_PRELOAD', '')}:{quota}".lstrip(":")
     injected.play("start()\nfor i in range(100): assert use('k' * i) == 0\n")
     usage = injected.usage()
     assert not usage.processes[0].ended
