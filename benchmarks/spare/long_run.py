@@ -1,13 +1,15 @@
 """What a spare costs in the long run, and whether it holds: pairs of processes, and a soak.
 
-Needs one GPU, PyTorch with its NVIDIA wheels, and this package with its C parts; 10 GB of disk.
+Needs PyTorch, and this package with its C parts; 10 GB of disk. Without a GPU all runs on the CPU.
 
-1. Steady state: processes on the originals, on libraries all of whose code came back, and on
+1. Start: the time and CPU time of ``import torch``, its peak memory and mappings, in turns.
+2. Steady state: processes on the originals, on libraries all of whose code came back, and on
    libraries that kept what the first pass touched, take turns. Medians of microseconds per step.
-2. Soak: processes with threads, forks and DataLoader workers, on libraries without any code, for so
-   many seconds. Each must end well and print what a process on the originals prints.
+3. Soak: processes with threads, forks and DataLoader workers, on libraries without any code, for so
+   many seconds. Each must end well and print what a process on the originals prints. A line tells
+   the state every ten minutes.
 
-Run: python benchmarks/spare/long_run.py PYTHON [--soak SECONDS] [--to FOLDER]
+Run: python benchmarks/spare/long_run.py PYTHON [--soak SECONDS] [--at-once N] [--to FOLDER]
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ AT_ONCE = 3
 
 
 def command(
-    python: str, tree: Path, what: str, logs: Path | None
+    python: str, tree: Path, logs: Path | None, *what: str
 ) -> tuple[list[str], dict[str, str]]:
     environ = {**os.environ, "PYTHONPATH": str(tree)}
     if logs is not None:
         environ["NEGATIVA_SPARE_LOG"] = str(logs)
-    return [python, str(HERE / "worker.py"), what], environ
+    return [python, str(HERE / "worker.py"), *what], environ
 
 
 # ---- Trees ----
@@ -63,7 +65,7 @@ def make_trees(folder: Path, python: str) -> dict[str, Path]:
         done = list(pool.map(cut, files, targets, itertools.repeat("gpu+host")))
         say(f"{sum(row[0] is not None for row in done)} libraries cut")
         # What one pass of the steps touches stays in the third tree.
-        words, environ = command(python, trees["all came back"], "steps", folder / "logs")
+        words, environ = command(python, trees["all came back"], folder / "logs", "steps")
         subprocess.run(words, env=environ, input="100\n", text=True, check=True)
         missed = {misses.original: misses for misses in read_logs([folder / "logs"])}
         logs = [
@@ -87,43 +89,85 @@ def cut_by_log(path: Path, target: Path, misses: Misses | None) -> bool:
 
 # ---- 1 ----
 
+START = """
+import os, resource, sys, time
+begin = time.perf_counter(), time.process_time()
+import torch
+ends = time.perf_counter(), time.process_time()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(*(b - a for a, b in zip(begin, ends)), peak / 1024, len(open("/proc/self/maps").readlines()))
+"""
 
-def steady(python: str, trees: dict[str, Path]) -> None:
-    processes = {}
-    for name, tree in trees.items():
-        words, environ = command(python, tree, "steps", None)
-        processes[name] = subprocess.Popen(
-            words, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+
+def starts(python: str, trees: dict[str, Path]) -> None:
+    found: dict[str, list[list[float]]] = {name: [] for name in trees}
+    for turn in range(PAIRS + 1):
+        for name in turned(list(trees), turn):
+            environ = {**os.environ, "PYTHONPATH": str(trees[name])}
+            output = subprocess.check_output([python, "-c", START], env=environ, text=True)
+            found[name].append([float(word) for word in output.split()])
+    for name, rows in found.items():
+        wall, spent, peak, maps = (
+            statistics.median(column) for column in zip(*rows[1:], strict=True)
         )
-    found: dict[str, list[float]] = {name: [] for name in trees}
-    for turn in range(PAIRS + 2):
-        # Each goes first in turn.
-        names = list(processes)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            process = processes[name]
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(f"{STEPS}\n")
-            process.stdin.flush()
-            found[name].append(float(process.stdout.readline()))
-    for name, times in found.items():
-        times = times[2:]  # The first turns warm up.
-        against = [a / b for a, b in zip(times, found["original"][2:], strict=True)]
-        maps = len(Path(f"/proc/{processes[name].pid}/maps").read_text().splitlines())
         say(
-            f"steady {name:14} us a step: median {statistics.median(times):.1f}, "
-            f"{min(times):.1f} to {max(times):.1f}; against the original of the same turn: median "
-            f"{statistics.median(against):.4f}; {maps} mappings"
+            f"import {name:14} median {wall:.2f} s, {spent:.2f} s of CPU time, peak memory "
+            f"{peak:.0f} MiB, {maps:.0f} mappings"
         )
-    for process in processes.values():
-        process.communicate()
+
+
+def turned(names: list[str], turn: int) -> list[str]:
+    """Each goes first in turn."""
+    return names[turn % len(names) :] + names[: turn % len(names)]
 
 
 # ---- 2 ----
 
 
-def soak(python: str, trees: dict[str, Path], seconds: float) -> None:
+def steady(python: str, trees: dict[str, Path]) -> None:
+    processes = {}
+    for name, tree in trees.items():
+        words, environ = command(python, tree, None, "steps")
+        processes[name] = subprocess.Popen(
+            words, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in trees}
+    for turn in range(PAIRS + 2):
+        for name in turned(list(processes), turn):
+            process = processes[name]
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(f"{STEPS}\n")
+            process.stdin.flush()
+            found[name].append(tuple(float(word) for word in process.stdout.readline().split()))
+    for name, rows in found.items():
+        folder = Path(f"/proc/{processes[name].pid}")
+        maps = len((folder / "maps").read_text().splitlines())
+        memory = dict(
+            line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:]
+        )
+        say(f"steady {name:14} {maps} mappings, Rss {memory['Rss'].strip()}, Pss "
+            f"{memory['Pss'].strip()}")  # fmt: skip
+        # The first turns warm up.
+        for column, what in enumerate(("of the clock", "of CPU time")):
+            times = [row[column] for row in rows[2:]]
+            base = [row[column] for row in found["original"][2:]]
+            against = statistics.median(a / b for a, b in zip(times, base, strict=True))
+            say(
+                f"    us a step {what}: median {statistics.median(times):.1f}, {min(times):.1f} to "
+                f"{max(times):.1f}; against the original of the same turn: median {against:.4f}"
+            )
+    for process in processes.values():
+        process.communicate()
+
+
+# ---- 3 ----
+
+
+def soak(python: str, trees: dict[str, Path], seconds: float, at_once: int, folder: Path) -> None:
+    logs = folder / "soak-logs"
+
     def one(tree: Path) -> tuple[int, str, str]:
-        words, environ = command(python, tree, "soak", None)
+        words, environ = command(python, tree, logs, "soak")
         done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
@@ -133,11 +177,11 @@ def soak(python: str, trees: dict[str, Path], seconds: float) -> None:
         return
     wanted = json.loads(output)
     say(f"soak: the original gives {len(wanted)} sums")
-    end = time.monotonic() + seconds
+    begin = told = time.monotonic()
     count, bad = 0, 0
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        while time.monotonic() < end:
-            for status, output, errors in pool.map(one, [trees["all came back"]] * AT_ONCE):
+    with ThreadPoolExecutor(at_once) as pool:
+        while time.monotonic() < begin + seconds:
+            for status, output, errors in pool.map(one, [trees["all came back"]] * at_once):
                 count += 1
                 found = json.loads(output) if status == 0 else {}
                 differ = [
@@ -148,19 +192,40 @@ def soak(python: str, trees: dict[str, Path], seconds: float) -> None:
                 if status or differ:
                     bad += 1
                     say(f"soak: status {status}, {differ[:3]} {errors[-300:]}")
-    say(f"soak: {count} processes, {bad} with another result or end")
+            if time.monotonic() > told + 600:
+                told = time.monotonic()
+                tell_soak(told - begin, count, bad, logs)
+    tell_soak(time.monotonic() - begin, count, bad, logs)
+
+
+def tell_soak(seconds: float, count: int, bad: int, logs: Path) -> None:
+    missed = sum(miss.times for log in read_logs([logs]) for miss in log.pages.values())
+    say(
+        f"soak: {seconds / 60:.0f} minutes, {count} processes (each with 8 "
+        f"threads, 2 forks, 2 DataLoader workers), {missed:,} misses; {bad} processes with another "
+        "result or end"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("python")
     parser.add_argument("--soak", type=float, default=60, help="seconds")
+    parser.add_argument("--at-once", type=int, default=3, help="processes of the soak")
+    parser.add_argument("--only", choices=["start", "steady", "soak"], action="append")
     parser.add_argument("--to", type=Path, help="folder on a file system with 10 GB left")
     arguments = parser.parse_args()
+    parts = arguments.only or ["start", "steady", "soak"]
+    python = arguments.python
     with tempfile.TemporaryDirectory(dir=arguments.to) as scratch:
-        trees = make_trees(Path(scratch), arguments.python)
-        steady(arguments.python, trees)
-        soak(arguments.python, trees, arguments.soak)
+        folder = Path(scratch)
+        trees = make_trees(folder, python)
+        if "start" in parts:
+            starts(python, trees)
+        if "steady" in parts:
+            steady(python, trees)
+        if "soak" in parts:
+            soak(python, trees, arguments.soak, arguments.at_once, folder)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A process that works with PyTorch, for long_run.py.
 
-``steps`` reads numbers from standard input and answers each with microseconds per training step, so
-that two processes can take turns. ``soak`` works once with eight threads, a forked child and
-DataLoader workers, and prints sums.
+``steps`` reads numbers from standard input, and answers each with microseconds per training step,
+of the clock and of CPU time. So two processes can take turns. ``soak`` works once with eight
+threads, two forked children and DataLoader workers, and prints sums.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def steps(torch: Any, device: str) -> None:
     data = torch.rand(16, 32).to(device)
     for line in sys.stdin:
         count = int(line)
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), time.process_time()
         for _ in range(count):
             optimizer.zero_grad()
             net(data).square().mean().backward()
             optimizer.step()
         if device == "cuda":
             torch.cuda.synchronize()
-        print((time.perf_counter() - begin) / count * 1e6, flush=True)
+        times = time.perf_counter() - begin, time.process_time() - spent
+        print(*(seconds / count * 1e6 for seconds in times), flush=True)
 
 
 def work(torch: Any, device: str, number: int, sums: dict[str, float]) -> None:
