@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.results import load_healed
-from pytest_negativa.storage.runs import Run, run_at
+from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
+from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
 from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
 _MOST_NAMED = 3
+_FETCHED_AT_A_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,37 @@ class Part:
     carried: bool = False
 
 
-def read_part(name: str, *, carried: bool = False) -> Part:
-    """Look at a run that is to be combined with others."""
-    run = run_at(Path(name))
+def fetch_parts(names: Iterable[str], target: Path) -> dict[str, Run | StoreError]:
+    """Fetch the runs that lie at URLs, several at a time; by URL, with what failed.
+
+    Raises:
+        OptionError: a URL can't be used.
+    """
+
+    def fetch(number_and_name: tuple[int, str]) -> Run | StoreError:
+        number, name = number_and_name
+        try:
+            return fetch_to_combine(Url(name), target / str(number))
+        except StoreError as e:
+            return e
+
+    urls = list(filter(is_url, names))
+    with ThreadPoolExecutor(_FETCHED_AT_A_TIME) as pool:
+        return dict(zip(urls, pool.map(fetch, enumerate(urls)), strict=True))
+
+
+def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bool = False) -> Part:
+    """Look at a run that is to be combined with others.
+
+    Args:
+        name: a folder, or a URL.
+        fetched: of a URL, see ``fetch_parts``.
+        carried: see ``Part``.
+    """
+    if isinstance(fetched, StoreError):
+        problem = str(fetched).removeprefix(f"{name}: ")
+        return Part(name, Run(Path(name)), problem=problem, carried=carried)
+    run = fetched or run_at(Path(name))
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
         return Part(name, run, problem=problem)

@@ -189,13 +189,17 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
 
 
 def named_run(name: str, settings: Settings, instead: str = "") -> Run:
-    """The run of an id or a folder; the message names what could stand ``instead``.
+    """The run of an id, a folder or a URL; the message names what could stand ``instead``.
 
     Raises:
         OptionError: it does not exist.
+        StoreError: it can't be fetched.
     """
     from pytest_negativa.storage.runs import Run, RunsFolder
+    from pytest_negativa.storage.urls import Url, is_url
 
+    if is_url(name):
+        return RunsFolder(Path(settings.directory)).fetch(Url(name))
     folder = RunsFolder(Path(settings.directory)).folder / name
     if folder.is_dir() and "/" not in name:
         return Run(folder.resolve())

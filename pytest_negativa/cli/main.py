@@ -37,7 +37,7 @@ _COMMANDS = {
     "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
     "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
     "report": ("report", "Write reports of a traced run."),
-    "runs": ("runs", "List, show and delete traced runs."),
+    "runs": ("runs", "List, show, delete, push and fetch traced runs."),
     "schema": ("schema", "Print the JSON Schema of a file or output format."),
     "slim": ("slim", "Remove unused GPU code from installed libraries."),
     "tests": (

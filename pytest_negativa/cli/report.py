@@ -15,6 +15,7 @@ from pytest_negativa.settings.options import (
     REPORT_SCREENS,
     REPORTS_IN_PYTEST,
 )
+from pytest_negativa.storage.urls import is_url
 
 if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
@@ -30,8 +31,8 @@ _TYPES = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
 def report(words: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 
-    RUN is an id that runs list prints, or a folder; by default, the last run. Without a TYPE, the
-    reports are those of negativa.yaml. A TYPE is:
+    RUN is an id that runs list prints, a folder or a URL; by default, the last run. Without a TYPE,
+    the reports are those of negativa.yaml. A TYPE is:
 
     \b
     terminal, terminal-missing, github   printed
@@ -71,6 +72,8 @@ def print_reports(contents: ReportContents, options: Reports) -> None:
 
 
 def _is_type(word: str) -> bool:
+    if is_url(word):
+        return False
     name = word.partition(":")[0]
     # A wrong type is no run, unless there is such a folder.
     return name in _TYPES or (":" in word and not Path(word).exists())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from pytest_negativa.reporting.text import print_error, print_warning
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
+    from pytest_negativa.analysis.combine import Part
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.verdict import NeededSpan
     from pytest_negativa.storage.runs import Run
@@ -125,7 +127,7 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="RUN|URL...")
 @click.option(
     "--input-list",
     metavar="FILE",
@@ -157,41 +159,57 @@ def combine(
     """Find the GPU code that none of several RUNS used.
 
     RUNS are folders of traced runs, or folders with trace files: of the shards of a CI job, or of
-    machines with other GPUs. The result is a new run, the same in whatever order they are given. If
-    CPU code was traced in all of them, "negativa pages" shows the pages that any of them touched.
+    machines with other GPUs. A URL is where negativa runs push put a run. The result is a new run,
+    the same in whatever order they are given. If CPU code was traced in all of them, "negativa
+    pages" shows the pages that any of them touched.
 
     A result that lacks a bad run, or has an older run in its place, can't be locked. Exit status:
     0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
     """
-    from pytest_negativa.analysis.combine import (
-        choose_parts,
-        copy_traces,
-        healed_at,
-        read_part,
-        why_partial,
-    )
-    from pytest_negativa.hostcode.gather import combine as combine_pages
-    from pytest_negativa.settings.globs import PathRules
+    import tempfile
+
+    from pytest_negativa.analysis.combine import fetch_parts, read_part
     from pytest_negativa.storage.runs import RunsFolder
+    from pytest_negativa.storage.urls import is_url
 
     settings = settings_of(flags)
-    paths = PathRules(settings.paths)
     listed = (line.strip() for line in input_list or ())
     names = dict.fromkeys((*runs, *filter(None, listed)))
     if not (names or carried):
         raise click.UsageError("Name the runs to combine: RUN... or --input-list FILE.")
-    parts = [read_part(name) for name in names]
-    parts += [read_part(name, carried=True) for name in dict.fromkeys(carried)]
-    parts, left_out = choose_parts(
-        parts, FailureMode(failure_mode), accept_failed=settings.trace.accept_failed
+    folder = RunsFolder(Path(settings.directory))
+    with contextlib.ExitStack() as stack:
+        fetched: dict[str, Run | StoreError] = {}
+        if any(map(is_url, (*names, *carried))):
+            folder.make()
+            temporary = tempfile.TemporaryDirectory(dir=folder.folder, prefix=".fetched-")
+            fetched = fetch_parts((*names, *carried), Path(stack.enter_context(temporary)))
+        parts = [read_part(name, fetched.get(name)) for name in names]
+        parts += [
+            read_part(name, fetched.get(name), carried=True) for name in dict.fromkeys(carried)
+        ]
+        _combine(parts, folder.new_run(), settings, FailureMode(failure_mode))
+
+
+def _combine(parts: Sequence[Part], run: Run, settings: Settings, mode: FailureMode) -> None:
+    """Write a new run of those parts that are good enough, and report it."""
+    from pytest_negativa.analysis.combine import (
+        choose_parts,
+        copy_traces,
+        healed_at,
+        why_partial,
     )
+    from pytest_negativa.hostcode.gather import combine as combine_pages
+    from pytest_negativa.settings.globs import PathRules
+
+    paths = PathRules(settings.paths)
+    parts, left_out = choose_parts(parts, mode, accept_failed=settings.trace.accept_failed)
     for line in left_out:
         print_warning(f"{line}: left out")
     if not parts:
         return
     warn_of_hooks([part.run for part in parts])
     healed = healed_at(paths, parts)
-    run = RunsFolder(Path(settings.directory)).new_run()
     copies = copy_traces(parts, run, paths)
     combine_pages(run, [part.run for part in parts])
     run.mark_partial(why_partial(parts, left_out))

@@ -120,6 +120,7 @@ _HEALED = ("healing",)
 
 _SWITCH = value_types.Switch()
 _PATH = value_types.FilePath()
+_PATH_OR_URL = value_types.PathOrUrl()
 _EXPRESSION = value_types.Expression()
 _GLOBS = value_types.ListOf(value_types.Glob())
 _LIBRARY_GLOBS = value_types.ListOf(value_types.LibraryGlob())
@@ -162,11 +163,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="run",
         flag_name="run",
-        type=_PATH,
+        type=_PATH_OR_URL,
         default=None,
-        help="Use the traced run in this folder instead of the last one.",
+        help="Use the traced run in this folder, or at this URL, not the last one.",
         in_file=False,
-        metavar="DIR",
+        metavar="DIR|URL",
         requires=_PROVED,
     ),
     Option(

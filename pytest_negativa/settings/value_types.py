@@ -16,6 +16,7 @@ from typing import Any
 
 from pytest_negativa.arch import KNOWN_DEVICES, parse_arch, require_known
 from pytest_negativa.errors import OptionError
+from pytest_negativa.storage.urls import is_url
 
 Schema = dict[str, Any]
 
@@ -204,8 +205,17 @@ class FilePath(Text):
         return None if value is None else anchor(value, base)
 
 
-class OutputPath(FilePath):
-    """The path of a file to write; ``-`` is standard output."""
+class PathOrUrl(FilePath):
+    """A path, or a URL such as ``s3://bucket/name``."""
+
+    expected = "a path or a URL"
+
+    def anchored(self, value: Any, base: str) -> Any:
+        return value if is_url(value) else super().anchored(value, base)
+
+
+class OutputPath(PathOrUrl):
+    """The path or URL of a file to write; ``-`` is standard output."""
 
     def anchored(self, value: Any, base: str) -> Any:
         return value if value == "-" else super().anchored(value, base)

@@ -34,18 +34,27 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.urls import Url, is_url
+
+if TYPE_CHECKING:
+    from pytest_negativa.storage.published import Sent
 
 TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""
 
 
+_MAX_FETCHED = 64 << 30
+"""Bytes that the files of a run at a URL may have together."""
+
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6,8}")
 _DELETED_SUFFIX = ".deleted"
+_FETCHED_SUFFIX = ".fetched"
 _IGNORE_NAME = ".gitignore"
 _IGNORE = b"""\
 # Created by pytest-negativa: traces, plans and copies are not for version control.
@@ -227,6 +236,28 @@ class Run:
             shutil.rmtree(doomed)
         except OSError as e:
             raise StoreError(f"{self}: cannot be deleted: {e.strerror}") from e
+
+    def publish(self, url: Url) -> Sent:
+        """Send the run to a URL; see ``storage.published``.
+
+        Raises:
+            StoreError: it is no run's folder, or a file can't be read or sent.
+            OptionError: the URL can't be used.
+        """
+        from pytest_negativa.storage.published import publish
+
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise StoreError(
+                f"{self}: not the folder of a run; expected a folder such as {new_run_id()}"
+            )
+        self.hold()
+        found = (path for path in self.folder.rglob("*") if path.is_file())
+        files = {
+            path.relative_to(self.folder).as_posix(): path
+            for path in found
+            if not path.is_symlink() and not path.name.endswith(TEMPORARY_SUFFIX)
+        }
+        return publish(self.run_id, files, url)
 
     def new_trace_file(self) -> Path:
         """A file for this process's trace. No other process uses the name, not even a later one
@@ -494,6 +525,41 @@ class RunsFolder:
         """A run with a new id, whose folder is not made yet."""
         return Run(self.folder / new_run_id())
 
+    def fetch(self, url: Url) -> Run:
+        """The run that lies at a URL. It is fetched into a folder here, unless it is here already.
+
+        Raises:
+            StoreError: it can't be fetched, or the run of that id here is another one.
+            OptionError: the URL can't be used.
+        """
+        from pytest_negativa.storage.published import fetch, is_there, load_manifest
+
+        manifest = load_manifest(url)
+        if not _RUN_ID.fullmatch(manifest.name):
+            raise StoreError(f"{url}: is no run, but {manifest.name!r}")
+        run = Run(self.folder / manifest.name)
+        self.make()
+        # A part of a run must not pass as a run. The next attempt goes on in that folder.
+        part = run.folder.with_name(f".{run.run_id}{_FETCHED_SUFFIX}")
+        try:
+            part.mkdir(exist_ok=True)
+            with open_to_lock(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+                lock(folder)
+                if not run.folder.exists():
+                    fetch(url, manifest, part, max_bytes=_MAX_FETCHED)
+                    part.rename(run.folder)
+                    return run
+                part.rmdir()
+        except OSError as e:
+            raise StoreError(f"{run}: cannot be created: {e.strerror}") from e
+        for file in manifest.files:
+            if not is_there(run.folder / file.path, file):
+                raise StoreError(
+                    f"{url}: not fetched: {run} has another {file.path}; use that run, or delete "
+                    f"it first: negativa runs delete {run.run_id}"
+                )
+        return run
+
     def new_measurement(self) -> Path:
         """A folder, not made yet, for the files of a measurement."""
         return self.folder / "measure" / new_run_id()
@@ -502,12 +568,14 @@ class RunsFolder:
         """The named run, else the last one; by its own name, which messages are to say.
 
         Args:
-            named: a run's folder.
+            named: a run's folder, or the URL of one, see ``fetch``.
 
         Raises:
-            OptionError: the named folder does not exist.
+            OptionError: the named folder does not exist, or the URL can't be used.
             StoreError: there is no run.
         """
+        if named is not None and is_url(named):
+            return self.fetch(Url(named))
         folder = self.latest if named is None else Path(named)
         if folder.is_dir():
             return run_at(folder.resolve())
@@ -532,6 +600,31 @@ class RunsFolder:
     def _last_good(self) -> Run | None:
         """The newest run that something is planned from."""
         return next((run for run in self.runs() if run.is_good), None)
+
+
+def fetch_to_combine(url: Url, folder: Path) -> Run:
+    """Fetch what combining needs of a run at a URL.
+
+    Args:
+        url: of the run.
+        folder: here; it is not there yet.
+
+    Raises:
+        StoreError: it can't be fetched.
+        OptionError: the URL can't be used.
+    """
+    from pytest_negativa.storage.published import fetch, load_manifest
+
+    run = Run(folder)
+    unused = {run.map_dir.name, run.spans_dir.name, "verify"}
+    fetch(
+        url,
+        load_manifest(url),
+        folder,
+        max_bytes=_MAX_FETCHED,
+        wanted=lambda path: path.partition("/")[0] not in unused,
+    )
+    return run
 
 
 def run_at(folder: Path) -> Run:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import PlantedFault
-from tests.support.sessions import Project
+from tests.support.sessions import KERNELS, Project, used_kernels
 
 PASSES = "def test_passes():\n    pass\n"
 FAILS = "def test_fails():\n    assert False\n"
@@ -108,3 +110,53 @@ def test_a_folder_of_the_user_gets_no_gitignore(project: Project) -> None:
     (project.folder / "out").mkdir()
     project.pytest("-q", "--negativa", "--negativa-dir=out")
     assert not (project.folder / "out" / ".gitignore").exists()
+
+
+@pytest.mark.slow
+def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> None:
+    """Two shards are pushed; another machine combines, reports and fetches them."""
+    store = f"file://{tmp_path}/store/build-7"
+    for number, tests in enumerate(("test_vectors.py", "test_matrices.py")):
+        quickstart.pytest("-q", "--negativa", f"tests/{tests}")
+        pushed = quickstart.negativa("runs", "push", f"{store}/shard-{number}").stdout
+        assert pushed.startswith(f"{store}/shard-{number}: 2")
+    first, second = (folder.name for folder in quickstart.runs()[-2:])
+    again = quickstart.negativa("runs", "push", first, f"{store}/shard-0").stdout
+    assert ", 0 B sent, " in again
+
+    shutil.rmtree(quickstart.results)
+    quickstart.negativa("combine", f"{store}/shard-0", f"{store}/shard-1")
+    assert used_kernels(quickstart.latest("usage.json")) == {*KERNELS}
+    # What was fetched to be combined is gone; what a command is to work on stays.
+    assert len(list(quickstart.results.glob(".fetched-*"))) == 0 and len(quickstart.runs()) == 1
+    quickstart.negativa("report", f"{store}/shard-0", "json:report.json")
+    assert json.loads((quickstart.folder / "report.json").read_text())["run_id"] == first
+    assert "1 library" in quickstart.negativa("runs", "show", f"{store}/shard-1").stdout
+    assert {first, second} < {folder.name for folder in quickstart.runs()}
+
+    # A run that is here is not replaced.
+    (quickstart.results / first / "trace.json").write_text("mine")
+    refused = quickstart.negativa("runs", "fetch", f"{store}/shard-0", status=1).stderr
+    assert f"{quickstart.results / first} has another trace.json; use that run" in refused
+
+
+@pytest.mark.slow
+def test_a_url_without_a_run_is_a_bad_run(quickstart: Project, tmp_path: Path) -> None:
+    quickstart.pytest("-q", "--negativa")
+    url = f"file://{tmp_path}/store/a"
+    quickstart.negativa("runs", "push", url)
+    gone = f"file://{tmp_path}/store/gone"
+
+    done = quickstart.negativa("combine", url, gone, status=1)
+    assert f"{gone}: " in done.stderr and "manifest.json: there is no such file" in done.stderr
+    done = quickstart.negativa("combine", url, gone, "--failure-mode=warn")
+    assert f"{gone}: {gone}/manifest.json: there is no such file: left out" in done.stderr
+    assert "nothing planned" not in done.stderr
+    assert (
+        "expected at most one RUN"
+        in quickstart.negativa("runs", "push", "a", "b", url, status=2).stderr
+    )
+    assert (
+        "a URL with a password"
+        in quickstart.negativa("runs", "push", "s3://me:secret@bucket/a", status=2).stderr
+    )

@@ -1,0 +1,36 @@
+"""What lies at a URL for a folder that was published there: a run, or a spare."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.lock import Sha256
+
+PUBLISHED_VERSION = 1
+"""Format version of ``manifest.json`` at a URL. History: 1 is the first."""
+
+
+class PublishedFile(Record, frozen=True, kw_only=True):
+    """A file of a published folder.
+
+    Attributes:
+        path: below the folder, with ``/``.
+        size: bytes.
+        sha256: of its content, which is also the name of its blob.
+    """
+
+    path: str
+    size: Offset
+    sha256: Sha256
+
+
+class Published(Record, frozen=True, kw_only=True):
+    """``manifest.json`` of a published folder.
+
+    Attributes:
+        name: of the folder, such as the id of the run.
+        files: by path.
+    """
+
+    format_version: int
+    name: str
+    files: tuple[PublishedFile, ...]

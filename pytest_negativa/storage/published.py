@@ -1,0 +1,156 @@
+"""Publishes a folder at a URL, and fetches it: a run, or a spare.
+
+A manifest, ``URL/manifest.json``, names the files. Their contents lie beside the folder, by their
+digests, as ``cas/sha256/DIGEST``: folders with equal files share them. The manifest is written
+last, so a reader finds all that it names. What is there is not sent again, and a writer that was
+killed can go on. Two writers send equal blobs; the manifest of the later one counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
+from pytest_negativa.storage.records import decode_versioned
+from pytest_negativa.storage.urls import Url
+
+_MANIFEST = "manifest.json"
+# Bytes: 100,000 files with long names.
+_MAX_MANIFEST = 64 << 20
+# A request takes most of its time to wait.
+_THREADS = 8
+
+
+class Sent(NamedTuple):
+    """What publishing a folder took; bytes.
+
+    Attributes:
+        sent: of files that were not there.
+        known: of files that were.
+    """
+
+    sent: int
+    known: int
+
+
+def publish(name: str, files: Mapping[str, Path], url: Url) -> Sent:
+    """Send files, then the manifest that names them.
+
+    Args:
+        name: of the folder.
+        files: by path below the folder.
+        url: of the folder.
+
+    Raises:
+        StoreError: a file can't be read or sent.
+        OptionError: the URL can't be used.
+    """
+    blobs = url.parent / "cas" / "sha256"
+    with ThreadPoolExecutor(_THREADS) as pool:
+        done = list(pool.map(partial(_publish_file, blobs), sorted(files.items())))
+    manifest = Published(
+        format_version=PUBLISHED_VERSION, name=name, files=tuple(file for file, _ in done)
+    )
+    (url / _MANIFEST).write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    total = sum(file.size for file, _ in done)
+    sent = sum(file.size for file, is_new in done if is_new)
+    return Sent(sent, total - sent)
+
+
+def _publish_file(blobs: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool]:
+    """Send a file that is not there; whether it was sent."""
+    name, path = item
+    try:
+        before = path.stat()
+        found = PublishedFile(path=name, size=before.st_size, sha256=_digest(path))
+        blob = blobs / found.sha256
+        is_new = blob.size() != found.size
+        if is_new:
+            blob.send(path)
+        after = path.stat()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        if is_new:
+            # Its content may not be what its name says.
+            blob.delete()
+        raise StoreError(f"{path}: changed while it was sent; push again when nothing writes it")
+    return found, is_new
+
+
+def load_manifest(url: Url) -> Published:
+    """Read the manifest of a published folder.
+
+    Raises:
+        StoreError: there is none, it can't be read, or names a file outside of its folder.
+        OptionError: the URL can't be used.
+    """
+    place = url / _MANIFEST
+    manifest = decode_versioned(
+        place.read(_MAX_MANIFEST),
+        Published,
+        PUBLISHED_VERSION,
+        origin=str(place),
+        what="the manifest of a published folder",
+        remedy="push it again with this release",
+    )
+    for path in (manifest.name, *(file.path for file in manifest.files)):
+        if not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path:
+            raise StoreError(f"{place}: names {path!r}, which is not below its folder")
+    return manifest
+
+
+def fetch(
+    url: Url,
+    manifest: Published,
+    target: Path,
+    *,
+    max_bytes: int,
+    wanted: Callable[[str], bool] = lambda path: True,
+) -> None:
+    """Fetch files of a published folder; what is there already stays.
+
+    Args:
+        url: of the folder.
+        manifest: what it holds.
+        target: the folder here.
+        max_bytes: that the files may have together.
+        wanted: whether to fetch the file of a path.
+
+    Raises:
+        StoreError: a file can't be fetched, is damaged, or all are too large.
+    """
+    files = [file for file in manifest.files if wanted(file.path)]
+    if (total := sum(file.size for file in files)) > max_bytes:
+        raise StoreError(f"{url}: {total:,} bytes, and at most {max_bytes:,} are fetched")
+    blobs = url.parent / "cas" / "sha256"
+
+    def fetch_file(file: PublishedFile) -> None:
+        path = target / file.path
+        if not is_there(path, file):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (blobs / file.sha256).fetch(path, file.size, file.sha256)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(fetch_file, files))
+
+
+def is_there(path: Path, file: PublishedFile) -> bool:
+    """Whether a file here has the content of a published one."""
+    return path.is_file() and path.stat().st_size == file.size and _digest(path) == file.sha256
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

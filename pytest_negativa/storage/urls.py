@@ -1,0 +1,241 @@
+"""Files at URLs (``s3://``, ``gs://``, ``memory://``, ...): reads and writes them with fsspec.
+
+fsspec and the driver of a store, such as s3fs, are optional, and are imported when a URL is first
+used. Drivers take credentials from the environment or from their own configuration files, and
+repeat what fails for the moment. So a URL never holds credentials, and no file of ours does.
+
+Every pytest session imports this module: nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
+from pytest_negativa.storage.atomic import new_file, write_atomically
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*")
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+# Bytes; a driver repeats the request for such a piece if it fails.
+_PIECE = 16 << 20
+_BLOCK = 64 << 10
+
+
+def is_url(text: str | os.PathLike[str]) -> bool:
+    """Whether a text that may be a path is a URL."""
+    return isinstance(text, str) and _URL.match(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """The URL of a file, or of a folder if a store has such."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no plain URL.
+
+        Raises:
+            OptionError: it has a password, a query, a second URL, or no path.
+        """
+        if _PASSWORD.search(self.text):
+            # The message must not have it either.
+            raise OptionError(
+                f"{self.text.partition('://')[0]}://...: a URL with a password is not taken, for "
+                "it would get into files and logs; set credentials in the environment, or in the "
+                "configuration files of the store's tools"
+            )
+        if not _FORM.fullmatch(self.text) or "::" in self.text or "/../" in f"{self.text}/":
+            raise OptionError(
+                f"{self.text.partition('?')[0]}: expected a URL such as s3://bucket/folder/name, "
+                "without a query"
+            )
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.text.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> Url:
+        """The URL without the last part of its path.
+
+        Raises:
+            OptionError: nothing is left then.
+        """
+        above = self.text.rstrip("/").rpartition("/")[0]
+        if not _FORM.fullmatch(above):
+            raise OptionError(f"{self}: names no folder; expected a URL such as {self}/name")
+        return Url(above)
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self.text.rstrip('/')}/{name}")
+
+    def _open(self) -> tuple[Any, str]:
+        """The fsspec file system of the URL, and the path there."""
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as e:
+            raise OptionError(
+                f"{self}: URLs need fsspec; install it with: pip install 'pytest-negativa[urls]'"
+            ) from e
+        try:
+            file_system, path = url_to_fs(self.text)
+        except (ImportError, ValueError) as e:
+            # Both messages of fsspec say what to install, or that the protocol is unknown.
+            raise OptionError(f"{self}: {e}") from e
+        return file_system, path
+
+    @contextlib.contextmanager
+    def _opened(self, done: str) -> Iterator[tuple[Any, str]]:
+        """The file system and the path; each driver's errors become ours.
+
+        Args:
+            done: what can't be done if there is an error.
+        """
+        try:
+            yield self._open()
+        except NegativaError:
+            raise
+        except FileNotFoundError as e:
+            raise StoreError(f"{self}: cannot be {done}: not found ({e})") from e
+        except PermissionError as e:
+            raise StoreError(
+                f"{self}: cannot be {done}: the store refuses it ({e}); check the credentials in "
+                "the environment, and what they may do"
+            ) from e
+        except Exception as e:
+            # Drivers have errors of their own.
+            raise StoreError(f"{self}: cannot be {done}: {describe_fault(e)}") from e
+
+    def size(self) -> int | None:
+        """Bytes of the file; None if there is no file.
+
+        Raises:
+            StoreError: the store doesn't answer, or refuses to.
+        """
+        with self._opened("read") as (file_system, path):
+            try:
+                found = file_system.info(path)
+            except FileNotFoundError:
+                return None
+            return found["size"] if found["type"] == "file" else None
+
+    def read(self, limit: int) -> bytes:
+        """The content of the file.
+
+        Args:
+            limit: bytes that it may have.
+
+        Raises:
+            StoreError: it can't be read, or is larger.
+        """
+        size = self.size()
+        if size is None:
+            raise StoreError(f"{self}: there is no such file")
+        if size > limit:
+            raise StoreError(f"{self}: larger than {limit:,} bytes")
+        return b"".join(self._pieces(size))
+
+    def fetch(self, target: Path, size: int, sha256: str) -> None:
+        """Write the content to a file, which gets its name when the digest is right.
+
+        Args:
+            target: its folder must exist. It is sparse if it can be.
+            size: bytes that there must be.
+            sha256: the digest that the content must have, in hex.
+
+        Raises:
+            StoreError: it can't be read or written, or is something else.
+        """
+        digest = hashlib.sha256()
+        try:
+            with new_file(target) as new:
+                for piece in self._pieces(size):
+                    digest.update(piece)
+                    _write_sparse(new.fd, piece)
+                if digest.hexdigest() != sha256:
+                    raise StoreError(
+                        f"{self}: damaged: its SHA-256 is {digest.hexdigest()[:12]}..., expected "
+                        f"{sha256[:12]}...; delete it there, and push again"
+                    )
+                os.ftruncate(new.fd, size)
+                os.fchmod(new.fd, 0o644)
+                new.publish()
+        except OSError as e:
+            raise StoreError(f"{target}: cannot be written: {e.strerror}") from e
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        """The content, which must have so many bytes."""
+        for start in range(0, size, _PIECE):
+            end = min(start + _PIECE, size)
+            with self._opened("read") as (file_system, path):
+                piece = file_system.cat_file(path, start=start, end=end)
+            if len(piece) != end - start:
+                raise StoreError(f"{self}: ends at {start + len(piece):,} of {size:,} bytes")
+            yield piece
+
+    def write(self, data: bytes) -> None:
+        """Write a file. A reader sees the old content or the new one.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        with self._opened("written") as (file_system, path):
+            if (local := _local_path(file_system, path)) is not None:
+                write_atomically(local, data)
+            else:
+                file_system.pipe_file(path, data)
+
+    def send(self, source: Path) -> None:
+        """Write a file with the content of a local one, as ``write`` does.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        with self._opened("written") as (file_system, path):
+            if (local := _local_path(file_system, path)) is not None:
+                local.parent.mkdir(parents=True, exist_ok=True)
+                with new_file(local) as new, source.open("rb") as file:
+                    while piece := file.read(_PIECE):
+                        _write_sparse(new.fd, piece)
+                    os.ftruncate(new.fd, file.tell())
+                    os.fchmod(new.fd, 0o644)
+                    new.publish()
+            else:
+                file_system.put_file(os.fspath(source), path)
+
+    def delete(self) -> None:
+        """Delete the file, if it is there.
+
+        Raises:
+            StoreError: it can't be deleted.
+        """
+        with self._opened("deleted") as (file_system, path), contextlib.suppress(FileNotFoundError):
+            file_system.rm_file(path)
+
+
+def _local_path(file_system: Any, path: str) -> Path | None:
+    """The path of a ``file://`` URL, which fsspec does not write atomically; None: another URL."""
+    return Path(path) if "file" in file_system.protocol else None
+
+
+def _write_sparse(descriptor: int, data: bytes) -> None:
+    """Write at the file's position; of zeros the file gets a hole."""
+    for start in range(0, len(data), _BLOCK):
+        block = data[start : start + _BLOCK]
+        if block.count(0) == len(block):
+            os.lseek(descriptor, len(block), os.SEEK_CUR)
+        else:
+            os.write(descriptor, block)

@@ -1,0 +1,165 @@
+"""Folders at URLs: their files by content, and the manifest that names them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.storage.published import Sent, fetch, load_manifest, publish
+from pytest_negativa.storage.urls import Url
+from tests.support.faults import PlantedFault
+from tests.support.stores import memory_url
+
+MAX = 1 << 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Three files, two of one content, as a folder has them."""
+    found = {}
+    for name, text in (("a", "one"), ("b/c", "two"), ("b/d", "one")):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        found[name] = path
+    return found
+
+
+def fetched(url: Url, target: Path, **options: Any) -> dict[str, str]:
+    fetch(url, load_manifest(url), target, max_bytes=MAX, **options)
+    return {
+        str(path.relative_to(target)): path.read_text()
+        for path in target.rglob("*")
+        if path.is_file()
+    }
+
+
+def blob(url: Url, path: str) -> Url:
+    [found] = [file for file in load_manifest(url).files if file.path == path]
+    return url.parent / "cas" / "sha256" / found.sha256
+
+
+def test_a_folder_comes_back(files: dict[str, Path], tmp_path: Path) -> None:
+    url = memory_url()
+    publish("name", files, url)
+    assert load_manifest(url).name == "name"
+    assert fetched(url, tmp_path / "a") == {"a": "one", "b/c": "two", "b/d": "one"}
+    assert fetched(url, tmp_path / "b", wanted=lambda path: path == "a") == {"a": "one"}
+
+
+def test_what_is_there_is_not_sent_again(files: dict[str, Path]) -> None:
+    first = memory_url()
+    assert sum(publish("first", files, first)) == 9
+    files["e"] = files["a"].with_name("e")
+    files["e"].write_text("more")
+    # Of another folder in the same place.
+    assert publish("second", files, first.parent / "second") == Sent(sent=4, known=9)
+
+
+def test_what_is_here_is_not_fetched_again(files: dict[str, Path], tmp_path: Path) -> None:
+    url = memory_url()
+    publish("name", files, url)
+    fetched(url, tmp_path / "a")
+    blob(url, "a").delete()
+    (tmp_path / "a" / "b" / "c").write_text("TWO")  # as an interrupted attempt can't leave it
+    assert fetched(url, tmp_path / "a") == {"a": "one", "b/c": "two", "b/d": "one"}
+
+
+@pytest.mark.planted_fault(
+    "a file of a run at a URL has other bytes", says="damaged: its SHA-256 is"
+)
+def test_a_damaged_blob(files: dict[str, Path], tmp_path: Path, fault: PlantedFault) -> None:
+    url = memory_url()
+    publish("name", files, url)
+    blob(url, "b/c").write(b"TWO")
+    with pytest.raises(StoreError) as error:
+        fetched(url, tmp_path / "a")
+    fault.check(str(error.value))
+    assert not (tmp_path / "a" / "b" / "c").exists()
+
+
+def test_half_a_blob_is_sent_again(files: dict[str, Path], tmp_path: Path) -> None:
+    """A store may name a file that its writer did not finish."""
+    url = memory_url()
+    publish("name", files, url)
+    blob(url, "b/c").write(b"t")
+    assert publish("name", files, url) == Sent(sent=3, known=6)
+    assert fetched(url, tmp_path / "a")["b/c"] == "two"
+
+
+def test_without_a_manifest_there_is_nothing(files: dict[str, Path], tmp_path: Path) -> None:
+    url = memory_url()
+    files["f"] = tmp_path / "gone"
+    with pytest.raises(StoreError, match="gone: cannot be read: No such file"):
+        publish("name", files, url)
+    with pytest.raises(StoreError, match=r"folder/manifest\.json: there is no such file"):
+        load_manifest(url)
+
+
+def test_a_file_that_changes_meanwhile_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, path = memory_url(), tmp_path / "a"
+    path.write_text("one")
+    send = Url.send
+
+    def send_and_grow(self: Url, source: Path) -> None:
+        send(self, source)
+        source.write_text("one more")
+
+    monkeypatch.setattr(Url, "send", send_and_grow)
+    with pytest.raises(StoreError, match="changed while it was sent"):
+        publish("name", {"a": path}, url)
+    monkeypatch.undo()
+    # Not even a blob is there, whose name might be wrong.
+    path.write_text("one")
+    assert publish("name", {"a": path}, url) == Sent(sent=3, known=0)
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/../../b", "", "a\0"])
+def test_a_manifest_that_leads_out_is_refused(path: str, tmp_path: Path) -> None:
+    url = memory_url()
+    file = {"path": path, "size": 1, "sha256": "0" * 64}
+    manifest = {"format_version": 1, "name": "name", "files": [file]}
+    (url / "manifest.json").write(msgspec.json.encode(manifest))
+    with pytest.raises(StoreError, match="which is not below its folder"):
+        fetched(url, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"{", "not the manifest of a published folder"),
+        (b'{"format_version": 2}', "format_version 2, this release reads 1"),
+        (
+            b'{"format_version":1,"name":"n","files":[{"path":"a","size":1,"sha256":"../x"}]}',
+            "not the manifest",
+        ),
+    ],
+)
+def test_a_damaged_manifest_is_refused(data: bytes, says: str) -> None:
+    url = memory_url()
+    (url / "manifest.json").write(data)
+    with pytest.raises(StoreError, match=says):
+        load_manifest(url)
+
+
+def test_too_much_is_not_fetched(files: dict[str, Path], tmp_path: Path) -> None:
+    url = memory_url()
+    publish("name", files, url)
+    with pytest.raises(StoreError, match="9 bytes, and at most 8 are fetched"):
+        fetch(url, load_manifest(url), tmp_path, max_bytes=8)
+
+
+def test_a_file_url_leaves_no_half_written_names(files: dict[str, Path], tmp_path: Path) -> None:
+    url = Url(f"file://{tmp_path}/store/name")
+    publish("name", files, url)
+    blobs = os.listdir(tmp_path / "store" / "cas" / "sha256")
+    assert sorted(os.listdir(tmp_path / "store")) == ["cas", "name"]
+    assert len(blobs) == 2 and all(len(name) == 64 for name in blobs)

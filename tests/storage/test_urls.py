@@ -1,0 +1,125 @@
+"""Files at URLs. S3 itself: test_s3.py."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.storage.urls import Url, is_url
+from tests.support.stores import memory_url
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://bucket/a", True),
+        ("file:///tmp/a", True),
+        ("abfs://container@account.dfs.core.windows.net/a", True),
+        ("s3:/bucket", False),
+        ("runs/a", False),
+        ("C:/a", False),
+        ("-", False),
+    ],
+)
+def test_what_is_a_url(text: str, expected: bool) -> None:
+    assert is_url(text) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/a?versionId=1",
+        "https://host/a?X-Amz-Signature=secret",
+        "zip://a::s3://bucket/b.zip",
+        "s3://bucket/../a",
+        "s3://",
+        "s3://bucket/a b",
+        "s3://bucket/a\n",
+    ],
+)
+def test_what_is_no_plain_url_is_refused(text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        Url(text)
+    assert "secret" not in str(error.value)
+
+
+def test_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(OptionError, match="a URL with a password is not taken") as error:
+        Url("ftp://me:secret@host/a")
+    assert "secret" not in str(error.value)
+
+
+def test_the_parts_of_a_url() -> None:
+    url = Url("s3://bucket/build/shard-1/")
+    assert (url.name, str(url.parent), str(url / "a")) == (
+        "shard-1",
+        "s3://bucket/build",
+        "s3://bucket/build/shard-1/a",
+    )
+    assert str(Url("abfs://c@host/a").parent) == "abfs://c@host"
+    with pytest.raises(OptionError, match="names no folder"):
+        _ = Url("s3://bucket").parent
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Url:
+    return memory_url() if request.param == "memory" else Url(f"file://{tmp_path}/store/a")
+
+
+def test_a_file_is_written_read_and_deleted(url: Url, tmp_path: Path) -> None:
+    place = url / "b"
+    assert place.size() is None
+    place.write(b"first")
+    place.write(b"second")
+    assert (place.size(), place.read(6)) == (6, b"second")
+    assert url.size() is None  # a folder
+    (tmp_path / "c").write_bytes(b"third")
+    place.send(tmp_path / "c")
+    assert place.read(6) == b"third"
+    with pytest.raises(StoreError, match="larger than 4 bytes"):
+        place.read(4)
+    place.delete()
+    with pytest.raises(StoreError, match="there is no such file"):
+        place.read(1)
+    place.delete()
+
+
+def test_a_fetched_file_is_as_sparse_as_it_can_be(url: Url, tmp_path: Path) -> None:
+    data = b"\0" * (1 << 20) + b"end"
+    (tmp_path / "source").write_bytes(data)
+    url.send(tmp_path / "source")
+    url.fetch(tmp_path / "target", len(data), hashlib.sha256(data).hexdigest())
+    assert (tmp_path / "target").read_bytes() == data
+    assert (tmp_path / "target").stat().st_blocks * 512 < 1 << 19
+
+
+def test_what_is_not_the_promised_content_gets_no_name(url: Url, tmp_path: Path) -> None:
+    url.write(b"abc")
+    digest = hashlib.sha256(b"abd").hexdigest()
+    with pytest.raises(StoreError, match="damaged: its SHA-256 is ba7816bf8f01"):
+        url.fetch(tmp_path / "target", 3, digest)
+    with pytest.raises(StoreError, match="ends at 3 of 4 bytes"):
+        url.fetch(tmp_path / "target", 4, digest)
+    with pytest.raises(StoreError, match="target: cannot be written: No such file"):
+        url.fetch(tmp_path / "gone" / "target", 3, digest)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("gs://bucket/a", "Please install gcsfs"), ("nothing://a/b", "Protocol not known: nothing")],
+)
+def test_a_missing_driver_is_named(text: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        Url(text).size()
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if it was not installed.
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(OptionError, match=r"need fsspec; .* pip install 'pytest-negativa\[urls\]'"):
+        Url("s3://a/b").size()
