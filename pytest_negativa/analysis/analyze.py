@@ -27,7 +27,6 @@ from pytest_negativa.models.trace import (
     FileState,
     ImageForm,
     LibraryUsage,
-    Role,
     TracedLibrary,
     Usage,
     UsageWarning,
@@ -230,9 +229,9 @@ class _Analyzer:
             granularity=self._settings.granularity.value,
             healed=self._healed,
         )
-        used, changed = self._contents.of(library)
+        used, changed, lack = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
-        plan = plan_library(located, self._devices, policy, self._incomplete(used))
+        plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
         covered = self._cover(library_map, plan, used, names)
         return AnalyzedLibrary(library_map, plan, covered, names.distribution)
 
@@ -269,7 +268,7 @@ class _Analyzer:
             # Tests may kill their children; a process that runs tests has an end, unless it was
             # killed or its trace could not be written. What the rest of its tests needs may lie
             # in any library.
-            if not process.ended and process.header.role is not Role.CHILD:
+            if not process.ended and process.header.role.runs_tests:
                 return f"the trace of process {process.header.pid} has no end"
         return None
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
+from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
@@ -94,7 +94,10 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
         return Part(name, run, failure=failure, carried=carried)
     try:
         traces = run.require_traces()
-        require_ended(traces)
+        if run.has_samples:
+            traces = tuple(t for t in traces if TraceReader(t).header is not None)
+        else:
+            require_ended(traces)
         digests = load_digests(run.traces_folder)
         failure = failure or next(filter(None, map(_why_unended, traces)), None)
     except (StoreError, OSError) as e:
@@ -105,7 +108,7 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
 def _why_unended(trace: Path) -> str | None:
     """Why a run failed, by the trace of a process that ran tests and did not end by itself."""
     header = TraceReader(trace).header
-    if header is None or header.role is Role.CHILD:
+    if header is None or not header.role.runs_tests:
         return None
     with trace.open("rb") as file:
         file.seek(-min(1024, trace.stat().st_size), os.SEEK_END)

@@ -11,7 +11,7 @@ from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
-from pytest_negativa.models.trace import ImageUse, Role, Usage
+from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.storage.output import append_output, write_output
@@ -132,7 +132,7 @@ def killed_process(usage: Usage) -> str | None:
     A test may kill a child process, so the children of the session don't count.
     """
     for process in usage.processes:
-        if not process.ended and process.header.role is not Role.CHILD:
+        if not process.ended and process.header.role.runs_tests:
             return f"process {process.header.pid} did not end by itself"
     return None
 

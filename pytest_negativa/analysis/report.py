@@ -15,7 +15,7 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.settings.globs import limit_of, matches_library, unmatched_globs
 
@@ -94,7 +94,7 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
     yield from dict.fromkeys(warning.text for warning in usage.incomplete)
     for process in usage.processes:
         # A child that is gone lost nothing: merging names those that did.
-        if not process.ended and process.header.role is not Role.CHILD:
+        if not process.ended and process.header.role.runs_tests:
             name = process.header.worker or process.header.role.value
             yield (
                 f"process {process.header.pid} ({name}) did not end by itself; what it had "

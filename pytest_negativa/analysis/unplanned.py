@@ -9,7 +9,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.library import LibraryIdentity, Scope
-from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, TracedLibrary, Usage
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary
 from pytest_negativa.slimming.loaded import soname_of
 
@@ -60,7 +60,7 @@ def _incomplete_reasons(usage: Usage) -> Iterator[str]:
             yield warning.text
     for process in usage.processes:
         # Tests may kill their children. The traces of these tell what they had loaded.
-        if not process.ended and process.header.role is not Role.CHILD:
+        if not process.ended and process.header.role.runs_tests:
             yield f"the trace of process {process.header.pid} has no end"
 
 

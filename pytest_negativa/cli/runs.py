@@ -234,6 +234,8 @@ def _state(run: Run) -> str:
         return f"incomplete: {reason}"
     if (reason := run.partial_reason) is not None:
         return f"partial: {reason}"
+    if run.has_samples:
+        return "samples"
     try:
         verdict = load_verdict(run)
     except StoreError:

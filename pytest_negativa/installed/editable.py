@@ -26,7 +26,7 @@ class OwnLibraries:
     def __init__(self, roots: Iterable[str]) -> None:
         self._places = Places()
         self._names: set[str] = set()
-        self._folders = [Path(os.path.realpath(root)) for root in roots]
+        self._folders = [Path(os.path.realpath(root)) for root in roots if root]
         for distribution in importlib.metadata.distributions():
             if (folder := _editable_folder(distribution)) is not None:
                 self._folders.append(folder)

@@ -36,12 +36,22 @@ CHILDREN_UNTRACED = "children-untraced"
 
 
 class Role(str, enum.Enum):
-    """What a process is to the session."""
+    """What a process is to the session.
+
+    ``SAMPLE`` is a process outside of any session, traced for a while. What it used counts. What
+    it did not use says nothing: it may have used that before or after, and others may use it.
+    """
 
     SOLO = "solo"
     CONTROLLER = "controller"
     WORKER = "worker"
     CHILD = "child"
+    SAMPLE = "sample"
+
+    @property
+    def runs_tests(self) -> bool:
+        """Whether its trace must have an end: without one, tests are missing."""
+        return self in (Role.SOLO, Role.CONTROLLER, Role.WORKER)
 
 
 class Phase(str, enum.Enum):

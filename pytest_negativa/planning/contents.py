@@ -13,7 +13,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
+
+_ONLY_SAMPLED = (
+    "only samples of processes outside of tests used it; combine them with a run of the tests"
+)
 
 
 class Content(NamedTuple):
@@ -22,10 +26,12 @@ class Content(NamedTuple):
     Attributes:
         usage: the uses of it, under any path. An offset may have several images.
         changed: why more of it may have been used, in words; None if that is all.
+        lack: why others may use more of it; None if all was traced.
     """
 
     usage: LibraryUsage
     changed: str | None
+    lack: str | None
 
 
 class Contents:
@@ -39,6 +45,11 @@ class Contents:
             self._by_path[used.library.path].append(used)
             self._by_size[used.library.size].append(used)
         self._present: dict[str, TracedLibrary] = {}
+        self._samples = {
+            number
+            for number, process in enumerate(usage.processes)
+            if process.header.role is Role.SAMPLE
+        }
 
     def add(self, library: TracedLibrary) -> None:
         """Note what lies at a path now, with its digest."""
@@ -71,7 +82,7 @@ class Contents:
             *self._others_at(paths, library),
             *(_may_be(used.library) for used in unknown if used.images),
         )
-        return Content(usage, next(iter(why), None))
+        return Content(usage, next(iter(why), None), self._why_only_sampled(same))
 
     def usage(self) -> Usage:
         """The usage, with the digests of the files that did not change since they were mapped."""
@@ -82,6 +93,11 @@ class Contents:
                 for used in self._usage.libraries
             ),
         )
+
+    def _why_only_sampled(self, same: Iterable[LibraryUsage]) -> str | None:
+        """What to say if no process of a whole run had loaded a library."""
+        numbers = {number for used in same for number in used.processes}
+        return _ONLY_SAMPLED if numbers and numbers <= self._samples else None
 
     def _with_digest(self, traced: TracedLibrary) -> TracedLibrary:
         present = self._present.get(traced.path)

@@ -11,6 +11,8 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``report.json``: what the run's report shows.
 - ``failed``: why the run did not end well; absent if it did.
+- ``samples``: its traces are of processes outside of any session (``Role.SAMPLE``), whatever they
+  say themselves; absent for any other run.
 - ``partial``: why its plans must not make anything smaller; absent if they may.
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
@@ -179,6 +181,10 @@ class Run:
         return self.folder / "partial"
 
     @property
+    def _samples_file(self) -> Path:
+        return self.folder / "samples"
+
+    @property
     def report_files(self) -> Path:
         """The folder for what plugins report of a round that only serves a proof."""
         return self.folder / "reports"
@@ -332,7 +338,7 @@ class Run:
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
         marks = (self.failure, self.incomplete_reason, self.partial_reason)
-        return not any(marks) and bool(self.plan_files())
+        return not any(marks) and not self.has_samples and bool(self.plan_files())
 
     def mark_failed(self, reason: str) -> None:
         """Note that the run failed or was interrupted.
@@ -381,6 +387,21 @@ class Run:
             remove_file(self._partial_file)
         else:
             _write_mark(self._partial_file, reason)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether its traces are of processes outside of any session."""
+        return self._samples_file.exists()
+
+    def mark_samples(self) -> None:
+        """Note that its traces will be of processes outside of any session.
+
+        The note lies beside the folder of traces, to which these processes may write.
+
+        Raises:
+            StoreError: the note can't be written.
+        """
+        _write_mark(self._samples_file, "made by negativa trace --attach-env")
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.
@@ -650,6 +671,11 @@ def _read_mark(path: Path) -> str | None:
 
 def _write_mark(path: Path, reason: str) -> None:
     write_atomically(path, f"{reason}\n".encode(errors="backslashreplace"))
+
+
+def holds_samples(folder: Path) -> bool:
+    """Whether the traces in a folder are samples, see ``Run.has_samples``."""
+    return Run(folder.absolute().parent).has_samples
 
 
 def digests_in(folder: Path) -> Path:

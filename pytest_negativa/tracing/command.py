@@ -128,6 +128,23 @@ def traced_environment(
         NegativaError: the native library was not built.
         StoreError: the folder can't be created.
     """
+    changes = traced_changes(environ, run, root, lacks)
+    run.hold()
+    return {**environ, **outer_sockets(environ), **changes}
+
+
+def traced_changes(
+    environ: Mapping[str, str], run: Run, root: Path, lacks: str = ""
+) -> dict[str, str]:
+    """What ``traced_environment`` sets. Creates the folder.
+
+    Args:
+        lacks: see ``child_environment``.
+
+    Raises:
+        NegativaError: the native library was not built.
+        StoreError: the folder can't be created.
+    """
     injection = injection_library()
     if injection is None:
         raise NegativaError(
@@ -135,8 +152,7 @@ def traced_environment(
             "reinstall pytest-negativa"
         )
     run.make()
-    run.hold()
-    changes = child_environment(
+    return child_environment(
         environ,
         run=run,
         root=root,
@@ -144,7 +160,6 @@ def traced_environment(
         cupti=find_cupti(sys.path),
         lacks=lacks,
     )
-    return {**environ, **outer_sockets(environ), **changes}
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

@@ -21,8 +21,10 @@ from pytest_negativa.models.trace import (
     EndRecord,
     Header,
     ProcessTrace,
+    Role,
 )
 from pytest_negativa.storage.jsonl import LineWriter
+from pytest_negativa.storage.runs import holds_samples
 from pytest_negativa.storage.system import System, open_regular
 
 _LOST = b"true }"
@@ -70,7 +72,7 @@ class TraceReader:
     Attributes:
         path: the file.
         header: None if the first line can't be read; nothing else is read then if the file has
-            another format version.
+            another format version. Of a sample if the folder holds samples.
         is_running: the process held its lock before the file was read.
         torn, problems: see ``ProcessTrace``; complete when all records were read.
 
@@ -125,7 +127,8 @@ class TraceReader:
             self.problems.append(f"line 1: {e}")
             return True
         if isinstance(record, Header):
-            self.header = record
+            is_sample = holds_samples(Path(self.path).parent)
+            self.header = replace(record, role=Role.SAMPLE) if is_sample else record
         else:
             self.problems.append("line 1: no header")
         return True

@@ -14,11 +14,13 @@
  * trust a pointer (memory is read by system call), one lock, one write() for each line.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -40,6 +42,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define TRACE_VERSION 1
+#define LARGEST_SAMPLE (64 << 20)
 
 /* ---- CUPTI: cupti_callbacks.h, cupti_result.h ---- */
 
@@ -129,6 +132,9 @@ static dev_t trace_device;
 static ino_t trace_inode;
 static off_t lost_at; /* where the header says that nothing is lost */
 static char last_error[1024];
+/* No child of a session: it is traced for a while, and its trace names no more than GPU code and the
+ * files that it lies in (tracing/attach.py). */
+static bool is_sample;
 
 static long long nanoseconds(struct timespec t) {
     return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -281,6 +287,7 @@ static void lose(const char *problem) {
             problem = "its trace has no end, and cannot be marked as incomplete";
         close(fd);
     }
+    if (is_sample) atomic_store(&active, 0);
     tell(problem);
 }
 
@@ -299,6 +306,8 @@ static void write_line(Text *line) {
                (rlim_t)status.st_size + line->length > limit.rlim_cur) {
         /* To write would be a signal that ends the program (SIGXFSZ). */
         lose("the limit of file sizes (ulimit -f) is reached");
+    } else if (is_sample && status.st_size > LARGEST_SAMPLE) {
+        lose("its trace is large enough");
     } else {
         ssize_t written;
         do
@@ -804,6 +813,7 @@ static long library_id(const char *path, unsigned long inode, bool again) {
 }
 
 static void record_loaded_libraries(void) {
+    if (is_sample) return;
     for (size_t i = 0; i < mapping_count; i++)
         if (mappings[i].of_loader &&
             (i == 0 || mappings[i].inode != mappings[i - 1].inode ||
@@ -851,7 +861,7 @@ static void record_devices(void) {
         text_string(&line, "{\"record\":\"device\",\"device\":{\"name\":");
         text_json(&line, name, strlen(name));
         text_format(&line, ",\"compute_capability\":\"%d.%d\",\"uuid\":\"GPU-", major, minor);
-        for (int k = 0; k < 16; k++)
+        for (int k = 0; k < 16 && !is_sample; k++)
             text_format(&line, "%s%02x", k == 4 || k == 6 || k == 8 || k == 10 ? "-" : "", uuid[k]);
         text_format(&line, "\",\"cuda_version\":%d", version);
         if (*driver) text_field(&line, "driver_version", driver);
@@ -1264,6 +1274,9 @@ static void forget(void) {
     maps_valid = false;
 }
 
+/* The end of a sample's time lets CUPTI go under this lock, and not while the process ends. */
+static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_ending;
 static atomic_int initialized;      /* CUDA called InitializeInjection */
 static atomic_int traced_by_python; /* this process; InitializeInjection leaves it alone */
 static bool child_can_use_cuda;
@@ -1285,6 +1298,8 @@ static void after_fork_in_child(void) {
     void *taken = subscriber;
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&ranges_lock, NULL);
+    pthread_mutex_init(&limit_lock, NULL);
+    is_ending = false;
     atomic_store(&active, 0);
     atomic_store(&ranges_on, 0);
     close_trace();
@@ -1330,13 +1345,16 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     /* As long as this process lives, and no longer. */
     bool locked = flock(trace_fd, LOCK_EX | LOCK_NB) == 0;
     char executable[4096] = "", folder_now[4096] = "";
-    ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
+    ssize_t size =
+        is_sample ? -1 : readlink("/proc/self/exe", executable, sizeof executable - 1);
     if (size < 0) executable[0] = 0;
-    if ((root == NULL || !*root) && getcwd(folder_now, sizeof folder_now) != NULL)
+    if (is_sample)
+        root = "";
+    else if ((root == NULL || !*root) && getcwd(folder_now, sizeof folder_now) != NULL)
         root = folder_now;
     Text line = {0}, arguments = {0};
     text_format(&line, "{\"record\":\"header\",\"format_version\":%d,\"pid\":%d,\"ppid\":%d",
-                TRACE_VERSION, (int)getpid(), (int)getppid());
+                TRACE_VERSION, (int)getpid(), is_sample ? 0 : (int)getppid());
     text_format(&line, ",\"start_ns\":%lld", now_ns());
     text_field(&line, "run_id", run_id);
     text_field(&line, "role", role);
@@ -1345,13 +1363,13 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     text_field(&line, "root", root ? root : "");
     if (worker != NULL && *worker) text_field(&line, "worker", worker);
     const char *(*python)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "Py_GetVersion");
-    if (python != NULL) {
+    if (python != NULL && !is_sample) {
         const char *version = python();
         text_string(&line, ",\"python\":");
         text_json(&line, version, strcspn(version, " "));
     }
     text_string(&line, ",\"argv\":[");
-    if (read_file("/proc/self/cmdline", &arguments))
+    if (!is_sample && read_file("/proc/self/cmdline", &arguments))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
             if (at) text_string(&line, ",");
             text_json(&line, arguments.data + at, strlen(arguments.data + at));
@@ -1380,6 +1398,71 @@ __attribute__((destructor)) static void at_exit(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* ---- Samples of processes outside of sessions ---- */
+
+EXPORT void negativa_pause(const char *reason);
+
+static long setting(const char *name) {
+    const char *text = getenv(name);
+    return text != NULL ? strtol(text, NULL, 10) : 0;
+}
+
+/* One process in `count`, by chance. */
+static bool is_chosen(const char *count) {
+    long one_of = strtol(count, NULL, 10);
+    unsigned long random;
+    if (one_of <= 1) return one_of == 1;
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
+        random = (unsigned long)now_ns();
+    return random % (unsigned long)one_of == 0;
+}
+
+/* A service that starts again and again must not fill a folder. */
+static bool has_room(const char *folder) {
+    long most = setting("NEGATIVA_SAMPLE_FILES"), found = 0;
+    DIR *opened = opendir(folder);
+    if (opened == NULL) return false;
+    while (found < most + 2 && readdir(opened) != NULL) found++; /* two: . and .. */
+    closedir(opened);
+    return found < most + 2;
+}
+
+static void keep_cupti(void) {
+    pthread_mutex_lock(&limit_lock);
+    is_ending = true;
+    pthread_mutex_unlock(&limit_lock);
+}
+
+static void *wait_for_limit(void *seconds) {
+    struct timespec left = {.tv_sec = (time_t)(intptr_t)seconds};
+    while (nanosleep(&left, &left) != 0) {
+    }
+    pthread_mutex_lock(&limit_lock);
+    if (!is_ending) negativa_pause("the time for which it is traced is over");
+    pthread_mutex_unlock(&limit_lock);
+    return NULL;
+}
+
+static void start_limit(void) {
+    long seconds = setting("NEGATIVA_SAMPLE_SECONDS");
+    static atomic_int registered;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all, before;
+    if (seconds <= 0) return;
+    /* After CUPTI's own handlers, so it comes before them at exit. */
+    if (!atomic_exchange(&registered, 1)) atexit(keep_cupti);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    /* The program's signals are for its own threads. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, &attributes, wait_for_limit, (void *)(intptr_t)seconds);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (error != 0) negativa_pause("the thread that ends its tracing cannot be started");
+}
+
 /* ---- For CUDA: called in cuInit, once a process ---- */
 
 static void chain(void) {
@@ -1396,15 +1479,28 @@ EXPORT int InitializeInjection(void) {
     /* The user's own tool first: it was there before us, and if it wants CUPTI we give way. */
     chain();
     if (atomic_load(&traced_by_python)) return 1;
+    const char *sample = getenv("NEGATIVA_SAMPLE");
+    is_sample = sample != NULL && *sample;
+    if (is_sample) {
+        /* A test started it: its session doesn't see what it uses. */
+        tell("it is traced as a sample, into another run");
+        tell_outer_sessions();
+        if (!is_chosen(sample)) return 1;
+    }
     const char *folder = getenv("NEGATIVA_TRACE_DIR"), *run_id = getenv("NEGATIVA_RUN_ID");
     if (folder == NULL || run_id == NULL || !*folder || !*run_id) {
         tell("its environment lacks NEGATIVA_TRACE_DIR or NEGATIVA_RUN_ID");
         return 1;
     }
     pthread_mutex_lock(&lock);
-    set_context_from_environment();
-    bool opened = trace_fd < 0 && open_trace(folder, run_id, "child", NULL,
-                                             getenv("NEGATIVA_ROOT"), "injection");
+    if (is_sample)
+        set_context("process", NULL, 0, NULL);
+    else
+        set_context_from_environment();
+    bool opened =
+        trace_fd < 0 && (!is_sample || has_room(folder)) &&
+        open_trace(folder, run_id, is_sample ? "sample" : "child", NULL, getenv("NEGATIVA_ROOT"),
+                   "injection");
     pthread_mutex_unlock(&lock);
     if (!opened) {
         tell(last_error);
@@ -1417,6 +1513,8 @@ EXPORT int InitializeInjection(void) {
         write_warning(error == CUPTI_MULTIPLE_SUBSCRIBERS ? "cupti-taken" : "cupti-unavailable",
                       last_error, true);
         pthread_mutex_unlock(&lock);
+    } else if (is_sample) {
+        start_limit();
     }
     return 1;
 }
@@ -1677,7 +1775,7 @@ EXPORT void negativa_drain(void) {
     pthread_mutex_unlock(&lock);
 }
 
-EXPORT void negativa_pause(const char *reason) {
+void negativa_pause(const char *reason) {
     pthread_mutex_lock(&lock);
     bool was_active = subscriber != NULL;
     if (was_active && open_gap == 0) {

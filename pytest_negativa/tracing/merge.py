@@ -50,6 +50,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.digests import load_digests
+from pytest_negativa.storage.runs import holds_samples
 from pytest_negativa.tracing.files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.
@@ -68,6 +69,9 @@ _POLL = 0.2
 # Lacks that concern the libraries that the process had mapped, all of which its trace lists when
 # it ends. Any other lack (tracing could not begin, lines are lost) concerns every library.
 _OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "library-gone", "name-unreadable"})
+
+# Lacks by which a process was not traced, or not to its end. Of a sample that says nothing new.
+_OF_TIME = frozenset({"cupti-taken", "cupti-unavailable", "gap", "trace-lost"})
 
 
 def merge_traces(
@@ -193,7 +197,10 @@ class _Merger:
         self._check_end(trace, trace.header, process)
 
     def _mark_unreadable(self, path: Path, problem: str) -> None:
-        self.mark_incomplete("trace-unreadable", f"{path}: {problem}", None)
+        unreadable = UsageWarning(code="trace-unreadable", text=f"{path}: {problem}", process=None)
+        # Such as of a process that found the disk full.
+        is_sample = holds_samples(path.parent)
+        (self._warnings if is_sample else self._incomplete).append(unreadable)
 
     def _check_end(self, trace: TraceReader, header: Header, process: int) -> None:
         """Mark a trace that may lack what its process used at last.
@@ -267,6 +274,9 @@ class _Merger:
             )
 
     def mark_incomplete(self, code: str, text: str, process: int | None) -> None:
+        if process is not None and self._headers[process].role is Role.SAMPLE and code in _OF_TIME:
+            self._warnings.append(UsageWarning(code=code, text=f"a sample: {text}", process=None))
+            return
         self._incomplete.append(UsageWarning(code=code, text=text, process=process))
 
     def _scoped(self, lack: UsageWarning) -> UsageWarning:
@@ -274,9 +284,11 @@ class _Merger:
         if lack.process is None:
             return lack
         process = self._processes[lack.process]
-        if process.ended and lack.code in _OF_LISTED_LIBRARIES:
-            return lack
         header = process.header
+        # A sample lists only the libraries that GPU code came from.
+        lists_all = process.ended and header.role is not Role.SAMPLE
+        if lists_all and lack.code in _OF_LISTED_LIBRARIES:
+            return lack
         name = header.worker or Path(header.executable).name
         text = f"process {header.pid} ({name}): {lack.text}"
         return UsageWarning(code=lack.code, text=text, process=None)

@@ -18,9 +18,15 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.trace import AnyTraceRecord, Header, LibraryRecord, TracedLibrary
+from pytest_negativa.models.trace import (
+    AnyTraceRecord,
+    Header,
+    LibraryRecord,
+    Role,
+    TracedLibrary,
+)
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.runs import TRACE_SUFFIX
+from pytest_negativa.storage.runs import TRACE_SUFFIX, holds_samples
 from pytest_negativa.storage.system import open_regular
 from pytest_negativa.tracing.files import read_lines
 
@@ -47,13 +53,14 @@ def copy_portable(
     """
     digest = hashlib.sha256()
     part = folder / f".{os.getpid()}.part"
+    of_samples = holds_samples(trace.parent)
     try:
         with open_regular(trace) as source, part.open("wb") as target:
             for line in read_lines(source):
                 # Few lines name a path; decoding all of them would take most of the time.
                 portable = line
                 if any(mark in line for mark in _MARKS):
-                    portable = _portable(line, digests, paths)
+                    portable = _portable(line, digests, paths, of_samples=of_samples)
                 digest.update(portable)
                 target.write(portable)
         name = f"{digest.hexdigest()[:32]}{TRACE_SUFFIX}"
@@ -66,15 +73,20 @@ def copy_portable(
 
 
 def _portable(
-    line: bytes, digests: Mapping[TracedLibrary, TracedLibrary], paths: PathRules
+    line: bytes,
+    digests: Mapping[TracedLibrary, TracedLibrary],
+    paths: PathRules,
+    *,
+    of_samples: bool,
 ) -> bytes:
     try:
         record = _decode(line)
     except UNDECODABLE:
         return line
     if isinstance(record, Header):
-        root = paths.apply(record.root)
-        return line if root == record.root else _encode(replace(record, root=root)) + b"\n"
+        role = Role.SAMPLE if of_samples else record.role
+        changed = replace(record, root=paths.apply(record.root), role=role)
+        return line if changed == record else _encode(changed) + b"\n"
     if not isinstance(record, LibraryRecord):
         return line
     library = digests.get(record.library, record.library)

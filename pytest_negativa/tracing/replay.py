@@ -187,11 +187,13 @@ def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
     end there was more of it.
     """
     yield from trace.problems
+    if header.role is Role.SAMPLE:
+        yield "the recording is a sample of a process outside of tests; combine it with a run"
     if header.lost:
         yield "the recording lacks a record that could not be written"
     if trace.torn:
         yield "the last line is torn: the end of the recording is lost"
-    elif header.role is not Role.CHILD and not any(
+    elif header.role.runs_tests and not any(
         isinstance(record, EndRecord) for record in trace.records
     ):
         yield "the recording has no end: it was interrupted, or its last lines are lost"

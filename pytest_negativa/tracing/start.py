@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
 _CHAINED = "NEGATIVA_CHAINED_INJECTION"
+ROOT_VARIABLE = "NEGATIVA_ROOT"
+SAMPLE = "NEGATIVA_SAMPLE"
+"""One process in this many is traced, outside of any session, see ``tracing.attach``."""
+
 _VARIABLES = (
     "NEGATIVA_TRACE_DIR",
     "NEGATIVA_RUN_ID",
-    "NEGATIVA_ROOT",
+    ROOT_VARIABLE,
     "NEGATIVA_CUPTI",
     LACKS,
+    SAMPLE,
     _CHAINED,
     _INJECTION,
 )
@@ -73,8 +78,10 @@ def child_environment(
         _INJECTION: str(injection),
         "NEGATIVA_TRACE_DIR": str(run.trace_dir),
         "NEGATIVA_RUN_ID": run.run_id,
-        "NEGATIVA_ROOT": str(root),
+        ROOT_VARIABLE: str(root),
         LACKS: lacks,
+        # All processes, although this one may have the environment of a service.
+        SAMPLE: "",
     }
     if cupti is not None:
         changes["NEGATIVA_CUPTI"] = cupti

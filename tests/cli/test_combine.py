@@ -62,6 +62,30 @@ def test_combine(shards: Project) -> None:
     assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
 
 
+@pytest.mark.planted_fault(
+    "A lock is made of samples of a service alone, which show what it used and no more",
+    says="only samples of processes outside of tests used it",
+)
+def test_samples_only_add(project: Project, fault: PlantedFault) -> None:
+    """Traces of a service keep what the tests don't use, and nothing is unused by them alone."""
+    rewrite(project, "tests/trace/h200.jsonl", without("vector_add", "vector_scale"))
+    project.negativa("trace", "--attach-env", "--json")
+    [service] = [run for run in project.runs() if Run(run).has_samples]
+    name = service.relative_to(project.folder)
+    rewrite(project, f"{name}/trace/1.jsonl", without("statistics_weighted_sum"))
+
+    alone = project.negativa("locate", "--run", service)
+    assert not [row for row in project.plan() if not row[2]]
+    assert alone.stdout.startswith("0 B of 67.2 kB")
+    fault.check(alone.stdout)
+
+    done = project.negativa("combine", "tests", name)
+    assert done.stdout.startswith(HEADLINE)
+    assert used_kernels(project.latest("usage.json")) == set(KERNELS)
+    assert "it was not verified" in project.negativa("lock", status=1).stderr
+    assert "NOT PROVED" in project.negativa("lock", "--unproved").stderr
+
+
 @pytest.mark.slow
 def test_code_that_healing_gave_back_stays(shards: Project) -> None:
     """No trace tells of it, and the library may have been elsewhere."""

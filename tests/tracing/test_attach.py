@@ -1,0 +1,224 @@
+"""Processes outside of any session that are traced for a while, and what their traces may say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.models.trace import Role
+from pytest_negativa.planning.contents import Contents
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.files import TraceReader
+from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.native import injection_library
+from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.injected import Injected, kernels
+from tests.support.libraries import IS_ROOT, MULTIARCH
+from tests.support.traces import header, records, write
+
+pytestmark = needs_compiler
+
+USES = "start(); assert use('k') == 0\n"
+ALL = Sampling(one_of=1, seconds=0, files=1000)
+FORKS = (
+    "for _ in range(64):\n"
+    "    if os.fork() == 0:\n"
+    f"        {USES.strip()}\n"
+    "        os._exit(0)\n"
+    "    os.wait()\n"
+)
+
+
+class Attached(Injected):
+    """As a service's processes are traced."""
+
+    def sample(self, sampling: Sampling = ALL) -> None:
+        for name in [name for name in self.environ if name.startswith(("NEGATIVA_", "CUDA_"))]:
+            if name != "NEGATIVA_CUPTI":
+                del self.environ[name]
+        self.environ |= attach_environment(self.run, sampling, {}) | {
+            "NEGATIVA_CUPTI": self.environ["NEGATIVA_CUPTI"]
+        }
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_shared("driver.c", tmp_path_factory.mktemp("driver") / "libcuda.so.1")
+
+
+@pytest.fixture
+def attached(tmp_path: Path, driver: Path) -> Iterator[Attached]:
+    injection = injection_library()
+    assert injection is not None
+    with contextlib.closing(Attached(tmp_path, driver, injection)) as started:
+        yield started
+
+
+def test_a_sample_names_gpu_code_and_nothing_else(attached: Attached, tmp_path: Path) -> None:
+    attached.sample()
+    attached.environ["SECRET"] = "in the environment"
+    attached.environ["PYTEST_CURRENT_TEST"] = "test_secret.py::test_of_a_customer (call)"
+    attached.play(f"secret = 'on the command line'\nos.chdir('/')\n{USES}")
+    usage = attached.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]} and not usage.incomplete
+    [process] = usage.processes
+    head = process.header
+    assert head.role is Role.SAMPLE and process.ended
+    assert (head.executable, head.argv, head.root, head.ppid, head.python) == ("", (), "", 0, None)
+    assert [device.uuid for device in usage.devices] == ["GPU-"] * len(usage.devices)
+    [trace] = attached.run.trace_files()
+    text = trace.read_text().lower()
+    assert "secret" not in text and "python" not in text
+    # The one path is that of the library.
+    assert text.replace(str(MULTIARCH).lower(), "").count("/") == 0
+
+
+def test_one_process_in_so_many(attached: Attached) -> None:
+    attached.sample(ALL._replace(one_of=2))
+    attached.play(FORKS)
+    assert 0 < len(attached.run.trace_files()) < 64
+    attached.sample(ALL._replace(one_of=10**12))
+    before = attached.run.trace_files()
+    attached.play(FORKS)
+    assert attached.run.trace_files() == before
+
+
+def test_the_number_of_files_is_limited(attached: Attached) -> None:
+    attached.sample(ALL._replace(files=3))
+    attached.play(FORKS)
+    assert len(attached.run.trace_files()) == 3
+    assert not attached.usage().incomplete
+
+
+@pytest.mark.slow
+def test_the_time_is_limited(attached: Attached) -> None:
+    """What follows is not traced, which is no lack, for a sample never shows what is unused."""
+    attached.sample(ALL._replace(seconds=1))
+    folder = str(attached.run.trace_dir)
+    attached.play(
+        "import time\n"
+        f"{USES}[trace] = os.scandir({folder!r})\n"
+        "while '\"gap\"' not in open(trace).read():\n"
+        "    time.sleep(0.05)\n"
+        "assert use('later') == 0\n"
+    )
+    usage = attached.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]}
+    [gap] = usage.gaps
+    assert gap.end_ns is None and gap.reason == "the time for which it is traced is over"
+    assert not usage.incomplete and usage.processes[0].ended
+    [warning] = usage.warnings
+    assert warning.process is None and "a sample: process: the detector went off" in warning.text
+
+
+@pytest.mark.parametrize("limit", [0, 100, 1500])
+def test_a_full_disk_is_nothing_to_the_service(attached: Attached, limit: int) -> None:
+    attached.sample()
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    attached.play(f"{limited}start()\nfor i in range(100): assert use('k' * i) == 0\n")
+    usage = attached.usage()
+    assert not usage.incomplete
+    assert [warning.code for warning in usage.warnings] == [
+        "trace-lost" if limit == 1500 else "trace-unreadable"
+    ]
+
+
+def test_a_sample_may_still_run(attached: Attached) -> None:
+    attached.sample()
+    with attached.running(USES):
+        assert kernels(attached.usage()) == {MULTIARCH.name: ["k"]}
+        assert not attached.usage().incomplete
+
+
+def test_cupti_that_is_taken(attached: Attached) -> None:
+    attached.sample()
+    attached.environ["STANDIN_CUPTI_TAKEN"] = "1"
+    attached.play(USES)
+    usage = attached.usage()
+    assert not usage.incomplete and "CUPTI serves one tool" in usage.warnings[0].text
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root may become another user")
+def test_another_user(attached: Attached) -> None:
+    """Without the right to write there, the service runs untraced, and says nothing."""
+    attached.sample()
+    other = f"os.setgid(65534); os.setuid(65534)\n{USES}"
+    attached.play(other)
+    assert not attached.run.trace_files()
+    attached.run.trace_dir.chmod(0o1777)
+    for folder in list(attached.run.trace_dir.parents)[:3]:
+        folder.chmod(0o755)
+    attached.play(other)
+    assert len(attached.run.trace_files()) == 1
+
+
+@pytest.mark.planted_fault(
+    "A test starts a service that has the variables of negativa trace --attach-env",
+    says="it is traced as a sample, into another run",
+)
+def test_a_service_within_a_session(attached: Attached, fault: PlantedFault) -> None:
+    attached.sample(ALL._replace(one_of=10**12))
+    session, outer = Children(traceable=True), Children(traceable=True)
+    attached.environ["NEGATIVA_LACKS"] = session.name
+    attached.environ["NEGATIVA_OUTER_LACKS"] = outer.name
+    attached.play(USES)
+    [lack] = session.untraced()
+    fault.check(lack)
+    assert list(outer.untraced())
+    session.close()
+    outer.close()
+
+
+def test_a_session_in_the_environment_of_a_service_traces_all_children(
+    attached: Attached, tmp_path: Path
+) -> None:
+    session = dict(attached.environ)
+    run = attached.run
+    attached.run = Run(tmp_path / "service" / "run")
+    attached.sample(ALL._replace(one_of=10**12))
+    attached.environ |= session
+    attached.run = run
+    attached.play(USES)
+    assert [p.header.role for p in attached.usage().processes] == [Role.CHILD]
+
+
+@pytest.mark.planted_fault(
+    "A process that may write to the folder of samples leaves the trace of a whole test session",
+    says="only samples of processes outside of tests used it",
+)
+def test_a_trace_that_claims_to_be_no_sample(tmp_path: Path, fault: PlantedFault) -> None:
+    run = Run(tmp_path / "run")
+    run.trace_dir.mkdir(parents=True)
+    run.mark_samples()
+    path = write(run.trace_dir, header(role=Role.SOLO), records("k"))
+    found = TraceReader(path).header
+    assert found is not None and found.role is Role.SAMPLE
+    usage = merge_traces([path])
+    [used] = usage.libraries
+    fault.check(str(Contents(usage).of(used.library).lack))
+
+
+@pytest.mark.slow
+def test_lines_for_a_shell(tmp_path: Path) -> None:
+    """Whatever the folder is called, a shell reads its name."""
+    folder = tmp_path / "it's $HOME; `x`"
+    folder.mkdir()
+    code = (
+        'eval "$(negativa trace --attach-env --one-of 7 2>/dev/null)" && '
+        'echo "$NEGATIVA_SAMPLE:$NEGATIVA_TRACE_DIR"'
+    )
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=folder, env=environ, capture_output=True, text=True, check=True
+    )
+    sample, _, traces = done.stdout.strip().partition(":")
+    assert sample == "7" and Path(traces).is_dir() and Path(traces).is_relative_to(folder)
