@@ -653,7 +653,7 @@ def run_at(folder: Path) -> Run:
     above = Run(folder.resolve().parent)
     if above.trace_dir != folder.resolve() or not above.trace_files():
         return Run(folder)
-    marks = (above.failure, above.incomplete_reason, above.partial_reason)
+    marks = (above.failure, above.incomplete_reason, above.partial_reason, above.has_samples)
     is_run = _RUN_ID.fullmatch(above.run_id) or any(marks) or above.healed_file.exists()
     return above if is_run else Run(folder)
 
