@@ -30,8 +30,12 @@ from typing import NamedTuple
 from pytest_negativa.errors import FormatError
 
 MAGIC = b"NEGSPARE"
-NOTE_VERSION = 1
-"""Of note and trailer. History: 1: the first."""
+NOTE_VERSION = 2
+"""Of note and trailer; those of before can be read. History:
+
+- 1: the first.
+- 2: holes in writable segments, which the first runtime would bring back read-only.
+"""
 
 PAGE_SIZE = 4096
 DT_NEGATIVA_NOTE = 0x6E656761
@@ -130,7 +134,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
         magic, version, flags, pair, original, size, slot, at, count, *places = _NOTE.unpack_from(
             data
         )
-        if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
+        if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(
                 path, offset, f"note {magic!r} of version {version}, expected {NOTE_VERSION}"
             )
@@ -196,7 +200,7 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
     """
     try:
         magic, version, count, pair, original, size = _TRAILER.unpack_from(data)
-        if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
+        if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(path, offset, "is no spare, or one of another version")
         rows = (_KEPT.unpack_from(data, _TRAILER.size + i * _KEPT.size) for i in range(count))
         return Trailer(pair, original, size, tuple(Kept(*row) for row in rows))

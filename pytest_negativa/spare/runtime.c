@@ -17,10 +17,12 @@
  * The signal stays ours: see faults.h. Calls that were bound before the runtime came are replaced in
  * the GOTs of all objects.
  *
- * Rules for what the handler calls: raw system calls only, no errno, no lock, no allocation, no
- * thread-local storage, less than 1 KiB of stack. Mapping a page twice does no harm: threads
- * race freely. A page's bytes in the log say nothing about this process, since children share the
- * log and not the mappings.
+ * Rules for what the handler calls: raw system calls only, no errno, no allocation, no thread-local
+ * storage, less than 1 KiB of stack. A page's bytes in the log say nothing about this process, since
+ * children share the log and not the mappings.
+ *
+ * A page that is there is never replaced: it may have been written to since. One thread at a time
+ * looks and puts (see enter). It has blocked all signals, and calls nothing but the kernel.
  *
  * Sources: mremap(2); _dl_find_object in glibc's elf/dl-find_object.c (2.35).
  */
@@ -34,6 +36,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #if !defined(__x86_64__) || !defined(__GLIBC__)
 #error "for x86-64 and glibc"
@@ -45,7 +48,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum {
-    VERSION = 1,
+    VERSION = 2, /* and 1: it has no data that programs write to */
     PAGE = 4096,
     DT_NEGATIVA_NOTE = 0x6e656761,
     MISSING_IS_ERROR = 1,
@@ -171,7 +174,6 @@ typedef struct {
     _Atomic(_Atomic uint32_t *) log; /* a word a page; NULL: no log */
     _Atomic uint32_t misses;
     _Atomic bool told;
-    _Atomic bool patched; /* the program made pages its own, and may have changed them */
     char path[PATH_MAX];
 } Library;
 
@@ -183,11 +185,14 @@ static const char *spare_folder, *log_folder; /* of the environment, or NULL */
 
 static int (*find_object)(void *, struct dl_find_object *);
 
+static bool is_known(uint32_t version) { return 1 <= version && version <= VERSION; }
+
 static const Note *note_of(const struct link_map *map) {
     for (const ElfW(Dyn) *row = map->l_ld; row && row->d_tag != DT_NULL; row++)
         if (row->d_tag == DT_NEGATIVA_NOTE) {
             const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
-            return same_bytes(note->magic, MAGIC, sizeof MAGIC) ? note : NULL;
+            bool known = same_bytes(note->magic, MAGIC, sizeof MAGIC) && is_known(note->version);
+            return known ? note : NULL;
         }
     return NULL;
 }
@@ -228,7 +233,7 @@ static bool map_spare(Library *library, const Note *note, const char *file) {
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
     Trailer found;
     bool fits = call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
-                same_bytes(found.magic, MAGIC, sizeof MAGIC) && found.version == VERSION &&
+                same_bytes(found.magic, MAGIC, sizeof MAGIC) && is_known(found.version) &&
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
                 found.original_size == note->original_size && (!file || is_trusted(fd, file));
     long reserve = -1;
@@ -410,33 +415,119 @@ static void log_beside(const Library *library, uint64_t offset, uint64_t size) {
         atomic_fetch_or(&log[offset / PAGE], LOG_BESIDE);
 }
 
-/* Puts a copy of bytes at an address, as memory of the process's own. */
-static bool put_copy(const char *from, uintptr_t target, uint64_t size, int protection) {
-    long copy = map(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (failed(copy)) return false;
-    for (uint64_t i = 0; i < size / 8; i++) ((uint64_t *)copy)[i] = ((const uint64_t *)from)[i];
-    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
-    if (!failed(call3(SYS_mprotect, copy, (long)size, protection)) &&
-        !failed(call6(SYS_mremap, copy, (long)size, (long)size, move, (long)target, 0)))
-        return true;
-    call3(SYS_munmap, copy, (long)size, 0);
-    return false;
+/* ---- One thread at a time ---- */
+
+/* 1: a thread looks at pages and puts some. fork wipes it (MADV_WIPEONFORK): the thread is not in
+ * the child. */
+static _Atomic uint32_t *entered;
+
+enum {
+    PAUSE_NS = 20 * 1000,
+    /* Pauses; over 2 s. A child of vfork that was killed meanwhile never leaves. */
+    PATIENCE = 100 * 1000,
+};
+
+/* Returns the signal mask for leave(). */
+static uint64_t enter(void) {
+    uint64_t all = ~(uint64_t)0, before = 0;
+    call6(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
+    struct timespec pause = {.tv_nsec = PAUSE_NS};
+    uint32_t none = 0;
+    for (int i = 0; i < PATIENCE && !atomic_compare_exchange_strong(entered, &none, 1); i++, none = 0)
+        call3(SYS_nanosleep, (long)&pause, 0, 0);
+    return before;
 }
 
-/* Puts pages of the spare at an address. Other threads see them whole or not at all. */
-static bool put_pages(const Library *library, const char *reserve, uint64_t offset,
-                      uintptr_t target, uint64_t size, int protection) {
+static void leave(uint64_t mask) {
+    atomic_store(entered, 0);
+    call6(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof mask, 0, 0);
+}
+
+/* Whether a page can be read. rt_sigprocmask reads the new mask first, then refuses what to do with
+ * it (Linux's kernel/signal.c; abseil's AddressIsReadable does the same). */
+static bool is_there(uintptr_t page) {
+    return call6(SYS_rt_sigprocmask, -1, (long)page, 0, sizeof(uint64_t), 0, 0) != -EFAULT;
+}
+
+/* A fault at a page that is there: another thread was quicker, so the program tries again. If that
+ * does not help, the fault is the program's own: false. */
+static bool try_again(uintptr_t address) {
+    enum { THREADS = 64, MOST_TRIES = 100 };
+    static _Atomic uint64_t last[THREADS]; /* address, thread and number of tries */
+    uint64_t thread = (uint64_t)call3(SYS_gettid, 0, 0, 0);
+    uint64_t key = address << 16 | (thread & 255) << 8;
+    _Atomic uint64_t *slot = &last[thread % THREADS];
+    uint64_t old = atomic_load(slot), tries = (old ^ key) >> 8 ? 1 : (old & 255) + 1;
+    if (tries > MOST_TRIES) return false;
+    atomic_store(slot, key | tries);
+    return true;
+}
+
+/* ---- Bytes of the spare to addresses ---- */
+
+/* A copy of bytes in memory of the process's own. */
+static long copy_of(const char *from, uint64_t size) {
+    long copy = map(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    for (uint64_t i = 0; !failed(copy) && i < size / 8; i++)
+        ((uint64_t *)copy)[i] = ((const uint64_t *)from)[i];
+    return copy;
+}
+
+/* Moves a copy to its address: other threads see it whole or not at all. */
+static long move_copy(long copy, uintptr_t target, uint64_t size, int protection) {
     int move = MREMAP_MAYMOVE | MREMAP_FIXED;
-    if (library->executable || !(protection & PROT_EXEC)) {
-        long done = call6(SYS_mremap, (long)(reserve + offset), 0, (long)size, move, (long)target, 0);
-        if (!failed(done)) {
-            /* The spare's mapping is executable as a whole, unwind tables are not. */
-            if (library->executable && !(protection & PROT_EXEC))
-                call3(SYS_mprotect, (long)target, (long)size, protection);
-            return true;
-        }
+    long done = call3(SYS_mprotect, copy, (long)size, protection);
+    return done ? done : call6(SYS_mremap, copy, (long)size, (long)size, move, (long)target, 0);
+}
+
+/* Duplicates pages of the spare's mapping at an address; see above. */
+static long share_pages(const Library *library, const char *from, uintptr_t target, uint64_t size,
+                        int protection) {
+    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
+    long done = call6(SYS_mremap, (long)from, 0, (long)size, move, (long)target, 0);
+    /* The spare's mapping is executable as a whole, unwind tables are not. */
+    if (!failed(done) && library->executable && !(protection & PROT_EXEC))
+        call3(SYS_mprotect, (long)target, (long)size, protection);
+    return done;
+}
+
+typedef struct {
+    uintptr_t start, end; /* addresses in the process */
+} Pages;
+
+/* What is missing around a page, and lies in `most`; with that page itself in any case. */
+static Pages missing_around(uintptr_t page, Pages most) {
+    Pages found = {page, page + PAGE};
+    while (found.start > most.start && !is_there(found.start - PAGE)) found.start -= PAGE;
+    while (found.end < most.end && !is_there(found.end)) found.end += PAGE;
+    return found;
+}
+
+/* Brings back a page, and of `pages` what is missing around it: so much it makes of `pages`. `from` is
+ * the page in the spare's mapping. Returns 0 if the page is there already, a negative error number, or
+ * another number. */
+static long put_missing(const Library *library, const char *from, uintptr_t page, Pages *pages,
+                        int protection) {
+    /* What the program may write to must be its own. */
+    bool own = protection & PROT_WRITE || (protection & PROT_EXEC && !library->executable);
+    Pages most = *pages = missing_around(page, *pages);
+    long done = 0, copy = 0;
+    if (own) copy = copy_of(from - (page - most.start), most.end - most.start);
+    if (failed(copy)) return copy;
+    uint64_t mask = enter();
+    if (!is_there(page)) {
+        *pages = missing_around(page, most);
+        uint64_t size = pages->end - pages->start, before = page - pages->start;
+        done = own ? move_copy(copy + (long)(pages->start - most.start), pages->start, size, protection)
+                   : share_pages(library, from - before, pages->start, size, protection);
     }
-    return put_copy(reserve + offset, target, size, protection);
+    leave(mask);
+    if (own && (done == 0 || failed(done))) pages->start = pages->end = most.start;
+    if (own && most.start < pages->start)
+        call3(SYS_munmap, copy, (long)(pages->start - most.start), 0);
+    if (own && pages->end < most.end)
+        call3(SYS_munmap, copy + (long)(pages->end - most.start), (long)(most.end - pages->end), 0);
+    return done;
 }
 
 static void start_library(const Note *note);
@@ -456,29 +547,45 @@ static bool fill_slot(uintptr_t slot) {
 /* Protection keys: linux/pkeys(7); the others are in faults.h. */
 enum { FAULT_KEY = 32 };
 
+static void tell_refused(const Library *library, const Note *note, const char *file, long error) {
+    Message message = {.count = 0};
+    add(&message, "negativa: ");
+    add(&message, file);
+    add(&message, ": the system refuses to map a page of its spare ");
+    add(&message, library->path);
+    /* ENOMEM of mremap(2) */
+    add(&message, error == -ENOMEM ? ": no memory is left, or the process has as many mappings as "
+                                     "vm.max_map_count allows. "
+                                   : ". ");
+    add(&message, text_of(note, note->remedy));
+    say(&message);
+}
+
 /* Brings back what was touched; false: the fault is not ours, or can't be served. */
 static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     (void)si_code;
     struct dl_find_object found;
     if (find_object((void *)address, &found) != 0) return false;
     const Note *note = note_of(found.dlfo_link_map);
-    if (note == NULL || note->version != VERSION || error & (FAULT_WRITE | FAULT_KEY)) return false;
+    if (note == NULL || error & FAULT_KEY) return false;
     uintptr_t base = found.dlfo_link_map->l_addr;
-    if (address == base + note->slot) return fill_slot(address);
+    if (address == base + note->slot && !(error & FAULT_WRITE)) return fill_slot(address);
     const Hole *hole = hole_at(note, address - base);
-    if (hole == NULL || (error & FAULT_EXEC && !(hole->protection & PROT_EXEC))) return false;
+    if (hole == NULL || (error & FAULT_EXEC && !(hole->protection & PROT_EXEC)) ||
+        (error & FAULT_WRITE && !(hole->protection & PROT_WRITE)))
+        return false;
     const char *file = found.dlfo_link_map->l_name;
     Library *library = library_of(note, file);
     const char *reserve = library ? atomic_load(&library->reserve) : NULL;
-    uint64_t page = (address - base) & -(uint64_t)PAGE;
-    uint64_t offset = hole->offset + page - hole->start;
-    if (library) log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
+    uintptr_t page = address & -(uintptr_t)PAGE;
+    uint64_t offset = hole->offset + page - base - hole->start;
     /* A spare may come later: a volume that is mounted. */
     if (library && reserve == NULL) {
         find_spare(library, note, file);
         reserve = atomic_load(&library->reserve);
     }
     if (reserve == NULL) {
+        if (library) log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
         if (library == NULL || !atomic_exchange(&library->told, true))
             tell_missing(note, file, hole->protection & PROT_EXEC ? "code" : "data",
                          function_at(found.dlfo_link_map, address), offset);
@@ -486,29 +593,21 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
     many |= atomic_fetch_add(&all_misses, 1) >= MANY_IN_ALL;
-    /* Where pages have to be copied, they would take memory; what was patched must stay. */
-    if (many && library->executable && !atomic_load(&library->patched)) {
-        uint64_t start = page & -(uint64_t)WINDOW, end = start + WINDOW;
-        if (start < hole->start) start = hole->start;
-        if (end > hole->end) end = hole->end;
-        uint64_t from = hole->offset + start - hole->start;
-        if (put_pages(library, reserve, from, base + start, end - start, (int)hole->protection)) {
-            log_beside(library, from, end - start);
-            return true;
-        }
+    Pages pages = {page, page + PAGE};
+    if (many) {
+        pages.start = page & -(uintptr_t)WINDOW, pages.end = pages.start + WINDOW;
+        if (pages.start < base + hole->start) pages.start = base + hole->start;
+        if (pages.end > base + hole->end) pages.end = base + hole->end;
     }
-    if (put_pages(library, reserve, offset, base + page, PAGE, (int)hole->protection)) return true;
-    if (!atomic_exchange(&library->told, true)) {
-        Message message = {.count = 0};
-        add(&message, "negativa: ");
-        add(&message, file);
-        add(&message, ": the system refuses to map a page of its spare ");
-        add(&message, library->path);
-        add(&message, ". ");
-        add(&message, text_of(note, note->remedy));
-        say(&message);
+    long done = put_missing(library, reserve + offset, page, &pages, (int)hole->protection);
+    if (done == 0) return try_again(address);
+    log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
+    if (failed(done)) {
+        if (!atomic_exchange(&library->told, true)) tell_refused(library, note, file, done);
+        return false;
     }
-    return false;
+    if (many) log_beside(library, offset - (page - pages.start), pages.end - pages.start);
+    return true;
 }
 
 /* ---- mprotect ---- */
@@ -516,37 +615,49 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
 static int (*real_mprotect)(void *, size_t, int);
 static int (*real_pkey_mprotect)(void *, size_t, int, int);
 
+/* Makes a page that came back memory of the process, with this protection, as the program wants to
+ * write to it. Another thread may have been quicker, and written. */
+static void own_page(uintptr_t page, int protection) {
+    long copy = map(0, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (failed(copy)) return;
+    uint64_t mask = enter();
+    bool shared = call3(SYS_mprotect, (long)page, PAGE, protection) == -EACCES;
+    if (shared) {
+        for (size_t i = 0; i < PAGE / 8; i++) ((uint64_t *)copy)[i] = ((const uint64_t *)page)[i];
+        shared = !failed(move_copy(copy, page, PAGE, protection));
+    }
+    leave(mask);
+    if (!shared) call3(SYS_munmap, copy, PAGE, 0);
+}
+
 /* A program that makes code writable, to patch it, would find an empty page in a gap. Pages of the
  * spare can't be written to: with `own`, each page in a gap becomes memory of the process. */
-static void bring_back_range(uintptr_t start, size_t size, bool own) {
+static void bring_back_range(uintptr_t start, size_t size, int protection, bool own) {
     struct dl_find_object found;
     if (find_object((void *)start, &found) != 0) return;
     const Note *note = note_of(found.dlfo_link_map);
-    if (note == NULL || note->version != VERSION) return;
+    if (note == NULL) return;
     uintptr_t base = found.dlfo_link_map->l_addr;
-    Library *library = own ? library_of(note, found.dlfo_link_map->l_name) : NULL;
-    if (library) atomic_store(&library->patched, true);
     for (uintptr_t page = start & -(uintptr_t)PAGE; page < start + size; page += PAGE) {
-        const Hole *hole = hole_at(note, page - base);
-        if (hole == NULL) continue;
+        if (hole_at(note, page - base) == NULL) continue;
         (void)*(volatile const char *)page;
-        if (own) put_copy((const char *)page, page, PAGE, (int)hole->protection);
+        if (own) own_page(page, protection);
     }
 }
 
 static int our_mprotect(void *start, size_t size, int protection) {
-    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, false);
+    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, protection, false);
     int result = real_mprotect(start, size, protection);
     if (result == 0 || errno != EACCES || !(protection & PROT_WRITE)) return result;
-    bring_back_range((uintptr_t)start, size, true);
+    bring_back_range((uintptr_t)start, size, protection, true);
     return real_mprotect(start, size, protection);
 }
 
 static int our_pkey_mprotect(void *start, size_t size, int protection, int key) {
-    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, false);
+    if (protection != PROT_NONE) bring_back_range((uintptr_t)start, size, protection, false);
     int result = real_pkey_mprotect(start, size, protection, key);
     if (result == 0 || errno != EACCES || !(protection & PROT_WRITE)) return result;
-    bring_back_range((uintptr_t)start, size, true);
+    bring_back_range((uintptr_t)start, size, protection, true);
     return real_pkey_mprotect(start, size, protection, key);
 }
 
@@ -642,10 +753,12 @@ static void start_library(const Note *note) {
     /* The gaps are still parts of the library's first mapping, inaccessible. A debugger would see
      * other bytes of the file there. Pages that other starts needed already stay. */
     const Hole *holes = (const Hole *)((const char *)note + note->holes);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+    uint64_t mask = enter();
     if (library && atomic_load(&library->misses) == 0)
         for (uint32_t i = 0; i < note->hole_count; i++)
-            mmap((void *)(base + holes[i].start), holes[i].end - holes[i].start, PROT_NONE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+            map(base + holes[i].start, holes[i].end - holes[i].start, PROT_NONE, flags, -1);
+    leave(mask);
 }
 
 /* Another copy of this file, of another folder, may be at work in this process. */
@@ -693,6 +806,11 @@ __attribute__((constructor)) static void begin(int count, char **words, char **e
     spare_folder = variable(environment, "NEGATIVA_SPARE_DIR");
     log_folder = variable(environment, "NEGATIVA_SPARE_LOG");
     if (log_folder) mkdir(log_folder, 0777);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (shared == MAP_FAILED || madvise(shared, PAGE, MADV_WIPEONFORK) != 0)
+        refuse("they need memory, and Linux 4.14 or newer");
+    entered = shared;
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
     if (!faults_wrap_libc(libc.dlfo_link_map) ||
         !faults_wrap(libc.dlfo_link_map, own_wrappers, OWN_WRAPPERS))

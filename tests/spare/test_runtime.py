@@ -102,6 +102,19 @@ def test_a_missing_spare_is_told_once_and_the_process_dies_as_it_would(
     assert f"its spare {cut.spare.name} can't be used" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    int(Path("/proc/sys/vm/max_map_count").read_text()) > 100_000, reason="takes too many mappings"
+)
+def test_a_process_with_all_mappings_that_it_may_have(kit: Kit, cut: Cut) -> None:
+    assert kit.run("mappings", kit.library).stdout == kit.output
+    done = kit.run("mappings", cut.library)
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "")
+    assert done.stderr.count("negativa:") == 1
+    assert f"{cut.library}: the system refuses to map a page of its spare" in done.stderr
+    assert "as many mappings as vm.max_map_count allows" in done.stderr
+
+
 @pytest.mark.parametrize("style", ["gnu", "sysv"])
 def test_a_missing_function_is_told_by_name(tmp_path: Path, style: str) -> None:
     original = compile_shared(

@@ -7,7 +7,8 @@ first dependency, and the stub as the start of the library (``DT_INIT``). Betwee
 that is never in the file: the slot that the stub calls through.
 
 Only code, unwind tables and GPU code may go: programs and the driver read these by loads, which
-fault. A system call that reads a missing page fails instead of faulting, so constants stay.
+fault. A system call that reads a missing page fails instead of faulting, so constants stay. GPU
+code may lie in data that programs write to (``.ldata`` of cuFFT). Its pages come back as copies.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.guards import (
+    Guards,
     has_resolvers,
     read_dynamic,
     read_guards,
@@ -381,15 +383,20 @@ def find_holes(
     others = [(start, end) for start, end in containers if start < end]
     used = merged((start - start % PAGE_SIZE, _up(end)) for start, end in needed if start < end)
     free: list[Range] = []
+    guards = read_guards(source, tables)
     for load in tables.loads:
-        if load.p_flags & PF_W or not load.p_filesz:
+        if not load.p_filesz:
             continue
-        own = (
+        own = [
             range_ for range_ in others if load.p_offset <= range_[0] and range_[1] <= load.file_end
-        )
-        for start, end in merged((*_removable(tables, load, dynamic), *own)):
+        ]
+        if load.p_flags & PF_W:
+            own = list(_unguarded(load, own, guards))
+        else:
+            own += _removable(tables, load, dynamic)
+        for start, end in merged(own):
             free += _minus(_up(start), end - end % PAGE_SIZE, used)
-    targets = read_guards(source, tables).targets
+    targets = guards.targets
     if targets and any(
         load.p_vaddr <= target < load.p_vaddr + load.p_filesz
         for load in tables.loads
@@ -402,6 +409,18 @@ def find_holes(
         holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
         holes = sorted(holes[excess:])
     return holes
+
+
+def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:
+    """The ranges of a writable segment that only the driver uses.
+
+    ld.so writes to the others before a page can come back. The segment's last byte stays: the
+    zeros behind it (``.bss``) belong to it.
+    """
+    shift = load.p_vaddr - load.p_offset
+    for start, end in ranges:
+        if guards.why_kept(start + shift, end + shift) is None:
+            yield start, min(end, load.file_end - 1)
 
 
 def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) -> Iterator[Range]:
@@ -461,7 +480,9 @@ def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
         load = next(s for s in tables.loads if s.p_offset <= start and end <= s.file_end)
         shift = load.p_vaddr - load.p_offset
         # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
-        protection = (1 if load.p_flags & PF_R else 0) | (4 if load.p_flags & PF_X else 0)
+        protection = sum(
+            bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
+        )
         rows.append(Hole(start + shift, end + shift, start, protection))
     return iter(sorted(rows))
 

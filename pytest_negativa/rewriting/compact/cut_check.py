@@ -115,8 +115,9 @@ class _Checker:
             self._fail(f"a segment ends at {position:#x} instead of {end:#x}")
 
     def _check_hole(self, hole: Hole, load: _Segment, shift: int) -> None:
-        wanted = (1 if load.flags & _PF_R else 0) | (4 if load.flags & _PF_X else 0)
-        if hole.protection != wanted or load.flags & _PF_W or hole.offset != hole.start + shift:
+        bits = ((_PF_R, 1), (_PF_W, 2), (_PF_X, 4))
+        wanted = sum(bit for flag, bit in bits if load.flags & flag)
+        if hole.protection != wanted or hole.offset != hole.start + shift:
             self._fail(f"the hole at {hole.start:#x} is not described as the original has it")
         if hole.start % _PAGE or hole.end % _PAGE or hole.end > load.vaddr + load.file_size:
             self._fail(f"the hole at {hole.start:#x} is not made of whole pages of the file")

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.check import CheckError
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.cut_check import check_cut
+from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from tests.support.cutting import Kit, build_kit, compile_library, needs_runtime
+from tests.support.compiling import compile_shared
+from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_runtime
 
 pytestmark = needs_runtime
 
@@ -196,3 +200,62 @@ def test_other_layouts(kit: Kit, tmp_path: Path, flags: tuple[str, ...]) -> None
     cut = other.cut(tmp_path / "cut")
     check(other, cut)
     assert kit.run("plain", cut.library).stdout == kit.output
+
+
+# ---- GPU code in data that programs write to ----
+
+HAMMER = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+library.hammer.restype = ctypes.c_char_p
+child = os.fork()
+found = library.hammer()
+print(found, flush=True)
+os._exit(0) if child == 0 else os.wait()
+"""
+
+
+def compile_data(folder: Path, name: str) -> tuple[Path, Range]:
+    """A library of ``data.c``, and where this array is in the file."""
+    flags = ("-lpthread", "-fno-toplevel-reorder")
+    path = compile_shared("spare/data.c", folder / "libdata.so", *flags)
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = elf.get_section_by_name(".symtab")
+        assert isinstance(symbols, SymbolTableSection)
+        [symbol] = symbols.get_symbol_by_name(name) or []
+        start = next(elf.address_offsets(symbol["st_value"]))
+        return path, (start, start + symbol["st_size"])
+
+
+def hammer(library: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", HAMMER, str(library)],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    return done.stdout.split("\n")[:-1]
+
+
+def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path) -> None:
+    original, code = compile_data(tmp_path, "code")
+    assert hammer(original) == ["None", "None"]
+    before = original.read_bytes()
+    cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS, [code])
+    assert cut.size_after < cut.size_before - 2_000_000
+    # Eight threads write to the same page at the same time, in two processes.
+    assert hammer(cut.library) == ["None", "None"]
+    with (
+        ByteSource(original) as one,
+        ByteSource(cut.library) as other,
+        ByteSource(cut.spare) as spare,
+    ):
+        check_cut(one, other, spare)
+    rebuild_original(cut.library, cut.spare, cut.library)
+    assert cut.library.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["pointers", "exported"])
+def test_data_that_the_loader_or_a_symbol_uses_stays(tmp_path: Path, name: str) -> None:
+    original, data = compile_data(tmp_path, name)
+    with pytest.raises(CannotCompactError, match="nothing to remove"):
+        cut_library(original, tmp_path / "cut.so", tmp_path, [(0, 0x1000)], OPTIONS, [data])

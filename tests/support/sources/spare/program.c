@@ -207,6 +207,14 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "seccomp")) {
         deny_executable();
         use();
+    } else if (!strcmp(what, "mappings")) {
+        /* As many as a process may have: each second page gets another protection. */
+        size_t size = (size_t)1 << 32;
+        char *many = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (many == MAP_FAILED) return 7;
+        for (size_t at = 0; at < size; at += 8192)
+            if (mprotect(many + at, 4096, PROT_READ)) break;
+        use();
     } else if (!strcmp(what, "reload")) {
         for (int i = 0; i < 20; i++) {
             if (sum(i, pages) < 0 || thrown(i) != i) return 1;
