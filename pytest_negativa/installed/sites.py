@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.lock import Place
 
 SITE_NAMES = ("site-packages", "dist-packages")
@@ -30,7 +31,8 @@ class Installed:
 
     Attributes:
         record: path of its RECORD, which may be absent.
-        libraries: what RECORD says of each library, by normalized absolute path.
+        libraries: what RECORD says of each library, and of each file that is GPU code by its name;
+            by normalized absolute path.
     """
 
     name: str
@@ -99,7 +101,7 @@ class Site:
             libraries={
                 path_of(row, metadata.parent): RecordLine(*(*row[1:3], "", "")[:2])
                 for row in rows
-                if row and ".so" in row[0]
+                if row and (".so" in row[0] or row[0].endswith(CODE_SUFFIXES))
             },
         )
 

@@ -51,6 +51,11 @@ _DESCRIBED = {
     FileKind.TILE_IR: "Tile IR",
 }
 
+CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")
+"""Names of files that a driver loads as they are end so, by convention."""
+
+_LOADED = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
+
 HEAD_SIZE = 4096
 """Bytes at the start of a file that ``kind_of`` needs; fewer if the file is smaller."""
 
@@ -93,6 +98,15 @@ def kind_of(head: bytes) -> FileKind | None:
         if head.startswith(magic):
             return kind
     return None if ptx_target(head) is None else FileKind.PTX
+
+
+def is_loadable(head: bytes) -> bool:
+    """Whether a file is GPU code that a driver loads as it is, by its first ``HEAD_SIZE`` bytes.
+
+    LTO-IR, Tile IR and bitcode pass through a compiler. Its cache may hide that a program needs
+    them, so they are not among these files.
+    """
+    return kind_of(head) in _LOADED
 
 
 def ptx_target(head: bytes) -> str | None:

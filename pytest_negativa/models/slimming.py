@@ -11,7 +11,10 @@ from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 1
-"""Format version of the manifest. History: 1 is the first."""
+"""Format version of the manifest of a folder in which no file was removed as a whole."""
+
+MANIFEST_VERSION_REMOVED = 2
+"""Format version of other manifests. History: 2 adds ``removed``; 1 is the first."""
 
 
 class RecordRow(Record, frozen=True, kw_only=True):
@@ -98,6 +101,25 @@ class LeftFile(Record, frozen=True, kw_only=True):
     reason: str
 
 
+class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of GPU code that was removed as a whole.
+
+    Attributes:
+        sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
+        source: what told that no program needs it, for people: the lock, or archs.
+        original: where the file lies; None if it was not kept.
+        recorded: a RECORD has a row for it.
+    """
+
+    sha256: Sha256
+    size: Offset
+    mtime_ns: int
+    mode: Offset
+    source: str
+    original: str | None = None
+    recorded: bool = False
+
+
 class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library.
 
@@ -105,12 +127,14 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.
+        removed: files that are gone, by their path below the folder.
     """
 
     format_version: int
     slimmed: dict[str, SlimmedFile]
     left: dict[str, LeftFile]
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
+    removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
 

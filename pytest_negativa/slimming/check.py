@@ -11,6 +11,7 @@ from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
+from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
 from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
@@ -56,6 +57,7 @@ def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
         detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
     rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
+    rows += check_files(tree, manifest)
     for group in others:
         lines = {line for name in group.names for line in records.get(name, {})}
         if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:

@@ -30,7 +30,7 @@ def exchange(first: Path, second: Path) -> bool:
         OSError: one of the names is gone, or the folder can't be written.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2") or _is_overlay(libc, first.parent):
+    if not hasattr(libc, "renameat2") or is_overlay(first.parent):
         return False
     # As os.rename does.
     sys.audit("os.rename", os.fspath(first), os.fspath(second), -1, -1)
@@ -43,7 +43,9 @@ def exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), os.fspath(second))
 
 
-def _is_overlay(libc: ctypes.CDLL, folder: Path) -> bool:
+def is_overlay(folder: Path) -> bool:
+    """Whether renaming a file in the folder may copy it from an image layer first."""
+    libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)
     if libc.statfs(os.fsencode(folder), buffer):
         return False

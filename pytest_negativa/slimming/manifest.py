@@ -16,9 +16,16 @@ from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest, SlimmedFile
+from pytest_negativa.models.slimming import (
+    MANIFEST_VERSION,
+    MANIFEST_VERSION_REMOVED,
+    SlimManifest,
+    SlimmedFile,
+)
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
+
+_VERSIONS = [str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED)]
 
 # By the sorted keys.
 _MANIFEST_START = b'{\n "format_version": '
@@ -39,10 +46,10 @@ def load_manifest(root: Path) -> SlimManifest:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     try:
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
-        if version is not None and bytes(version) != str(MANIFEST_VERSION).encode():
+        if version is not None and bytes(version) not in _VERSIONS:
             raise StoreError(
-                f"{path}: format_version {bytes(version).decode()}, this release reads "
-                f"{MANIFEST_VERSION}; use the release of pytest-negativa that wrote it"
+                f"{path}: format_version {bytes(version).decode()}, this release reads up to "
+                f"{MANIFEST_VERSION_REMOVED}; use the release of pytest-negativa that wrote it"
             )
         manifest = msgspec.json.decode(data, type=SlimManifest)
     except UNDECODABLE as e:
@@ -50,6 +57,8 @@ def load_manifest(root: Path) -> SlimManifest:
     for key, entry in manifest.slimmed.items():
         for name in (key, *entry.names):
             _check_name(path, name)
+    for name in manifest.removed:
+        _check_name(path, name)
     return manifest
 
 
@@ -81,7 +90,9 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    if manifest.slimmed or manifest.left or manifest.run:
+    version = MANIFEST_VERSION_REMOVED if manifest.removed else MANIFEST_VERSION
+    manifest = msgspec.structs.replace(manifest, format_version=version)
+    if manifest.slimmed or manifest.left or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return

@@ -20,11 +20,12 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
-from pytest_negativa.slimming.exchange import exchange
+from pytest_negativa.slimming.exchange import exchange, is_overlay
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+_LONGEST_NAME = 255  # bytes; linux/limits.h
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENODATA}
 # SELinux labels follow from where a file lies; the system gives them.
 _NEVER_COPIED = {"security.selinux"}
@@ -148,6 +149,36 @@ def link(
     _take(swap, place, state, by_ctime=by_ctime)
 
 
+def take_out(place: Path, state: FileState, token: str, *, by_ctime: bool = True) -> None:
+    """Remove a name of a file.
+
+    Args:
+        place: the name.
+        state: of the file that it leads to.
+        token: of the run.
+        by_ctime: compare also the time of change, which removing another name changes.
+
+    Raises:
+        TakenError: it leads to another file, which stays.
+        OSError: it can't be removed.
+    """
+    try:
+        if not _leads_to(place, state, by_ctime=by_ctime):
+            raise TakenError(place)
+        swap = swap_name(place, token)
+        if len(os.fsencode(swap.name)) > _LONGEST_NAME or is_overlay(place.parent):
+            place.unlink()
+            return
+        place.rename(swap)
+    except FileNotFoundError:
+        raise TakenError(place, "it was removed") from None
+    if not _leads_to(swap, state, by_ctime=False):
+        _take_free(swap, place)
+        swap.unlink(missing_ok=True)
+        raise TakenError(place)
+    swap.unlink()
+
+
 def give_back(swap: Path, place: Path, ours: FileState) -> None:
     """Put a file of another process back that came out of its place in an exchange.
 
@@ -238,13 +269,16 @@ def _inode_at(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def keep_original(original: Path, target: Path, token: str) -> FileState | None:
+def keep_original(
+    original: Path, target: Path, token: str, *, one_of_many: bool = False
+) -> FileState | None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
 
     Args:
         original: the library.
         target: named by the SHA-256 of the original, in hex.
         token: of the run.
+        one_of_many: leave it to the caller to force the names in the folder of ``target`` to disk.
 
     Returns:
         If it was linked, which changes its time of change: the state of the original.
@@ -271,8 +305,11 @@ def keep_original(original: Path, target: Path, token: str) -> FileState | None:
         if not has_digest(target, target.name):
             target.unlink()
             raise TakenError(original)
+        if one_of_many and state is not None:
+            return state
         sync_file(target)
-        sync_folder(target.parent)
+        if not one_of_many:
+            sync_folder(target.parent)
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
     return state

@@ -231,6 +231,7 @@ def _run(
     slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow], on_progress: OnProgress
 ) -> SlimReport:
     total = sum(task.size for slimmer in slimmers for task in slimmer.work.tasks)
+    total += sum(package.size for slimmer in slimmers for package in slimmer.work.packages)
     done = 0
 
     def count(size: int) -> None:
@@ -273,6 +274,7 @@ def _build_copy(
     source = slimmer.tree.root
     growing = unfinished_copy(target)
     replaced = {name for task in slimmer.work.tasks for name in task.names}
+    removed = {name for package in slimmer.work.packages for name in package.names}
     try:
         growing.mkdir(parents=True, exist_ok=True)
         with hold_new(growing):
@@ -286,10 +288,10 @@ def _build_copy(
                 token = token_of(load_manifest(growing))
                 slimmer.root = growing
                 slimmer.manifest = begin_run(growing, slimmer.manifest, token)
-                copy_folder(source, growing, replaced)
+                copy_folder(source, growing, replaced | removed)
                 report = _run([slimmer], unmet, on_progress)
-                # Libraries that failed or were left as they are.
-                copy_folder(source, growing, ())
+                # Libraries that failed or were left as they are, and files that were not removed.
+                copy_folder(source, growing, slimmer.manifest.removed.keys())
                 copy_attributes(source, growing)
                 # The name says that the copy is complete, also after a power cut.
                 os.sync()

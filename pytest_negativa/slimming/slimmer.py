@@ -36,6 +36,7 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     begin_run,
@@ -158,6 +159,11 @@ class Slimmer:
         self._token = token_of(self.manifest)
         if self.options.dry_run:
             self._process(self._foresee, self._add_forecast, on_done)
+            for package in self.work.packages:
+                count = len(package.unused) + len(package.gone)
+                size = package.size + sum(entry.size for entry in package.gone.values())
+                self.rows.append(package.row(SlimStatus.WOULD_SLIM, count, size))
+                on_done(package.size)
             return self.rows
         # Nothing to cut: the folder of spares may not be mounted.
         spare = self.options.spare if self.work.tasks else None
@@ -168,7 +174,8 @@ class Slimmer:
     def _run(self, on_done: OnDone) -> None:
         before = self._copy_of_manifest()
         self._forget_stale()
-        begun = bool(self.work.tasks or self.work.links or self.manifest.run)
+        work = self.work
+        begun = bool(work.tasks or work.links or work.packages or self.manifest.run)
         if begun:
             self.manifest = begin_run(self.root, self.manifest, self._token)
         run: str | None = None
@@ -177,6 +184,7 @@ class Slimmer:
                 self._remove_abandoned_runtimes()
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
+                self._remove_files(on_done)
             finally:
                 # Also when interrupted: what was replaced must be in order.
                 self._update_records()
@@ -189,11 +197,29 @@ class Slimmer:
             if begun or self.manifest != before:
                 save_manifest(self.root, self.manifest, self._token)
 
+    def _remove_files(self, on_done: OnDone) -> None:
+        """Remove the files that are unused GPU code."""
+        for package in self.work.packages:
+            self.rows += remove_files(
+                self.tree,
+                self.root,
+                self.manifest,
+                package,
+                keep_originals=self.options.keep_originals,
+                token=self._token,
+                jobs=self.options.jobs,
+            )
+            on_done(package.size)
+
     def _with_note(self, row: SlimRow) -> SlimRow:
         """Tell that a library slimmed before without its original kept has none to keep."""
-        if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
+        entry = self.manifest.slimmed.get(row.path)
+        if (
+            self.options.keep_originals is None
+            or row.status is not SlimStatus.ALREADY
+            or entry is None
+        ):
             return row
-        entry = self.manifest.slimmed[row.path]
         if may_be_kept(entry) or entry.spare is not None:
             return row
         return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
@@ -219,6 +245,7 @@ class Slimmer:
             slimmed=dict(self.manifest.slimmed),
             left=dict(self.manifest.left),
             records=dict(self.manifest.records),
+            removed=dict(self.manifest.removed),
         )
 
     def _remove_abandoned_runtimes(self) -> None:

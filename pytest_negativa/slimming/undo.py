@@ -16,6 +16,7 @@ from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.slimming.code_files import undo_files
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.identity import (
     Records,
@@ -77,7 +78,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     records = tree.recorded({name for entry in entries.values() for name in entry.names})
     rows = [*tree.unlisted_rows(), *_rows_without_entry(tree, manifest)]
-    if not dry_run and (entries or manifest.run):
+    if not dry_run and (entries or manifest.removed or manifest.run):
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.
     lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
@@ -96,6 +97,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):
                 del manifest.slimmed[key]
+        rows += undo_files(tree, manifest, token, dry_run=dry_run)
     except KeyboardInterrupt:
         # A hidden name may be left, which the next run removes.
         run = manifest.run

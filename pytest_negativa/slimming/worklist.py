@@ -15,6 +15,8 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.slimming.code_files import Package
+from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
 from pytest_negativa.slimming.manifest import (
@@ -92,6 +94,7 @@ class WorkList:
         rows: what is known beforehand.
         current: names whose file is a result.
         stale: entries of the manifest whose file is gone or another one.
+        packages: the files that are GPU code themselves.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -99,6 +102,15 @@ class WorkList:
     rows: list[SlimRow] = field(default_factory=list)
     current: set[str] = field(default_factory=set)
     stale: list[str] = field(default_factory=list)
+    packages: list[Package] = field(default_factory=list)
+
+    def add_packages(self, packages: Iterable[Package]) -> None:
+        """Add packages, with the rows that are known of them."""
+        for package in packages:
+            if (row := package.row_before()) is not None:
+                self.rows.append(row)
+            elif package.unused:
+                self.packages.append(package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +366,11 @@ def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkLi
     folder = _Folder(tree, manifest)
     for group in tree.groups:
         folder.add_group(group, recipe)
+    if recipe.spare is None:
+        devices, source = recipe.devices, recipe.source
+        folder.work.add_packages(
+            packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
+        )
     return folder.work
 
 

@@ -572,7 +572,7 @@ def test_manifests_that_are_refused(site: Made) -> None:
     document = json.loads(manifest.read_bytes())
     for text, problem in (
         ("{", "not a manifest"),
-        (json.dumps({**document, "format_version": 2}), "format_version 2"),
+        (json.dumps({**document, "format_version": 3}), "format_version 3"),
         (manifest.read_text().replace(f'"{ONE}"', '"../../etc/passwd"'), "not below its folder"),
         (manifest.read_text().replace(f'"{ONE}"', '"/etc/passwd"'), "not below its folder"),
     ):

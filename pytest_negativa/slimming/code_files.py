@@ -1,0 +1,400 @@
+"""Files that are GPU code themselves: slimming removes those that no program needs as a whole.
+
+An empty file in the place would be worse: a program that finds it reads wrong content, whereas one
+that finds no file says so, or gets it from elsewhere. RECORD keeps the rows, so that the installer
+still knows of the files.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.arch import ComputeCapability, SmArch, can_be_compiled_for, cubin_runs_on
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch
+from pytest_negativa.gpucode.files import read_tables
+from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.sites import SITE_NAMES
+from pytest_negativa.models.file_kinds import (
+    CODE_SUFFIXES,
+    HEAD_SIZE,
+    FileKind,
+    is_loadable,
+    kind_of,
+    ptx_target,
+)
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimRow, SlimStatus
+from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.slimming.manifest import digest_of, save_manifest
+from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take_out
+from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
+from pytest_negativa.storage.atomic import sync_folder
+
+_HEADERS = Scope(headers_only=True)
+_NOT_AGAIN = (
+    "removed before, by another lock or for other archs, and this one may keep them: put them back "
+    "(negativa slim undo), or install them again, then slim"
+)
+
+
+@dataclass(slots=True)
+class Package:
+    """The files that are GPU code in one package or folder.
+
+    Attributes:
+        name: below the root, for people.
+        source: what tells which of them no program needs.
+        unused: those that go.
+        gone: names of those that an earlier run removed, and its entries.
+        kept, kept_bytes: how many stay, and their size.
+        problem: why nothing is removed.
+        status: of the row if there is a problem.
+    """
+
+    name: str
+    source: str
+    unused: list[FileGroup] = field(default_factory=list)
+    gone: dict[str, RemovedFile] = field(default_factory=dict)
+    kept: int = 0
+    kept_bytes: int = 0
+    problem: str | None = None
+    status: SlimStatus = SlimStatus.FAILED
+
+    def keep(self, group: FileGroup) -> None:
+        """Count a file that stays."""
+        self.kept += 1
+        self.kept_bytes += group.size
+
+    @property
+    def names(self) -> Iterator[str]:
+        """All names of the files that go."""
+        return (name for group in self.unused for name in group.names)
+
+    @property
+    def size(self) -> int:
+        """Bytes that go."""
+        return sum(group.size for group in self.unused)
+
+    def row(self, status: SlimStatus, removed: int, size: int) -> SlimRow:
+        """A row for all files together; ``removed`` of them, of ``size`` bytes, are gone."""
+        total = removed + self.kept
+        return SlimRow(
+            path=self.name,
+            status=status,
+            before=size + self.kept_bytes,
+            after=self.kept_bytes,
+            detail=f"{removed:,} of {format_items(total, 'file', 'files')} removed",
+        )
+
+    def row_before(self) -> SlimRow | None:
+        """The row that is known before the work; None if there is work, or nothing to tell."""
+        if self.problem is not None:
+            size = self.size + self.kept_bytes
+            return SlimRow.unchanged(self.name, self.status, size, self.problem)
+        if self.gone and not self.unused:
+            size = sum(entry.size for entry in self.gone.values())
+            return self.row(SlimStatus.ALREADY, len(self.gone), size)
+        return None
+
+
+def is_named_like_code(name: str) -> bool:
+    """Whether a file has the name of GPU code that a driver loads as it is."""
+    return name.endswith(CODE_SUFFIXES)
+
+
+def head_of(path: Path) -> bytes | None:
+    """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (there are thousands)
+            return file.read(HEAD_SIZE)
+    except OSError:
+        return None
+
+
+def package_of(name: str) -> str:
+    """The package, or the uppermost folder, that a file below a root lies in."""
+    parts = name.split("/")
+    start = next((i + 1 for i, part in enumerate(parts) if part in SITE_NAMES), 0)
+    inside = len(parts) > start + 1
+    return "/".join(parts[: start + 1]) + ("/" if inside else "")
+
+
+def find_by_archs(
+    tree: Tree,
+    manifest: SlimManifest,
+    devices: Sequence[ComputeCapability],
+    source: str,
+    *,
+    keep_ptx: bool,
+) -> list[Package]:
+    """The files below a folder, and which of them no device can load.
+
+    Args:
+        tree, manifest: of the folder.
+        devices: whose code stays.
+        source: the devices in words.
+        keep_ptx: whether all PTX stays.
+    """
+    packages: dict[str, Package] = {}
+    for group in tree.groups if not tree.partial else ():
+        if not is_named_like_code(group.name):
+            continue
+        path = tree.root / group.name
+        head = head_of(path)
+        if head is None or not is_loadable(head):
+            continue
+        name = package_of(group.name)
+        package = packages.setdefault(name, Package(name, source))
+        if _is_needed(path, head, devices, keep_ptx=keep_ptx):
+            package.keep(group)
+        else:
+            package.unused.append(group)
+    for name, entry in removed_from(tree, manifest):
+        package = packages.setdefault(package_of(name), Package(package_of(name), source))
+        package.gone[name] = entry
+        if entry.source != source:
+            package.problem = _NOT_AGAIN
+    return list(packages.values())
+
+
+def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
+    """The files that the manifest says were removed, and that are gone."""
+    for name, entry in sorted(manifest.removed.items()):
+        if tree.group_of(name) is None and not tree.partial and not tree.is_hidden((name,)):
+            yield name, entry
+
+
+def _is_needed(
+    path: Path, head: bytes, devices: Sequence[ComputeCapability], *, keep_ptx: bool
+) -> bool:
+    kind = kind_of(head)
+    if kind is FileKind.CUBIN:
+        if abi_problem(head) is not None:
+            return True
+        arch = cubin_arch(head)
+        return any(cubin_runs_on(arch, device) for device in devices)
+    if kind is FileKind.PTX:
+        target = ptx_target(head)
+        assert target is not None
+        ptx = SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
+        return keep_ptx or any(can_be_compiled_for(ptx, device) for device in devices)
+    try:
+        with ByteSource(path) as opened:
+            library_map = map_library(opened, read_tables(opened), _HEADERS)
+    except FormatError:
+        return True
+    plan = plan_for_devices(library_map, devices, keep_ptx=keep_ptx)
+    return not plan.decisions or any(decision.kept for decision in plan.decisions)
+
+
+def remove_files(
+    tree: Tree,
+    root: Path,
+    manifest: SlimManifest,
+    package: Package,
+    *,
+    keep_originals: Path | None,
+    token: str,
+    jobs: int,
+) -> Iterator[SlimRow]:
+    """Remove the unused files of a package. The manifest names them before the first one goes.
+
+    Args:
+        tree: the folder as it was found.
+        root: the same folder, or one that becomes a copy of it, which lacks the files.
+        manifest: gets the entries, and is written.
+        package: what goes.
+        keep_originals: the folder for the files; None: they are lost.
+        token: of the run.
+        jobs: files to read at a time.
+
+    Yields:
+        A row for the package, and one for each file that stays because something went wrong.
+
+    Raises:
+        StoreError: the manifest can't be written; then no file is removed.
+    """
+    states: dict[FileGroup, FileState] = {}
+    failed = False
+    before = dict(manifest.removed)
+    recorded = tree.recorded(set(package.names)).keys()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        paths = [tree.root / group.name for group in package.unused]
+        for group, sha256 in zip(package.unused, pool.map(digest_of, paths), strict=True):
+            try:
+                if sha256 is None:
+                    raise ReconstructError("it cannot be read")
+                states[group], original = _keep(tree, group, sha256, keep_originals, token)
+                mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
+            except (OSError, NegativaError) as e:
+                failed = True
+                yield _failed(package, group, e)
+                continue
+            entry = RemovedFile(
+                sha256=sha256,
+                size=group.size,
+                mtime_ns=group.mtime_ns,
+                mode=mode,
+                source=package.source,
+                original=original,
+            )
+            for name in group.names:
+                manifest.removed[name] = replace(entry, recorded=name in recorded)
+    if keep_originals is not None and states:
+        sync_folder(keep_originals)
+    save_manifest(root, manifest, token)
+    removed: list[FileGroup] = []
+    for group, state in states.items():
+        try:
+            for number, name in enumerate(group.names if root == tree.root else ()):
+                take_out(root / name, state, token, by_ctime=not number)
+        except (OSError, NegativaError) as e:
+            failed = True
+            for name in group.names:
+                if os.path.lexists(root / name):
+                    _restore(manifest.removed, before, name)
+            yield _failed(package, group, e)
+        else:
+            removed.append(group)
+    for folder in {(root / name).parent for group in removed for name in group.names}:
+        with contextlib.suppress(FileNotFoundError):
+            sync_folder(folder)
+    if removed or not failed:
+        size = sum(group.size for group in removed)
+        size += sum(entry.size for entry in package.gone.values())
+        count = len(removed) + len(package.gone)
+        yield package.row(SlimStatus.SLIMMED, count, size)
+
+
+def _restore(entries: dict[str, RemovedFile], before: dict[str, RemovedFile], name: str) -> None:
+    if name in before:
+        entries[name] = before[name]
+    else:
+        entries.pop(name, None)
+
+
+def _keep(
+    tree: Tree, group: FileGroup, sha256: str, folder: Path | None, token: str
+) -> tuple[FileState, str | None]:
+    """Keep a file; its state since then, and where it is kept."""
+    if folder is None:
+        return group.state, None
+    aside = folder / sha256
+    linked = keep_original(tree.root / group.name, aside, token, one_of_many=True)
+    return linked or group.state, str(aside)
+
+
+def _failed(package: Package, group: FileGroup, error: Exception) -> SlimRow:
+    reason = error.strerror if isinstance(error, OSError) else error
+    package.keep(group)
+    detail = f"cannot be removed: {reason}"
+    return SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail)
+
+
+def undo_files(
+    tree: Tree, manifest: SlimManifest, token: str, *, dry_run: bool
+) -> Iterator[SlimRow]:
+    """Put back the files that slimming removed, and take them out of the manifest.
+
+    A file that is there stays: it was installed again. The files of a distribution that is no
+    longer installed stay away.
+
+    Yields:
+        A row for each package, and one for each file that can't be put back.
+    """
+    recorded = tree.recorded(set(manifest.removed))
+    back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
+    for name, entry in sorted(manifest.removed.items()):
+        if tree.partial or tree.is_hidden((name,)):
+            continue
+        package = package_of(name)
+        is_uninstalled = entry.recorded and name not in recorded
+        if tree.group_of(name) is not None or is_uninstalled:
+            back.setdefault(package, [])
+        elif entry.original is None:
+            detail = "it was removed, and was not kept; install it again"
+            yield SlimRow.unchanged(name, SlimStatus.FAILED, 0, detail)
+            continue
+        else:
+            try:
+                if not dry_run:
+                    _put_back(tree.root / name, entry, token)
+                elif digest_of(Path(entry.original)) != entry.sha256:
+                    raise ReconstructError(f"{entry.original} is gone, or no longer that file")
+            except (OSError, NegativaError) as e:
+                reason = e.strerror if isinstance(e, OSError) else e
+                detail = f"cannot be put back: {reason}; install it again"
+                yield SlimRow.unchanged(name, SlimStatus.FAILED, 0, detail)
+                continue
+            back[package].append(entry)
+        if not dry_run:
+            del manifest.removed[name]
+    for package, entries in back.items():
+        size = sum(entry.size for entry in entries)
+        if entries:
+            yield SlimRow(
+                path=package,
+                status=SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE,
+                before=0,
+                after=size,
+                detail=format_items(len(entries), "file", "files"),
+            )
+        else:
+            detail = "its files were installed again, or it is no longer installed"
+            yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
+
+
+def _put_back(path: Path, entry: RemovedFile, token: str) -> None:
+    assert entry.original is not None
+    aside = Path(entry.original)
+    if digest_of(aside) != entry.sha256:
+        raise ReconstructError(f"{aside} is gone, or no longer that file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Some names are so long that a hidden name made of them would be too long.
+    staged = staged_name(path.with_name("file"), token)
+    try:
+        # Not a link: a program that writes to the file must not change the kept one.
+        copy_file(aside, staged)
+        staged.chmod(entry.mode)
+        os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            raise TakenError(path) from None
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
+    """Compare the files that slimming removed with the folder.
+
+    Yields:
+        A row for each package, and one for each file that is there again.
+    """
+    gone: defaultdict[str, list[RemovedFile]] = defaultdict(list)
+    for name, entry in sorted(manifest.removed.items()):
+        if tree.partial or tree.is_hidden((name,)):
+            continue
+        group = tree.group_of(name)
+        if group is None:
+            gone[package_of(name)].append(entry)
+            continue
+        same = group.size == entry.size and digest_of(tree.root / name) == entry.sha256
+        detail = "it was removed, and is back" if same else "it was removed; another one is there"
+        yield SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
+    for package, entries in gone.items():
+        files = format_items(len(entries), "file", "files")
+        yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, f"{files} removed")

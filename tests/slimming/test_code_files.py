@@ -1,0 +1,207 @@
+"""Files that are GPU code themselves: those that no GPU can load are removed whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.replace import take_out
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo_trees
+from tests.support.builders import (
+    CubinSpec,
+    ElementSpec,
+    build_cubin,
+    build_ptx,
+    build_region,
+)
+from tests.support.faults import PlantedFault
+from tests.support.sites import digests, make_wheel, pip_install
+
+H200, B200 = ComputeCapability(9, 0), ComputeCapability(10, 0)
+LONG = "x" * 249 + ".cubin"
+
+
+def cubin(arch: int, name: str = "k") -> bytes:
+    return build_cubin(CubinSpec(arch=arch, kernels={name: b"\1" * 64})).data
+
+
+FILES = {
+    "cubins/a/one.cubin": cubin(90, "one"),
+    "cubins/a/two.cubin": cubin(80, "two"),
+    f"cubins/b/{LONG}": cubin(100, "long"),
+    "cubins/new.ptx": build_ptx(target="sm_100"),
+    "cubins/old.ptx": build_ptx(target="sm_80"),
+    "cubins/none.cubin": b"a text that is no cubin",
+    "cubins/linked.cubin": build_cubin(
+        CubinSpec(arch=80, relocatable=True, kernels={"r": b"\1" * 64})
+    ).data,
+}
+# What stays for an H200: a text and relocatable code are not what a driver loads.
+STAYS = {"one.cubin", "old.ptx", "none.cubin", "linked.cubin"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    sources = {}
+    for number, (name, data) in enumerate(FILES.items()):
+        sources[f"kernels/{name}"] = tmp_path / f"source{number}"
+        sources[f"kernels/{name}"].write_bytes(data)
+    folder = tmp_path / "site-packages"
+    pip_install(folder, make_wheel(tmp_path, "kernels", "1.0", sources))
+    return folder
+
+
+def slim(*paths: Path, **options: object) -> SlimReport:
+    aside = options.pop("keep_originals", None)
+    assert aside is None or isinstance(aside, Path)
+    done = SlimOptions(keep_originals=aside, dry_run=bool(options.pop("dry_run", False)))
+    return slim_trees(SlimRequest(paths=paths, devices=(H200,), options=done, **options))  # type: ignore[arg-type]
+
+
+def left(folder: Path) -> set[str]:
+    return {p.name for p in (folder / "kernels").rglob("*") if p.is_file()}
+
+
+def check(folder: Path) -> list[SlimRow]:
+    [tree] = scan([folder])
+    return check_tree(tree)
+
+
+def test_files_that_no_gpu_can_load_go_and_come_back(site: Path, tmp_path: Path) -> None:
+    before = digests(site)
+    times = {p: p.stat().st_mtime_ns for p in site.rglob("*") if p.is_file()}
+    forecast = slim(site, dry_run=True)
+    assert digests(site) == before
+    report = slim(site, keep_originals=tmp_path / "originals")
+    [row] = report.rows
+    assert (row.path, row.status, row.detail) == (
+        "kernels/",
+        SlimStatus.SLIMMED,
+        "3 of 5 files removed",
+    )
+    assert (row.before, row.after) == (forecast.rows[0].before, forecast.rows[0].after)
+    assert row.after == sum(len(FILES[f"cubins/{n}"]) for n in ("a/one.cubin", "old.ptx"))
+    assert left(site) == STAYS
+    assert [row.status for row in check(site)] == [SlimStatus.SOUND]
+    assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
+    [back] = undo_trees([site])
+    assert (back.status, back.detail) == (SlimStatus.UNDONE, "3 files")
+    assert digests(site) == before
+    assert {p: p.stat().st_mtime_ns for p in site.rglob("*") if p.is_file()} == times
+    assert not (site / MANIFEST_NAME).exists()
+
+
+def test_a_fatbin_goes_only_if_all_of_it_is_for_other_gpus(tmp_path: Path) -> None:
+    def fatbin(*archs: int) -> bytes:
+        return build_region([ElementSpec(content=cubin(arch), arch=arch) for arch in archs])
+
+    (tmp_path / "both.fatbin").write_bytes(fatbin(80, 90))
+    (tmp_path / "other.fatbin").write_bytes(fatbin(80, 100))
+    slim(tmp_path)
+    assert (tmp_path / "both.fatbin").exists()
+    assert not (tmp_path / "other.fatbin").exists()
+
+
+def test_all_ptx_stays_if_asked_for(site: Path) -> None:
+    slim(site, keep_ptx=True)
+    assert left(site) == {*STAYS, "new.ptx"}
+
+
+def test_a_copy_of_a_folder_lacks_them(site: Path, tmp_path: Path) -> None:
+    before = digests(site)
+    slim(site, target=tmp_path / "copy")
+    assert digests(site) == before
+    assert left(tmp_path / "copy") == STAYS
+    assert [row.status for row in check(tmp_path / "copy")] == [SlimStatus.SOUND]
+
+
+def test_all_names_of_a_file_go_and_come_back(site: Path, tmp_path: Path) -> None:
+    link = site / "kernels/link.cubin"
+    os.link(site / "kernels/cubins/a/two.cubin", link)
+    slim(site, keep_originals=tmp_path / "originals")
+    assert left(site) == STAYS
+    undo_trees([site])
+    assert link.read_bytes() == FILES["cubins/a/two.cubin"]
+
+
+def test_the_manifest_of_other_folders_is_as_before(tmp_path: Path) -> None:
+    (tmp_path / "x.cubin").write_bytes(cubin(80))
+    slim(tmp_path)
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["format_version"] == 2
+
+
+@pytest.mark.planted_fault(
+    "files are slimmed for another arch, and the first slimming removed what that needs",
+    says="removed before, by another lock or for other archs",
+)
+def test_files_that_are_gone_may_be_needed(site: Path, fault: PlantedFault) -> None:
+    slim(site)
+    report = slim_trees(SlimRequest(paths=(site,), devices=(B200,)))
+    assert report.failed
+    fault.check(report.rows[0].detail or "")
+
+
+@pytest.mark.planted_fault(
+    "a removed file of GPU code was not kept, and undo is asked for it",
+    says="it was removed, and was not kept; install it again",
+)
+def test_a_file_that_was_not_kept(site: Path, fault: PlantedFault) -> None:
+    slim(site)
+    rows = undo_trees([site])
+    assert {row.status for row in rows} == {SlimStatus.FAILED}
+    fault.check(rows[0].detail or "")
+    # The way to a later installation stays.
+    assert json.loads((site / MANIFEST_NAME).read_text())["removed"]
+
+
+@pytest.mark.planted_fault(
+    "another program puts a newer file in the place of one that is being removed",
+    says="another file took its place while negativa worked, so it was left as it is",
+)
+def test_a_newer_file_stays(
+    site: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = site / "kernels/cubins/a/two.cubin"
+    from pytest_negativa.slimming import code_files
+
+    def take_out_late(place: Path, state: FileState, token: str, *, by_ctime: bool) -> None:
+        if place == path:
+            path.unlink()
+            path.write_bytes(b"newer")
+        take_out(place, state, token, by_ctime=by_ctime)
+
+    monkeypatch.setattr(code_files, "take_out", take_out_late)
+    report = slim(site)
+    assert path.read_bytes() == b"newer"
+    [failed] = [row for row in report.rows if row.status is SlimStatus.FAILED]
+    fault.check(failed.detail or "")
+    manifest = json.loads((site / MANIFEST_NAME).read_text())
+    assert "kernels/cubins/a/two.cubin" not in manifest["removed"]
+
+
+def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: Path) -> None:
+    slim(site, keep_originals=tmp_path / "originals")
+    for path in site.glob("*.dist-info"):
+        (path / "RECORD").unlink()
+    rows = undo_trees([site])
+    assert [row.status for row in rows] == [SlimStatus.LEFT]
+    assert left(site) == STAYS
+
+
+def test_a_spare_leaves_the_files(site: Path, tmp_path: Path) -> None:
+    from pytest_negativa.slimming.spares import SparePolicy
+
+    before = digests(site)
+    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    slim_trees(SlimRequest(paths=(site,), devices=(H200,), options=options))
+    assert before.items() <= digests(site).items()
