@@ -54,12 +54,14 @@ typedef struct {
     void **real;
 } FaultsWrapper;
 
+enum { FAULTS_PLACES = 256 };
+
 static struct {
     faults_serve serve;
-    /* What the program set for SIGSEGV: the last of these, so that a handler that runs meanwhile
-     * reads a whole one. */
-    struct sigaction user[64];
-    atomic_uint last;
+    /* What the program set for SIGSEGV: the last of these. Each is written before it is the last,
+     * in a place of its own, so that threads and handlers that run meanwhile read a whole one. */
+    struct sigaction user[FAULTS_PLACES];
+    atomic_uint taken, last;
     /* The process that set them. fork wipes this page (MADV_WIPEONFORK), vfork does not. */
     atomic_long *owner;
     int (*sigaction)(int, const struct sigaction *, struct sigaction *);
@@ -85,7 +87,7 @@ static struct {
 /* ---- The program's own handler ---- */
 
 static struct sigaction faults_user(void) {
-    return faults.user[atomic_load(&faults.last) % 64];
+    return faults.user[atomic_load(&faults.last) % FAULTS_PLACES];
 }
 
 /* Whether this is a child of vfork: CPython's subprocess resets all handlers in one. */
@@ -97,9 +99,11 @@ static bool faults_is_vforked(void) {
 
 static void faults_set_user(const struct sigaction *new) {
     if (faults_is_vforked()) return;
-    unsigned next = atomic_load(&faults.last) + 1;
-    faults.user[next % 64] = *new;
-    atomic_store(&faults.last, next);
+    unsigned next = atomic_fetch_add(&faults.taken, 1) + 1, last = atomic_load(&faults.last);
+    faults.user[next % FAULTS_PLACES] = *new;
+    /* Of two threads the one that took the later place wins. */
+    while ((int)(next - last) > 0 && !atomic_compare_exchange_weak(&faults.last, &last, next)) {
+    }
 }
 
 /* ---- The handler ---- */

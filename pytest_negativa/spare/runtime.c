@@ -18,8 +18,9 @@
  * the GOTs of all objects.
  *
  * Rules for what the handler calls: raw system calls only, no errno, no allocation, no thread-local
- * storage, less than 1 KiB of stack. A page's bytes in the log say nothing about this process, since
- * children share the log and not the mappings.
+ * storage, less than 2 KiB of stack. tests/spare/test_handler.py counts it, and checks what is
+ * called. A page's bytes in the log say nothing about this process, since children share the log and
+ * not the mappings. What the note says is checked at the first use of a library: is_sound.
  *
  * A page that is there is never replaced: it may have been written to since. One thread at a time
  * looks and puts (see enter). It has blocked all signals, and calls nothing but the kernel.
@@ -52,7 +53,7 @@ enum {
     PAGE = 4096,
     DT_NEGATIVA_NOTE = 0x6e656761,
     MISSING_IS_ERROR = 1,
-    MAX_LIBRARIES = 256,
+    MAX_LIBRARIES = 2048,
     /* Each page that comes back parts a mapping in up to three; a process has 65,530
      * (vm.max_map_count). After so many misses, of a library or in all, more comes back at once. */
     MANY_MISSES = 2000,
@@ -170,11 +171,11 @@ typedef struct {
     _Atomic int state;
     uint8_t pair[32];
     _Atomic(const char *) reserve; /* the whole spare; NULL: there is none */
-    bool executable;               /* the spare's mapping may be */
+    _Atomic bool executable;       /* the spare's mapping may be */
     _Atomic(_Atomic uint32_t *) log; /* a word a page; NULL: no log */
     _Atomic uint32_t misses;
     _Atomic bool told;
-    char path[PATH_MAX];
+    char folder[PATH_MAX]; /* the library's own */
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
@@ -187,10 +188,15 @@ static int (*find_object)(void *, struct dl_find_object *);
 
 static bool is_known(uint32_t version) { return 1 <= version && version <= VERSION; }
 
-static const Note *note_of(const struct link_map *map) {
+/* The note of a library, whose tables nobody has checked yet; NULL: it has none. */
+static const Note *note_of(const struct dl_find_object *found) {
+    const struct link_map *map = found->dlfo_link_map;
+    uintptr_t start = (uintptr_t)found->dlfo_map_start, end = (uintptr_t)found->dlfo_map_end;
     for (const ElfW(Dyn) *row = map->l_ld; row && row->d_tag != DT_NULL; row++)
         if (row->d_tag == DT_NEGATIVA_NOTE) {
-            const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
+            uintptr_t place = map->l_addr + row->d_un.d_val;
+            if (place % 8 || place < start || place > end || end - place < sizeof(Note)) return NULL;
+            const Note *note = (const Note *)place;
             bool known = same_bytes(note->magic, MAGIC, sizeof MAGIC) && is_known(note->version);
             return known ? note : NULL;
         }
@@ -199,20 +205,38 @@ static const Note *note_of(const struct link_map *map) {
 
 static const char *text_of(const Note *note, uint32_t offset) { return (const char *)note + offset; }
 
-/* Puts folder, '/' and name into path; the folder's size is given, since it may end in a name. */
-static bool join(char *path, const char *folder, size_t size, const char *name) {
-    size_t at = 0;
-    for (; at < size; at++) {
-        if (at + 2 >= PATH_MAX) return false;
-        path[at] = folder[at];
+/* The place behind a text; more than `room`: it has no end. */
+static uint64_t behind_text(const char *start, uint64_t at, uint64_t room) {
+    while (at < room && start[at]) at++;
+    return at + 1;
+}
+
+/* Whether all that the note names lies in the library, and in the original. */
+static bool is_sound(const Note *note, const struct dl_find_object *found) {
+    const char *start = (const char *)note;
+    uint64_t room = (uint64_t)((const char *)found->dlfo_map_end - start), position = 0;
+    uint64_t end = (uint64_t)((uintptr_t)found->dlfo_map_end - found->dlfo_link_map->l_addr);
+    if (note->original_size >> 48 || note->holes % 8 || note->holes > room ||
+        note->hole_count > (room - note->holes) / sizeof(Hole))
+        return false;
+    uint64_t size = (note->original_size + PAGE - 1) / PAGE * PAGE;
+    const Hole *holes = (const Hole *)(start + note->holes);
+    const uint32_t more = PROT_WRITE | PROT_EXEC;
+    for (uint32_t i = 0; i < note->hole_count; i++) {
+        const Hole *hole = &holes[i];
+        if ((hole->protection | more) != (PROT_READ | more) ||
+            (hole->start | hole->end | hole->offset) % PAGE || hole->start < position ||
+            hole->end <= hole->start || hole->end > end || hole->offset > size ||
+            hole->end - hole->start > size - hole->offset)
+            return false;
+        position = hole->end;
     }
-    path[at++] = '/';
-    for (; *name; name++) {
-        if (at + 1 >= PATH_MAX) return false;
-        path[at++] = *name;
-    }
-    path[at] = 0;
-    return true;
+    const uint32_t texts[] = {note->name, note->spare, note->remedy};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (behind_text(start, texts[i], room) > room) return false;
+    uint64_t folder = note->folders;
+    while (folder < room && start[folder]) folder = behind_text(start, folder, room);
+    return folder < room;
 }
 
 /* Whether a file belongs to root, to the user of this process or to the owner of the library: its
@@ -225,10 +249,19 @@ static bool is_trusted(int fd, const char *library) {
     return call3(SYS_stat, (long)library, (long)&status, 0) == 0 && status.st_uid == owner;
 }
 
-/* Maps the spare of library->path; false: it is none, or not of this library. With `file`, the
- * library's, another user's spare is none. */
-static bool map_spare(Library *library, const Note *note, const char *file) {
-    int fd = (int)call6(SYS_openat, AT_FDCWD, (long)library->path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+/* Opens a file of a folder. */
+static int open_in(const char *folder, const char *name, int flags) {
+    int parent = (int)call6(SYS_openat, AT_FDCWD, (long)folder, O_PATH | O_CLOEXEC, 0, 0, 0);
+    if (parent < 0) return -1;
+    int fd = (int)call6(SYS_openat, parent, (long)name, flags | O_CLOEXEC, 0666, 0, 0);
+    call3(SYS_close, parent, 0, 0);
+    return fd;
+}
+
+/* Maps the spare in a folder; false: it is none, or not of this library. With `file`, the library's,
+ * another user's spare is none. Several threads may do so at once: one of them wins. */
+static bool map_spare(Library *library, const Note *note, const char *folder, const char *file) {
+    int fd = open_in(folder, text_of(note, note->spare), O_RDONLY);
     if (fd < 0) return false;
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
     Trailer found;
@@ -237,35 +270,31 @@ static bool map_spare(Library *library, const Note *note, const char *file) {
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
                 found.original_size == note->original_size && (!file || is_trusted(fd, file));
     long reserve = -1;
+    bool executable = true;
     if (fits) {
-        library->executable = true;
         reserve = map(0, end, PROT_READ | PROT_EXEC, MAP_SHARED, fd);
         if (failed(reserve)) {
             /* On a file system mounted noexec, or under a seccomp filter: pages are copied. */
-            library->executable = false;
+            executable = false;
             reserve = map(0, end, PROT_READ, MAP_SHARED, fd);
         }
     }
     call3(SYS_close, fd, 0, 0);
     if (!fits || failed(reserve)) return false;
-    atomic_store(&library->reserve, (const char *)reserve);
+    const char *none = NULL;
+    library->executable = executable;
+    if (!atomic_compare_exchange_strong(&library->reserve, &none, (const char *)reserve))
+        call3(SYS_munmap, reserve, (long)end, 0);
     return true;
 }
 
 /* The folders to look in: the environment's, those of the note, the library's own. Another user may
  * make a folder that the note names, if it is gone. */
 static bool find_spare(Library *library, const Note *note, const char *file) {
-    const char *name = text_of(note, note->spare);
-    if (spare_folder && join(library->path, spare_folder, length(spare_folder), name) &&
-        map_spare(library, note, NULL))
-        return true;
+    if (spare_folder && map_spare(library, note, spare_folder, NULL)) return true;
     for (const char *folder = text_of(note, note->folders); *folder; folder += length(folder) + 1)
-        if (join(library->path, folder, length(folder), name) && map_spare(library, note, file))
-            return true;
-    size_t slash = length(file);
-    while (slash && file[slash - 1] != '/') slash--;
-    return join(library->path, slash ? file : ".", slash ? slash - 1 : 1, name) &&
-           map_spare(library, note, file);
+        if (map_spare(library, note, folder, file)) return true;
+    return map_spare(library, note, library->folder, file);
 }
 
 /* Maps the log of this library. A full disk must not be a SIGBUS later: fallocate, then map. */
@@ -278,15 +307,12 @@ static void map_log(Library *library, const Note *note) {
         name[2 * i + 1] = hexadecimal[note->pair[i] & 15];
     }
     for (int i = 0; i < 8; i++) name[32 + i] = ".misses"[i];
-    char *path = library->path;
-    if (!join(path, log_folder, length(log_folder), name)) return;
     uint64_t size = PAGE + (note->original_size + PAGE - 1) / PAGE * sizeof(uint32_t);
     struct rlimit limit;
     /* A file above the limit is a SIGXFSZ. */
     if (call6(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&limit, 0, 0) != 0 || limit.rlim_cur < size)
         return;
-    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
-    int fd = (int)call6(SYS_openat, AT_FDCWD, (long)path, flags, 0666, 0, 0);
+    int fd = open_in(log_folder, name, O_RDWR | O_CREAT | O_NOFOLLOW);
     if (fd < 0) return;
     long mapped = call6(SYS_fallocate, fd, 0, 0, (long)size, 0, 0);
     if (mapped == 0) mapped = map(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
@@ -303,20 +329,37 @@ static void map_log(Library *library, const Note *note) {
     atomic_store(&library->log, (_Atomic uint32_t *)(mapped + PAGE));
 }
 
-/* The entry of a library; made at its first fault or its start. NULL: there are too many. */
-static Library *library_of(const Note *note, const char *file) {
+/* Puts the folder of a file into a text of PATH_MAX bytes. */
+static void put_folder(char *folder, const char *file) {
+    size_t slash = length(file);
+    while (slash && file[slash - 1] != '/') slash--;
+    folder[0] = slash ? '/' : '.';
+    for (size_t i = 0; i + 1 < slash && i + 1 < PATH_MAX; i++) folder[i] = file[i];
+}
+
+/* The entry of a library; made at its first fault or its start. NULL: its note can't be used, or
+ * there are too many, and a message says so. */
+static Library *library_of(const Note *note, const struct dl_find_object *found) {
+    const char *file = found->dlfo_link_map->l_name;
     uint32_t count = atomic_load(&library_count);
     for (uint32_t i = 0; i < count && i < MAX_LIBRARIES; i++)
         if (atomic_load(&libraries[i].state) == READY &&
             same_bytes(libraries[i].pair, note->pair, sizeof note->pair))
             return &libraries[i];
-    uint32_t index = atomic_fetch_add(&library_count, 1);
+    uint32_t index = is_sound(note, found) ? atomic_fetch_add(&library_count, 1) : MAX_LIBRARIES;
     if (index >= MAX_LIBRARIES) {
-        atomic_store(&library_count, MAX_LIBRARIES);
+        if (count >= MAX_LIBRARIES) atomic_store(&library_count, MAX_LIBRARIES);
+        Message message = {.count = 0};
+        add(&message, "negativa: ");
+        add(&message, file);
+        add(&message, ": its code can't come back: its table of missing pages is damaged, or the "
+                      "process has loaded over 2,048 such libraries. Install the original again.");
+        say(&message);
         return NULL;
     }
     Library *library = &libraries[index];
     for (int i = 0; i < 32; i++) library->pair[i] = note->pair[i];
+    put_folder(library->folder, file);
     map_log(library, note);
     find_spare(library, note, file);
     atomic_store(&library->state, READY);
@@ -547,12 +590,12 @@ static bool fill_slot(uintptr_t slot) {
 /* Protection keys: linux/pkeys(7); the others are in faults.h. */
 enum { FAULT_KEY = 32 };
 
-static void tell_refused(const Library *library, const Note *note, const char *file, long error) {
+static void tell_refused(const Note *note, const char *file, long error) {
     Message message = {.count = 0};
     add(&message, "negativa: ");
     add(&message, file);
     add(&message, ": the system refuses to map a page of its spare ");
-    add(&message, library->path);
+    add(&message, text_of(note, note->spare));
     /* ENOMEM of mremap(2) */
     add(&message, error == -ENOMEM ? ": no memory is left, or the process has as many mappings as "
                                      "vm.max_map_count allows. "
@@ -566,27 +609,27 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     (void)si_code;
     struct dl_find_object found;
     if (find_object((void *)address, &found) != 0) return false;
-    const Note *note = note_of(found.dlfo_link_map);
+    const Note *note = note_of(&found);
     if (note == NULL || error & FAULT_KEY) return false;
     uintptr_t base = found.dlfo_link_map->l_addr;
     if (address == base + note->slot && !(error & FAULT_WRITE)) return fill_slot(address);
-    const Hole *hole = hole_at(note, address - base);
+    Library *library = library_of(note, &found);
+    const Hole *hole = library ? hole_at(note, address - base) : NULL;
     if (hole == NULL || (error & FAULT_EXEC && !(hole->protection & PROT_EXEC)) ||
         (error & FAULT_WRITE && !(hole->protection & PROT_WRITE)))
         return false;
     const char *file = found.dlfo_link_map->l_name;
-    Library *library = library_of(note, file);
-    const char *reserve = library ? atomic_load(&library->reserve) : NULL;
+    const char *reserve = atomic_load(&library->reserve);
     uintptr_t page = address & -(uintptr_t)PAGE;
     uint64_t offset = hole->offset + page - base - hole->start;
     /* A spare may come later: a volume that is mounted. */
-    if (library && reserve == NULL) {
+    if (reserve == NULL) {
         find_spare(library, note, file);
         reserve = atomic_load(&library->reserve);
     }
     if (reserve == NULL) {
-        if (library) log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
-        if (library == NULL || !atomic_exchange(&library->told, true))
+        log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
+        if (!atomic_exchange(&library->told, true))
             tell_missing(note, file, hole->protection & PROT_EXEC ? "code" : "data",
                          function_at(found.dlfo_link_map, address), offset);
         return false;
@@ -603,7 +646,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     if (done == 0) return try_again(address);
     log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
     if (failed(done)) {
-        if (!atomic_exchange(&library->told, true)) tell_refused(library, note, file, done);
+        if (!atomic_exchange(&library->told, true)) tell_refused(note, file, done);
         return false;
     }
     if (many) log_beside(library, offset - (page - pages.start), pages.end - pages.start);
@@ -635,8 +678,8 @@ static void own_page(uintptr_t page, int protection) {
 static void bring_back_range(uintptr_t start, size_t size, int protection, bool own) {
     struct dl_find_object found;
     if (find_object((void *)start, &found) != 0) return;
-    const Note *note = note_of(found.dlfo_link_map);
-    if (note == NULL) return;
+    const Note *note = note_of(&found);
+    if (note == NULL || library_of(note, &found) == NULL) return;
     uintptr_t base = found.dlfo_link_map->l_addr;
     for (uintptr_t page = start & -(uintptr_t)PAGE; page < start + size; page += PAGE) {
         if (hole_at(note, page - base) == NULL) continue;
@@ -745,8 +788,9 @@ static void start_library(const Note *note) {
     if (find_object((void *)note, &found) != 0) return;
     const char *file = found.dlfo_link_map->l_name;
     uintptr_t base = found.dlfo_link_map->l_addr;
-    Library *library = library_of(note, file);
-    if (note->flags & MISSING_IS_ERROR && (!library || !atomic_load(&library->reserve))) {
+    Library *library = library_of(note, &found);
+    if (library == NULL) _exit(127);
+    if (note->flags & MISSING_IS_ERROR && !atomic_load(&library->reserve)) {
         tell_missing(note, file, NULL, NULL, 0);
         _exit(127);
     }
@@ -755,7 +799,7 @@ static void start_library(const Note *note) {
     const Hole *holes = (const Hole *)((const char *)note + note->holes);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
     uint64_t mask = enter();
-    if (library && atomic_load(&library->misses) == 0)
+    if (atomic_load(&library->misses) == 0)
         for (uint32_t i = 0; i < note->hole_count; i++)
             map(base + holes[i].start, holes[i].end - holes[i].start, PROT_NONE, flags, -1);
     leave(mask);

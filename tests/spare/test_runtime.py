@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.spare.misses import read_misses
+from pytest_negativa.spare.note import MAGIC
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_runtime
 from tests.support.faults import PlantedFault
@@ -280,6 +282,40 @@ def test_a_spare_of_another_user(kit: Kit, tmp_path: Path, fault: PlantedFault) 
     assert kit.run("plain", cut.library, environ=environ).stdout == kit.output
     os.chown(cut.library, 65533, 65533)
     assert kit.run("plain", cut.library).stdout == kit.output
+
+
+@pytest.mark.planted_fault("a cut library's table of gaps is damaged", says="is damaged")
+def test_a_damaged_table_is_refused(kit: Kit, tmp_path: Path, fault: PlantedFault) -> None:
+    cut = kit.cut(tmp_path)
+    data = bytearray(cut.library.read_bytes())
+    # The number of holes: note.py tells the format.
+    struct.pack_into("<I", data, data.index(MAGIC) + 100, 1 << 20)
+    cut.library.write_bytes(data)
+    done = kit.run("plain", cut.library)
+    assert (done.returncode, done.stdout) == (127, "")
+    fault.check(done.stderr)
+
+
+@pytest.mark.slow
+def test_hundreds_of_libraries_in_a_process(tmp_path: Path) -> None:
+    original = compile_shared("pages/library.c", tmp_path / "libpages.so")
+    data = original.read_bytes()
+    libraries = []
+    for number in range(300):
+        # Another file: the compiler's name is no part of what is loaded.
+        original.write_bytes(data.replace(b"GCC: ", b"%05d" % number, 1))
+        libraries.append(tmp_path / f"lib{number}.so")
+        cut_library(original, libraries[-1], tmp_path, [], CutOptions(min_hole=4096))
+    script = (
+        "import ctypes, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    library = ctypes.CDLL(path)\n"
+        "    library.never()\n"
+        "print('done')\n"
+    )
+    command = [sys.executable, "-I", "-c", script, *map(str, libraries)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.slow
