@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import compress
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.elf_tables import (
@@ -35,6 +36,9 @@ from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
 _CALL = struct.Struct("<II")
+_SH_NAME, _SH_TYPE, _SH_OFFSET = map(
+    SectionHeader._fields.index, ("sh_name", "sh_type", "sh_offset")
+)
 
 # e_ident[EI_ABIVERSION]: 7 up to ptxas 12, then 8. Under another version e_flags and the tables
 # may have other meanings.
@@ -43,6 +47,8 @@ _ABI_VERSIONS = (7, 8)
 # "cuobjdump -elf" prints CUDA_OBJECT: data of a relocatable cubin.
 _STT_CUDA_OBJECT = 13
 _NAMED_SYMBOLS = frozenset({STT_OBJECT, STT_FUNC, _STT_CUDA_OBJECT})
+_ST_INFO = 4  # offset in a row
+_IS_NAMED = bytes(st_info & 0xF in _NAMED_SYMBOLS for st_info in range(256))
 # "cuobjdump -elf" prints STO_ENTRY for kernels: bit 4 of st_other.
 _STO_CUDA_ENTRY = 0x10
 # "cuobjdump -elf" prints the type CUDA_CALLGRAPH for .nv.callgraph.
@@ -176,11 +182,10 @@ class _Tables:
 
     def __init__(self, data: bytes, names: NameTable) -> None:
         self._data = data
-        self._section_table = _section_table(data)
+        self._section_table = table = _section_table(data)
         # libcublas.so has 140,000 section headers. As rows they would take 10% of the time.
-        self._sections = SHDR.columns(self._section_table)
+        self._types = SHDR.column(table, _SH_TYPE)
         self._names = names
-        self._symbol_names: list[int | None] = []
         self.kernels: list[Function] = []
         self.device_functions: list[Function] = []
         self.externals: list[int] = []
@@ -190,58 +195,65 @@ class _Tables:
         self.references: list[Call] = []
         self.address_taken: list[Signature] = []
         self.indirect_calls: list[Signature] = []
+        self._symbols = b""
         self._strings = b""
         # A million symbols may share one name of a megabyte, which is read once.
         self._index_at: dict[int, int] = {}
 
-    def _content(self, index: int, what: str) -> bytes:
-        if index >= len(self._sections.sh_type):
+    def _section(self, index: int, what: str) -> SectionHeader:
+        if index >= len(self._types):
             raise PayloadError(f"cubin: no section {index} for {what}")
-        section = SHDR.unpack_from(self._section_table, index * SHDR.size)
-        return section_bytes(self._data, section, what)
+        return SHDR.unpack_from(self._section_table, index * SHDR.size)
+
+    def _content(self, index: int, what: str) -> bytes:
+        return section_bytes(self._data, self._section(index, what), what)
 
     def read_symbols(self, shstrndx: int) -> None:
-        sections, size = self._sections, len(self._data)
-        count = len(sections.sh_type)
+        types, size = self._types, len(self._data)
         section_names = self._content(shstrndx, "section names")
+        name_offsets = SHDR.column(self._section_table, _SH_NAME)
         # From sm_100 on there is a second table, .nv.merc.symtab, with the same names.
-        for symtab, sh_type in enumerate(sections.sh_type):
+        for index, sh_type in enumerate(types):
             if sh_type == SHT_SYMTAB and section_names.startswith(
-                b".symtab\0", sections.sh_name[symtab]
+                b".symtab\0", name_offsets[index]
             ):
                 break
         else:
             raise PayloadError("cubin: has no symbol table, so its functions are not known")
-        self._strings = self._content(sections.sh_link[symtab], "symbol names")
-        table = self._content(symtab, "symbol table")
-        if len(table) % SYM.size:
-            raise PayloadError(f"cubin: symbol table of {len(table)} bytes, expected whole entries")
-        self._names.reserve_rows(len(table) // SYM.size)
-        symbol_names = self._symbol_names
-        rows = SYM.struct.iter_unpack(table)
-        for st_name, st_info, st_other, st_shndx, st_value, st_size in rows:
+        symtab = self._section(index, "symbol table")
+        self._strings = strings = self._content(symtab.sh_link, "symbol names")
+        self._symbols = section_bytes(self._data, symtab, "symbol table")
+        if len(self._symbols) % SYM.size:
+            raise PayloadError(
+                f"cubin: symbol table of {len(self._symbols)} bytes, expected whole entries"
+            )
+        self._names.reserve_rows(len(self._symbols) // SYM.size)
+        offsets = SHDR.column(self._section_table, _SH_OFFSET)
+        name_at, index_at = self._string, self._index_at
+        rows = SYM.struct.iter_unpack(self._symbols)
+        # Most symbols are sections.
+        named = self._symbols[_ST_INFO :: SYM.size].translate(_IS_NAMED)
+        for st_name, st_info, st_other, st_shndx, st_value, st_size in compress(rows, named):
             kind = st_info & 0xF
-            if kind not in _NAMED_SYMBOLS:
-                symbol_names.append(None)
-                continue
-            name = self._string(st_name, "symbol name")
-            symbol_names.append(name)
+            name = index_at.get(st_name)
+            if name is None:
+                name = name_at(st_name, "symbol name")
             if st_shndx == SHN_UNDEF:
                 if kind == STT_FUNC:
                     self.externals.append(name)
                 continue
-            if st_shndx >= count:
-                raise PayloadError(f"cubin: symbol in section {st_shndx} of {count}")
+            if st_shndx >= len(types):
+                raise PayloadError(f"cubin: symbol in section {st_shndx} of {len(types)}")
             if kind == STT_FUNC:
-                offset = sections.sh_offset[st_shndx] + st_value
-                if sections.sh_type[st_shndx] == SHT_NOBITS or offset + st_size > size:
+                offset = offsets[st_shndx] + st_value
+                if types[st_shndx] == SHT_NOBITS or offset + st_size > size:
                     raise PayloadError(
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{size:#x}"
                     )
                 # slim took the function out of the tables, see rewriting.cubin_tables: neither
                 # the driver nor a reader finds it. The call graph may still name it.
-                if not self._strings[st_name]:
+                if not strings[st_name]:
                     self._names.nameless[bool(st_other & _STO_CUDA_ENTRY)] += 1
                     continue
                 function = Function(name, offset, st_size)
@@ -249,13 +261,13 @@ class _Tables:
                     self.kernels.append(function)
                 else:
                     self.device_functions.append(function)
-            elif section_names.startswith(b".nv.global", sections.sh_name[st_shndx]):
+            elif section_names.startswith(b".nv.global", name_offsets[st_shndx]):
                 self.global_data.append(DataSymbol(name, st_size))
-            elif section_names.startswith(b".nv.constant", sections.sh_name[st_shndx]):
+            elif section_names.startswith(b".nv.constant", name_offsets[st_shndx]):
                 self.constant_data.append(DataSymbol(name, st_size))
 
     def read_call_graphs(self) -> None:
-        for index, sh_type in enumerate(self._sections.sh_type):
+        for index, sh_type in enumerate(self._types):
             if sh_type == _SHT_CUDA_CALLGRAPH:
                 self._read_call_graph(self._content(index, "call graph"))
 
@@ -286,12 +298,14 @@ class _Tables:
                 )
 
     def _symbol(self, index: int) -> int:
-        if index >= len(self._symbol_names) or (name := self._symbol_names[index]) is None:
-            raise PayloadError(
-                f"cubin: call graph names symbol {index}, which is no function of the "
-                f"{len(self._symbol_names)} symbols"
-            )
-        return name
+        count = len(self._symbols) // SYM.size
+        if index < count:
+            symbol = SYM.unpack_from(self._symbols, index * SYM.size)
+            if symbol.type in _NAMED_SYMBOLS:
+                return self._string(symbol.st_name, "symbol name")
+        raise PayloadError(
+            f"cubin: call graph names symbol {index}, which is no function of the {count} symbols"
+        )
 
     def _string(self, offset: int, what: str) -> int:
         index = self._index_at.get(offset)

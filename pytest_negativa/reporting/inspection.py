@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.arch import NO_ARCH, ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import CodeBlock, Element, LibraryMap
+from pytest_negativa.models.library import CodeBlock, Cubin, Element, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
@@ -256,24 +257,29 @@ def kernel_lines(
         demangled: show C++ signatures.
     """
     wanted = GlobSet(globs)
-    # Dictionaries as sets that keep the order.
-    archs: dict[str, dict[str, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
+    describe = functools.cache(_arch_and_sizes)
+    # Sizes by name and arch: dictionaries as sets that keep the order.
+    found: dict[str, dict[str, dict[int, None]]] = defaultdict(dict)
     for block in library_map.iter_code():
-        arch = f"{block.arch} ptx" if block.kind is ElementKind.PTX else str(block.arch)
-        for kernel in library_map.kernels_of(block.content):
-            sizes = archs[kernel.name][arch]
-            if kernel.code_size is not None:
+        if isinstance(block.content, Cubin):
+            arch = str(block.arch)
+            for kernel in block.content.kernels:
+                sizes = found[library_map.names[kernel.name]].setdefault(arch, {})
                 sizes[kernel.code_size] = None
-    names = [n for n in sorted(archs) if not globs or wanted.match(n, demangle(n))]
+        elif isinstance(block.content, Ptx):
+            for index in block.content.kernels:
+                found[library_map.names[index]][f"{block.arch} ptx"] = {}
+    names = [n for n in sorted(found) if not globs or wanted.match(n, demangle(n))]
     for name in names[: top or None]:
-        described = (
-            f"{arch} {' or '.join(f'{size:,} B' for size in sizes)}".rstrip()
-            for arch, sizes in archs[name].items()
-        )
+        described = [describe(arch, tuple(sizes)) for arch, sizes in found[name].items()]
         shown = demangle(name) if demangled else name
         yield f"{printable(shown)}  [{', '.join(described)}]"
     if top and len(names) > top:
         yield f"and {len(names) - top:,} more"
+
+
+def _arch_and_sizes(arch: str, sizes: tuple[int, ...]) -> str:
+    return f"{arch} {' or '.join(f'{size:,} B' for size in sizes)}".rstrip()
 
 
 def _arch_text(arch: SmArch) -> str:
