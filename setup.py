@@ -25,6 +25,8 @@ LIBRARIES = {
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
     "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
 }
+# The page faults that they serve are described to them in the way of this machine alone.
+X86_64_ONLY = {"pytest_negativa.processes._pages", "pytest_negativa.spare._runtime"}
 # What is missing where one of them is.
 MISSING = {
     "pytest_negativa.tracing._injection": "child processes of tests will not be traced",
@@ -51,6 +53,9 @@ class BuildLibraries(build_ext):
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, ext: Extension) -> None:
+        if ext.name in X86_64_ONLY and not self.plat_name.endswith("x86_64"):
+            sys.stderr.write(f"{ext.sources[0]} is for x86-64 only; {MISSING[ext.name]}.\n")
+            return
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         command = [

@@ -42,6 +42,10 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#if !defined(__x86_64__) || !defined(__GLIBC__)
+#error "for x86-64 and glibc"
+#endif
+
 /* Bits of a page fault's error code on x86 (Intel SDM volume 3, 4.7; ucontext's REG_ERR). */
 enum { FAULT_PRESENT = 1, FAULT_WRITE = 2, FAULT_EXEC = 16 };
 

@@ -22,6 +22,7 @@ spare with the same pair fits.
 from __future__ import annotations
 
 import hashlib
+import platform
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,3 +213,10 @@ def runtime_library() -> Path | None:
     """The library that brings pages back; None: it was not built."""
     path = Path(__file__).with_name("_runtime.so")
     return path if path.is_file() else None
+
+
+def why_no_runtime() -> str:
+    """Why there is no runtime on this machine."""
+    if platform.machine() != "x86_64":
+        return f"spares need x86-64, and this machine is {platform.machine()}"
+    return "the spare's runtime was not built: it needs a C compiler"

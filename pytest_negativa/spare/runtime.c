@@ -39,10 +39,6 @@
 #include <sys/uio.h>
 #include <time.h>
 
-#if !defined(__x86_64__) || !defined(__GLIBC__)
-#error "for x86-64 and glibc"
-#endif
-
 /* Loops stay loops: no calls of memcpy from the handler. */
 #pragma GCC optimize("no-tree-loop-distribute-patterns")
 

@@ -84,6 +84,7 @@ from pytest_negativa.spare.note import (
     Trailer,
     runtime_library,
     trailer_offset,
+    why_no_runtime,
 )
 from pytest_negativa.storage.atomic import new_file
 
@@ -253,7 +254,7 @@ def _design(
 ) -> _Design:
     runtime = runtime_library()
     if runtime is None:
-        raise CannotCompactError(source.path, "the spare's runtime was not built")
+        raise CannotCompactError(source.path, why_no_runtime())
     tables = read_tables(source)
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
