@@ -46,6 +46,7 @@ _COMMANDS = {
     ),
     "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
     "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
+    "vex": ("vex", "State which code of vulnerabilities slimmed libraries lack."),
 }
 """By name: the module of ``cli`` that has the command, and what ``negativa --help`` says of it.
 

@@ -6,7 +6,7 @@ import array
 import bisect
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
@@ -116,14 +116,30 @@ def named_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]
     Raises:
         FormatError: the file is truncated.
     """
+    return _functions(source, (SHT_SYMTAB, SHT_DYNSYM)) or iter(())
+
+
+def local_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]] | None:
+    """The same of the symbol table, which has local functions, too; None if there is none.
+
+    Raises:
+        FormatError: the file is truncated.
+    """
+    return _functions(source, (SHT_SYMTAB,))
+
+
+def _functions(
+    source: ByteSource, kinds: Iterable[int]
+) -> Iterator[tuple[int, tuple[int, bytes]]] | None:
+    """The functions of the first table of one of these kinds."""
     head = EHDR.unpack_from(source.read(0, EHDR.size))
     table = source.read(head.e_shoff, head.e_shnum * SHDR.size)
     sections = [SHDR.unpack_from(table, at) for at in range(0, len(table), SHDR.size)]
-    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+    for kind in kinds:
         for section in sections:
             if section.sh_type == kind and section.sh_link < len(sections):
-                yield from _symbols(source, section, sections[section.sh_link])
-                return
+                return _symbols(source, section, sections[section.sh_link])
+    return None
 
 
 def _symbols(

@@ -218,6 +218,13 @@ def misses_schema() -> dict[str, Any]:
     return _schema(MissReport, "Output of negativa misses --json")
 
 
+def vulnerabilities_schema() -> dict[str, Any]:
+    """JSON Schema of the list that ``negativa vex`` reads, once its YAML is read."""
+    from pytest_negativa.models.vex import Vulnerabilities
+
+    return _schema(Vulnerabilities, "List of vulnerabilities for negativa vex")
+
+
 def _schema(model: type, title: str) -> dict[str, Any]:
     # Takes 10 ms to import, and only who makes schemas needs it.
     import inspect
@@ -269,6 +276,7 @@ if __name__ == "__main__":
         "verdict": verdict_schema(),
         "pages": pages_schema(),
         "misses": misses_schema(),
+        "vulnerabilities": vulnerabilities_schema(),
         **listing_schemas(),
     }.items():
         target = Path(__file__).parent / "schemas" / f"{name}{_SCHEMA_SUFFIX}"

@@ -23,6 +23,7 @@ from pytest_negativa.storage.records import (
     schema_text,
     shipped_schema,
     verdict_schema,
+    vulnerabilities_schema,
 )
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
@@ -35,6 +36,7 @@ from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
         ("verdict", verdict_schema()),
         ("lock", lock_schema()),
         ("report", report_schema()),
+        ("vulnerabilities", vulnerabilities_schema()),
         *listing_schemas().items(),
     ],
 )

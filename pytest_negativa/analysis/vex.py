@@ -1,0 +1,277 @@
+"""Which code of vulnerabilities slimmed libraries lack, as an OpenVEX document.
+
+The files are read: no manifest and no lock is evidence that code is gone. A name counts only if the
+library had it, so that a misspelled one is no good news. What can't be told is left open.
+"""
+
+from __future__ import annotations
+
+import mmap
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.gpucode.addresses import AddressSpace
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.library import map_slimmed, read_library
+from pytest_negativa.gpucode.slimmed import has_marker
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.functions import local_functions
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
+from pytest_negativa.models.vex import (
+    OPENVEX,
+    VexComponent,
+    VexDocument,
+    VexStatement,
+    VexStatus,
+    VexVulnerability,
+    Vulnerability,
+    VulnerableCode,
+)
+from pytest_negativa.settings.globs import LibraryNames, matches_library
+from pytest_negativa.slimming.explain import slimmed_in
+from pytest_negativa.slimming.loaded import soname_of
+from pytest_negativa.slimming.manifest import digest_of
+from pytest_negativa.slimming.slim import default_paths, scan
+from pytest_negativa.slimming.spares import find_spare, note_of
+
+_MOST_NAMED = 3
+_LACKS = "The file has none of the code that the list names."
+_BASIS = (
+    "pytest-negativa read the file. It does not tell whether the list names all code of the "
+    "vulnerability."
+)
+
+
+class Finding(NamedTuple):
+    """A library that a vulnerability is said to be in.
+
+    Attributes:
+        path: real path.
+        sha256: of the file, in hex.
+        reason: why its code may be there; None if the file lacks all of it.
+    """
+
+    path: Path
+    sha256: str
+    reason: str | None
+
+
+class _Library(NamedTuple):
+    names: LibraryNames
+    original_sha256: str | None
+
+
+class Libraries:
+    """The libraries in folders.
+
+    Args:
+        paths: folders or libraries; none: the packages of the interpreter that runs.
+        originals: folders or files to look for originals in.
+
+    Raises:
+        NegativaError: a folder or manifest can't be read.
+    """
+
+    def __init__(self, paths: Sequence[Path], originals: Sequence[Path]) -> None:
+        paths = paths or default_paths()
+        known = {one.path: one.entry for one in slimmed_in(map(_folder, paths))}
+        places = Places()
+        self._libraries: list[_Library] = []
+        self._originals = originals
+        for tree in scan(paths):
+            for group in filter(tree.is_library, tree.groups):
+                path = tree.root / group.name
+                names = LibraryNames(str(path), soname_of(path), places.of(str(path)).distribution)
+                entry = known.get(str(path))
+                digest = entry.original_sha256 if entry is not None else None
+                kept = entry.original if entry is not None else None
+                if kept is not None:
+                    self._originals = (*self._originals, Path(kept))
+                self._libraries.append(_Library(names, digest))
+
+    def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
+        """What is known of each library that a vulnerability is said to be in.
+
+        Raises:
+            FormatError: a library can't be read.
+        """
+        for library in self._libraries:
+            code = [c for c in vulnerability.code if matches_library(c.library, library.names)]
+            if code:
+                path = Path(library.names.path)
+                with ByteSource(path) as source:
+                    digest = source.sha256()
+                reasons = list(self._reasons(path, library.original_sha256, code))
+                yield Finding(path, digest, "; ".join(dict.fromkeys(reasons)) or None)
+
+    def _reasons(
+        self, path: Path, original_sha256: str | None, code: Iterable[VulnerableCode]
+    ) -> Iterator[str]:
+        """Why code may be there."""
+        with ByteSource(path) as source:
+            if not has_marker(source):
+                yield "it is not slimmed"
+                return
+            note = note_of(path)
+            if note is not None:
+                try:
+                    yield f"its spare {find_spare(path).name} is in reach, and gives the code back"
+                    return
+                except NegativaError:
+                    original_sha256 = note.original.hex()
+            original = self._original(original_sha256, path.name)
+            functions = {name for one in code for name in one.functions}
+            kernels = {name for one in code for name in one.kernels}
+            try:
+                if functions:
+                    yield from _functions_left(source, original, functions)
+                if kernels and note is not None:
+                    yield "slim --spare leaves parts of GPU code on pages that stay"
+                elif kernels:
+                    yield from _kernels_left(source, original, kernels)
+            except FormatError as e:
+                yield f"it can't be read: {e.problem}"
+
+    def _original(self, sha256: str | None, name: str) -> Path | None:
+        for place in self._originals if sha256 is not None else ():
+            for path in place.rglob("*") if place.is_dir() else (place,):
+                alike = path.name.startswith(name) or not place.is_dir()
+                if alike and path.is_file() and digest_of(path) == sha256:
+                    return path
+        return None
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _kernels_left(source: ByteSource, original: Path | None, kernels: set[str]) -> Iterator[str]:
+    """Why kernels may be in a library without a spare."""
+    left, _ = map_slimmed(source, Scope())
+    if there := kernels & set(left.names):
+        yield f"it has {_some(there)}"
+    if (problem := _why_unknown(left)) is not None:
+        yield problem
+    if unproved := kernels - there - _known_kernels(source, original, kernels):
+        yield f"nothing shows that it ever had {_some(unproved)}; are the names right?"
+
+
+def _why_unknown(left: LibraryMap) -> str | None:
+    """Why a map may lack names of kernels."""
+    if left.problems:
+        return f"a part of its GPU code can't be read: {left.problems[0].text}"
+    for block in left.iter_code():
+        if block.unreadable is not None:
+            return f"a part of its GPU code can't be read: {block.unreadable}"
+        if block.content is None or isinstance(block.content, LtoIr):
+            return f"it has {block.kind.value}, which doesn't tell its kernels"
+    return None
+
+
+def _known_kernels(source: ByteSource, original: Path | None, kernels: set[str]) -> set[str]:
+    """The kernels that the original has, or that the library registers by name with CUDA."""
+    if original is not None:
+        return kernels & set(read_library(original, Scope()).names)
+    with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return {name for name in kernels if data.find(b"\0" + name.encode() + b"\0") >= 0}
+
+
+def _functions_left(source: ByteSource, original: Path | None, names: set[str]) -> Iterator[str]:
+    """Why CPU functions may be in a library whose spare is gone.
+
+    Compilers split functions into parts, whose names go on with a dot: ``f.cold``, ``f.part.0``.
+    """
+    if original is None:
+        yield "its original is needed to find CPU functions (--original)"
+        return
+    found = defaultdict(list)
+    with ByteSource(original) as whole:
+        functions = local_functions(whole)
+        if functions is None:
+            yield "its original has no symbol table, so parts of CPU functions can't be found"
+            return
+        for address, (size, mangled) in functions:
+            name = mangled.decode(errors="replace")
+            if wanted := {name, name.partition(".")[0]} & names:
+                found[wanted.pop()].append((address, address + size))
+    space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
+    if unknown := names - found.keys():
+        yield f"its original has no {_some(unknown)}; are the names right?"
+    if there := {
+        name for name, spans in found.items() if any(space.stored_size(*s) for s in spans)
+    }:
+        yield f"it has {_some(there)}, or a part"
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def make_document(
+    findings: Sequence[tuple[Vulnerability, Sequence[Finding]]],
+    *,
+    author: str,
+    timestamp: str,
+    product: str | None = None,
+) -> VexDocument:
+    """State what was found. The same findings make the same document.
+
+    Args:
+        findings: by vulnerability.
+        author: who states it.
+        timestamp: the time in RFC 3339.
+        product: IRI of what the libraries are part of; None: each library is a product.
+    """
+    document = VexDocument(
+        context=OPENVEX,
+        author=author,
+        timestamp=timestamp,
+        version=1,
+        tooling=f"pytest-negativa {version('pytest-negativa')}",
+        statements=tuple(
+            statement
+            for vulnerability, found in findings
+            for statement in _statements(vulnerability, found, product)
+        ),
+    )
+    number = uuid.uuid5(uuid.NAMESPACE_URL, msgspec.json.encode(document).decode())
+    return msgspec.structs.replace(document, id=f"urn:uuid:{number}")
+
+
+def _statements(
+    vulnerability: Vulnerability, findings: Iterable[Finding], product: str | None
+) -> Iterator[VexStatement]:
+    by_reason: defaultdict[str | None, set[tuple[str, str]]] = defaultdict(set)
+    for finding in findings:
+        by_reason[finding.reason].add((finding.path.name, finding.sha256))
+    for reason, files in sorted(by_reason.items(), key=lambda item: item[0] or ""):
+        components = tuple(
+            VexComponent(
+                id=f"pkg:generic/{quote(name, safe='')}?checksum=sha256:{digest}",
+                hashes={"sha-256": digest},
+            )
+            for name, digest in sorted(files)
+        )
+        yield VexStatement(
+            vulnerability=VexVulnerability(name=vulnerability.name),
+            products=(
+                components
+                if product is None
+                else (VexComponent(id=product, subcomponents=components),)
+            ),
+            status=VexStatus.NOT_AFFECTED if reason is None else VexStatus.UNDER_INVESTIGATION,
+            status_notes=f"{_LACKS if reason is None else f'Its code may be there: {reason}.'} "
+            f"{_BASIS}",
+            justification="vulnerable_code_not_present" if reason is None else None,
+        )

@@ -1,0 +1,84 @@
+"""The command ``negativa vex``: which code of vulnerabilities slimmed libraries lack."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from pathlib import Path
+
+import click
+
+from pytest_negativa.cli.common import encode_json
+from pytest_negativa.errors import OptionError, StoreError
+
+_EXISTING = click.Path(exists=True, path_type=Path)
+
+
+@click.command()
+@click.argument("vulnerabilities", type=_EXISTING, metavar="FILE")
+@click.argument("paths", nargs=-1, type=_EXISTING, metavar="[PATH]...")
+@click.option("--author", required=True, metavar="WHO", help="Set the author, who answers for it.")
+@click.option("--product", metavar="IRI", help="Set what has the libraries, such as an image.")
+@click.option(
+    "--original",
+    "originals",
+    multiple=True,
+    type=_EXISTING,
+    metavar="PATH",
+    help="Search the originals of slimmed libraries here, too. Repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="-",
+    help="Write the document to this file.  [default: standard output]",
+)
+def vex(
+    vulnerabilities: Path,
+    paths: tuple[Path, ...],
+    author: str,
+    product: str | None,
+    originals: tuple[Path, ...],
+    output: Path,
+) -> None:
+    """State which code of vulnerabilities slimmed libraries lack.
+
+    FILE lists vulnerabilities, such as CVEs, with the kernels and functions in which they lie. PATH
+    is a folder or a library; by default, the packages of the interpreter that runs negativa. The
+    result is an OpenVEX document. A library that lacks all of the code is not_affected, because of
+    vulnerable_code_not_present. Any other library of the list is under_investigation: what is not
+    slimmed, has a spare in reach, or can't be told.
+
+    vex judges no vulnerability. It reads the libraries, and takes FILE's word for where the
+    vulnerability lies. SOURCE_DATE_EPOCH sets the time, so that the result is the same again.
+
+    Exit status: 0, or 1 if a file can't be read, or if no library of the list is there.
+    """
+    from pytest_negativa.analysis.vex import Libraries, make_document
+    from pytest_negativa.reporting.text import print_warning
+    from pytest_negativa.storage.output import write_output
+    from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
+
+    listed = load_vulnerabilities(vulnerabilities).vulnerabilities
+    libraries = Libraries(paths, originals)
+    findings = [(one, tuple(libraries.find(one))) for one in listed]
+    for one, found in findings:
+        if not found:
+            print_warning(f"{one.name}: none of its libraries is here, so nothing is stated")
+    if not any(found for _, found in findings):
+        raise StoreError(f"{vulnerabilities}: none of the libraries is here")
+    document = make_document(findings, author=author, timestamp=_timestamp(), product=product)
+    write_output(output, encode_json(document))
+
+
+def _timestamp() -> str:
+    """Now, or the time of SOURCE_DATE_EPOCH (reproducible-builds.org)."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        seconds = int(text) if text else int(time.time())
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        raise OptionError(f"SOURCE_DATE_EPOCH: {text}: expected seconds since 1970") from None
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,107 @@
+"""What ``negativa vex`` reads and writes: functions of vulnerabilities, and an OpenVEX document."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from pytest_negativa.models.base import Record
+
+VULNERABILITIES_VERSION = 1
+"""Of the list of vulnerabilities. History: 1 is the first."""
+
+OPENVEX = "https://openvex.dev/ns/v0.2.0"
+"""The version of OpenVEX that is written; its schema is github.com/openvex/spec."""
+
+_Names = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
+
+
+class VulnerableCode(Record, frozen=True, kw_only=True):
+    """Where a vulnerability lies in a library.
+
+    Attributes:
+        library: a glob, as in ``libraries.include``.
+        kernels: mangled names of GPU kernels.
+        functions: mangled names of CPU functions, with all into which they may be inlined.
+    """
+
+    library: str
+    kernels: _Names = ()
+    functions: _Names = ()
+
+    def __post_init__(self) -> None:
+        if not (self.kernels or self.functions):
+            raise ValueError("expected kernels or functions")
+
+
+class Vulnerability(Record, frozen=True, kw_only=True):
+    """A vulnerability, such as a CVE.
+
+    Attributes:
+        name: such as ``CVE-2026-0001``.
+        code: where it lies.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    code: Annotated[tuple[VulnerableCode, ...], msgspec.Meta(min_length=1)]
+
+
+class Vulnerabilities(Record, frozen=True, kw_only=True):
+    """The list of vulnerabilities, a YAML or JSON file of the user.
+
+    Attributes:
+        format_version: 1.
+        vulnerabilities: each with its code.
+    """
+
+    format_version: int
+    vulnerabilities: Annotated[tuple[Vulnerability, ...], msgspec.Meta(min_length=1)]
+
+
+class VexStatus(str, enum.Enum):
+    """Of OpenVEX's statuses those that reading a file can give."""
+
+    NOT_AFFECTED = "not_affected"
+    UNDER_INVESTIGATION = "under_investigation"
+
+
+class _VexRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of the parts of an OpenVEX document."""
+
+
+class VexVulnerability(_VexRecord, frozen=True, kw_only=True):
+    """The vulnerability of a statement."""
+
+    name: str
+
+
+class VexComponent(_VexRecord, frozen=True, kw_only=True):
+    """A library by its digest, or a product with the libraries in it."""
+
+    id: str = msgspec.field(name="@id")
+    hashes: dict[str, str] = {}
+    subcomponents: tuple[VexComponent, ...] = ()
+
+
+class VexStatement(_VexRecord, frozen=True, kw_only=True):
+    """What the author states of a vulnerability and products."""
+
+    vulnerability: VexVulnerability
+    products: tuple[VexComponent, ...]
+    status: VexStatus
+    status_notes: str
+    justification: str | None = None
+
+
+class VexDocument(_VexRecord, frozen=True, kw_only=True):
+    """An OpenVEX document."""
+
+    context: str = msgspec.field(name="@context")
+    id: str = msgspec.field(name="@id", default="")
+    author: str
+    timestamp: str
+    version: int
+    tooling: str
+    statements: tuple[VexStatement, ...]

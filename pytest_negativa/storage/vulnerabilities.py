@@ -1,0 +1,43 @@
+"""Reads the list of vulnerabilities that ``negativa vex`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.vex import VULNERABILITIES_VERSION, Vulnerabilities
+from pytest_negativa.storage.yaml_document import YamlError, parse_document
+
+_MAX_BYTES = 16 << 20
+_MAX_ITEMS = 200_000
+_EXPECTED = "expected a list of vulnerabilities (see: negativa schema vulnerabilities)"
+
+
+def load_vulnerabilities(path: Path) -> Vulnerabilities:
+    """Read a list of vulnerabilities, in YAML or JSON.
+
+    Raises:
+        StoreError: it can't be read, or is no such list.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    if len(data) > _MAX_BYTES:
+        raise StoreError(f"{path}: larger than {_MAX_BYTES:,} bytes; {_EXPECTED}")
+    try:
+        root = parse_document(data, _MAX_ITEMS)
+        found = msgspec.convert(root.plain() if root else None, Vulnerabilities)
+    except YamlError as e:
+        raise StoreError(f"{path}:{e.place.line}: {e}; {_EXPECTED}") from e
+    except msgspec.ValidationError as e:
+        raise StoreError(f"{path}: {e}; {_EXPECTED}") from e
+    if found.format_version != VULNERABILITIES_VERSION:
+        raise StoreError(
+            f"{path}: format_version {found.format_version}, this release reads "
+            f"{VULNERABILITIES_VERSION}"
+        )
+    return found

@@ -1,0 +1,239 @@
+"""``negativa vex``: a library lacks code only if its file says so, and statements are OpenVEX."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.library import map_slimmed
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.functions import local_functions
+from pytest_negativa.models.library import Scope
+from tests.support.cutting import build_kit, needs_runtime
+from tests.support.faults import PlantedFault
+from tests.support.libraries import MULTIARCH
+from tests.support.slimmed import compact, plan_for, read
+
+# What OpenVEX 0.2.0 asks of a document (github.com/openvex/spec), as far as we write it.
+_TEXT = {"type": "string", "minLength": 1}
+_IRI = {"type": "string", "pattern": "^[a-z][a-z0-9+.-]*:"}
+_PARTS = {"@id": _IRI, "hashes": {"properties": {"sha-256": {"pattern": "^[0-9a-f]{64}$"}}}}
+
+
+def _record(required: list[str], **fields: object) -> dict[str, object]:
+    return {"type": "object", "properties": fields, "required": required,
+            "additionalProperties": False}  # fmt: skip
+
+
+_SUBCOMPONENT = _record(["@id"], **_PARTS)
+_PRODUCT = _record(["@id"], **_PARTS, subcomponents={"items": _SUBCOMPONENT, "uniqueItems": True})
+_STATEMENT = _record(
+    ["vulnerability", "products", "status"],
+    vulnerability=_record(["name"], name=_TEXT),
+    products={"type": "array", "minItems": 1, "uniqueItems": True, "items": _PRODUCT},
+    status={"enum": ["not_affected", "under_investigation"]},
+    status_notes=_TEXT,
+    justification={"const": "vulnerable_code_not_present"},
+) | {
+    "if": {"properties": {"status": {"const": "not_affected"}}},
+    "then": {"required": ["justification"]},
+    "else": {"not": {"required": ["justification"]}},
+}
+OPENVEX = _record(
+    ["@context", "@id", "author", "timestamp", "version", "statements"],
+    **{
+        "@context": {"const": "https://openvex.dev/ns/v0.2.0"},
+        "@id": _IRI,
+        "author": _TEXT,
+        "timestamp": {"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
+        "version": {"const": 1},
+        "tooling": _TEXT,
+        "statements": {"type": "array", "minItems": 1, "uniqueItems": True, "items": _STATEMENT},
+    },
+)
+
+KEPT = "fill"
+
+
+class Vex:
+    """A folder with a library, and a list of vulnerabilities."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "site"
+        self.site.mkdir()
+        self.list = folder / "list.yaml"
+
+    def state(self, *options: object, status: int = 0, **code: Any) -> Any:
+        """The statements about code of a library, checked to be OpenVEX."""
+        lists = {"format_version": 1, "vulnerabilities": [{"name": "CVE-2026-1", "code": [code]}]}
+        self.list.write_text(json.dumps(lists))
+        target = self.folder / "vex.json"
+        words = ["vex", self.list, self.site, "--author", "The owner", "-o", target, *options]
+        result = CliRunner().invoke(main, [*map(str, words)])
+        assert result.exit_code == status, result.output
+        if status:
+            return result.stderr
+        document = json.loads(target.read_bytes())
+        jsonschema.validate(document, OPENVEX)
+        return document["statements"]
+
+    def reason(self, *options: object, **code: Any) -> str:
+        """Why nothing more is stated."""
+        [statement] = self.state(*options, **code)
+        assert statement["status"] == "under_investigation"
+        return str(statement["status_notes"])
+
+    def lacks(self, *options: object, **code: Any) -> bool:
+        [statement] = self.state(*options, **code)
+        return bool(statement["status"] == "not_affected")
+
+
+@pytest.fixture
+def vex(tmp_path: Path) -> Vex:
+    return Vex(tmp_path)
+
+
+@pytest.fixture
+def gone(vex: Vex) -> list[str]:
+    """Kernels that the library of the folder lost; it has no manifest."""
+    whole = read(MULTIARCH)
+    names = {k.name for block in whole.iter_code() for k in whole.kernels_of(block.content)}
+    compact(whole, plan_for(whole, KEPT), vex.site / "libmultiarch.so")
+    with ByteSource(vex.site / "libmultiarch.so") as source:
+        left, _ = map_slimmed(source, Scope())
+    assert KEPT in left.names
+    found = sorted(names - set(left.names))
+    assert found
+    return found
+
+
+def test_a_kernel_that_is_gone(vex: Vex, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    found = vex.state(library="libmulti*.so", kernels=gone)
+    [statement] = found
+    assert statement["status"] == "not_affected"
+    assert statement["justification"] == "vulnerable_code_not_present"
+    assert "does not tell whether the list names all code" in statement["status_notes"]
+    [product] = statement["products"]
+    assert product["@id"] == (
+        f"pkg:generic/libmultiarch.so?checksum=sha256:{product['hashes']['sha-256']}"
+    )
+    [statement] = vex.state(
+        "--product", "pkg:oci/ours@sha256:aa", library="*/site/*", kernels=gone[:1]
+    )
+    assert statement["products"] == [{"@id": "pkg:oci/ours@sha256:aa", "subcomponents": [product]}]
+
+
+def test_the_same_document_again(
+    vex: Vex, gone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for epoch in ("1700000000", "1700000000", "1700000001"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        vex.state(library="lib*", kernels=gone)
+        texts.append((vex.folder / "vex.json").read_bytes())
+    assert texts[0] == texts[1]
+    first, other = json.loads(texts[0]), json.loads(texts[2])
+    assert first["timestamp"] == "2023-11-14T22:13:20Z" and first["@id"] != other["@id"]
+
+
+@pytest.mark.planted_fault("The kernel of a CVE is still in a slimmed library", says="it has fill")
+def test_a_kernel_that_is_there(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    fault.check(vex.reason(library="lib*", kernels=[*gone, KEPT]))
+
+
+@pytest.mark.planted_fault(
+    "The list of a CVE misspells its kernel", says="nothing shows that it ever had fil;"
+)
+def test_a_name_that_is_wrong(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    fault.check(vex.reason(library="lib*", kernels=["fil"]))
+    reason = vex.reason("--original", MULTIARCH, library="lib*", kernels=["fil"])
+    assert "nothing shows" in reason
+
+
+@pytest.mark.planted_fault(
+    "A library was installed again since it was slimmed", says="it is not slimmed"
+)
+def test_the_original(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    shutil.copy(MULTIARCH, vex.site / "libmultiarch.so")
+    fault.check(vex.reason(library="lib*", kernels=gone))
+
+
+@pytest.mark.planted_fault(
+    "A part of a slimmed library's GPU code can't be read", says="of its GPU code can't be read"
+)
+def test_code_that_cannot_be_read(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    path = vex.site / "libmultiarch.so"
+    with ByteSource(path) as source:
+        left, _ = map_slimmed(source, Scope())
+        space = read_host_elf(source, with_segments=True)
+    block = next(b for b in left.iter_code() if b.content is not None)
+    [load] = [
+        s
+        for s in space.segments
+        if s.kind == "PT_LOAD" and s.vaddr <= block.start < s.vaddr + s.file_size
+    ]
+    with path.open("r+b") as file:
+        file.seek(block.start - load.vaddr + load.offset)
+        file.write(b"\x01" * block.stored_size)
+    fault.check(vex.reason(library="lib*", kernels=gone))
+
+
+def test_cpu_functions_of_a_library_without_a_spare(vex: Vex, gone: list[str]) -> None:
+    assert "its original is needed" in vex.reason(library="lib*", functions=["main"])
+
+
+def test_nothing_is_here(vex: Vex) -> None:
+    error = vex.state(library="libother.so", kernels=["k"], status=1)
+    assert "CVE-2026-1: none of its libraries is here" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "Expected `object`, got `null`"),
+        ("a: [", "list.yaml:2: "),
+        ("{format_version: 2, vulnerabilities: [{name: n, code: [{library: l, kernels: [k]}]}]}",
+         "format_version 2, this release reads 1"),
+        ("{format_version: 1, vulnerabilities: [{name: n, code: [{library: l}]}]}",
+         "expected kernels or functions"),
+        ("{format_version: 1, vulnerabilities: []}", "length >= 1"),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_none(vex: Vex, text: str, problem: str) -> None:
+    vex.list.write_text(text)
+    words = ["vex", str(vex.list), str(vex.site), "--author=a"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1 and problem in result.stderr
+
+
+@needs_runtime
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "The CPU function of a CVE is in a spare, which brings it back", says="is in reach, and gives"
+)
+def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
+    """As long as it is there, nothing is gone. Then functions are, of which no page stayed."""
+    kit = build_kit(tmp_path)
+    cut = kit.cut(vex.site)
+    with ByteSource(kit.library) as source:
+        functions = {n.decode(): a for a, (_, n) in local_functions(source) or ()}
+    name = next(n for n in functions if n.startswith("_Z7throwerILi100E"))
+    code: dict[str, Any] = {"library": "libpages.so", "functions": [name]}
+    fault.check(vex.reason("--original", kit.library, **code))
+    shutil.move(cut.spare, tmp_path / "elsewhere")
+    assert "its original is needed" in vex.reason(**code)
+    assert vex.lacks("--original", kit.library, **code)
+    kept = vex.reason(
+        "--original", kit.library, library="libpages.so", functions=[name, "misspelled"]
+    )
+    assert "its original has no misspelled" in kept
