@@ -1,8 +1,9 @@
 """A slimmed library as a process sees it: bytes by address, and each section in one piece.
 
 ``negativa slim`` takes pages out of a library's file. All addresses stay, and the addresses of the
-pages that are gone read as zeros. A section falls into pieces, one for each run of pages that stay.
-File offsets say little here, so this module works with addresses.
+pages that are gone read as zeros. With a spare they are gaps between segments. A section falls into
+pieces, one for each run of pages that stay. File offsets say little here, so this module works with
+addresses.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class AddressSpace:
         source: the file.
         segments: its program headers.
         max_zeros: how many bytes that the file does not hold may be read in all.
+        with_gaps: gaps that slimming with a spare left between segments read as zeros, too.
 
     Raises:
         FormatError: they overlap, are out of order, or leave the file.
@@ -39,6 +41,8 @@ class AddressSpace:
         source: ByteSource,
         segments: Sequence[HostSegment],
         max_zeros: int = _MAX_ZEROS_READ,
+        *,
+        with_gaps: bool = False,
     ) -> None:
         self.path = source.path
         self._source = source
@@ -64,11 +68,16 @@ class AddressSpace:
                     start = self._stored.pop()[0]
                 self._stored.append((start, end, shift))
         self._mapped: list[tuple[int, int]] = []
+        previous: HostSegment | None = None
         for load in self._loads:
             start, end = load.vaddr, load.vaddr + load.memory_size
-            if self._mapped and self._mapped[-1][1] == start:
+            if self._mapped and (
+                self._mapped[-1][1] == start
+                or (with_gaps and previous is not None and _is_split(previous, load))
+            ):
                 start = self._mapped.pop()[0]
             self._mapped.append((start, end))
+            previous = load
 
     def _check(self, load: HostSegment) -> None:
         if load.offset + load.file_size > self._source.size:
@@ -147,6 +156,16 @@ class AddressSpace:
                 self.path, None, "states more zeros than any sound library; crafted or damaged"
             )
         return bytes(count)
+
+
+def _is_split(before: HostSegment, after: HostSegment) -> bool:
+    """Whether two segments were one, of which whole pages left."""
+    end = before.vaddr + before.memory_size
+    return (
+        (before.writable, before.executable) == (after.writable, after.executable)
+        and before.file_size == before.memory_size
+        and end % _SMALLEST_PAGE == after.vaddr % _SMALLEST_PAGE == 0
+    )
 
 
 def _start(found: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -102,25 +102,23 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
 
     All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
     were taken out, so regions have gaps. It is for people to read: no plan can be made of it.
+    Code of which any byte is in a spare counts as taken out. Rests of it are not understood, and
+    are no problem.
 
     Raises:
-        FormatError: see ``read_library``; or the segments and sections don't fit together; or the
-            library has a spare, so that regions lack bytes anywhere.
+        FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
     host = read_host_elf(source, with_segments=True)
-    before = size_before(source)
-    if (spare := spare_name(source)) is not None:
-        raise FormatError(
-            source.path,
-            None,
-            f"slimmed by negativa slim --spare: parts of its GPU code are in {spare}; negativa "
-            "slim undo gives the original back, which inspect reads",
-        )
-    space = AddressSpace(source, host.segments)
-    reader = _Reader(space, scope)
+    before, spare = size_before(source), spare_name(source)
+    space = AddressSpace(source, host.segments, with_gaps=spare is not None)
+
+    def is_whole(span: Span) -> bool:
+        return spare is None or space.stored_size(span.start, span.end) == span.end - span.start
+
+    reader = _Reader(space, scope, is_whole)
     whole = whole_sections(space, host)
     sections = tuple(filter(None, map(reader.read_section, whole)))
-    left = tuple(map(_without_removed, sections))
+    left = tuple(_without_removed(section, is_whole) for section in sections)
     removed = Removed(
         size_before=before,
         gone_bytes=sum(
@@ -131,17 +129,25 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         kernels=None if scope.headers_only else reader.names.nameless[True],
         device_functions=None if scope.headers_only else reader.names.nameless[False],
         stored_bytes=sum(space.stored_size(b.start, b.end) for b in _iter_code(left)),
+        spare=spare,
     )
-    return reader.library_map(source, host, left), removed
+    library_map = reader.library_map(source, host, left)
+    return library_map if spare is None else replace(library_map, problems=()), removed
 
 
-def _without_removed(section: Section) -> Section:
+def _without_removed(section: Section, is_whole: Callable[[Span], bool]) -> Section:
     return replace(
         section,
         regions=tuple(
-            replace(region, elements=tuple(e for e in region.elements if not is_removed(e)))
+            replace(
+                region,
+                elements=tuple(
+                    e for e in region.elements if not is_removed(e) and is_whole(e.payload)
+                ),
+            )
             for region in section.regions
         ),
+        frames=tuple(frame for frame in section.frames if is_whole(frame.span)),
     )
 
 
@@ -152,9 +158,12 @@ def _iter_code(sections: Iterable[Section]) -> Iterator[CodeBlock]:
 class _Reader:
     """Reads the sections of one library; collects names and problems."""
 
-    def __init__(self, source: Readable, scope: Scope) -> None:
+    def __init__(
+        self, source: Readable, scope: Scope, is_whole: Callable[[Span], bool] = lambda _: True
+    ) -> None:
         self._source = source
         self._scope = scope
+        self._is_whole = is_whole
         self._devices = scope.capabilities
         self.names = NameTable()
         self.problems = Problems()
@@ -230,6 +239,8 @@ class _Reader:
     def _read_element(self, element: Element) -> Element:
         if element.unreadable is not None or element.kind.is_opaque:
             return element
+        if not self._is_whole(element.payload):
+            return element
         try:
             return replace(element, content=self._read_content(element))
         except PayloadError as e:
@@ -264,7 +275,7 @@ class _Reader:
         return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
 
     def _read_frame(self, frame: Frame) -> Frame:
-        if frame.unreadable is not None:
+        if frame.unreadable is not None or not self._is_whole(frame.span):
             return frame
         if self._scope.headers_only or not (
             self._devices is None or any(map(frame.runs_on, self._devices))

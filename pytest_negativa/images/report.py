@@ -90,7 +90,7 @@ def report_image(
         bare_cubins=len(tree.cubins),
         bare_cubin_bytes=sum(tree.cubins.values()),
         unreadable=tuple(map(utf8, unreadable)),
-        notes=tuple(_notes(suite, libraries)),
+        notes=(*_notes(suite, libraries), *_spare_notes(removed for _, _, removed in with_code)),
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
@@ -294,6 +294,16 @@ def _package_rows(libraries: Iterable[ImageLibrary]) -> list[PackageRow]:
             )
         )
     return sorted(rows, key=lambda row: -row.code_bytes)
+
+
+def _spare_notes(removed: Iterable[Removed | None]) -> Iterator[str]:
+    with_spare = [one for one in removed if one is not None and one.spare is not None]
+    if with_spare:
+        size = sum(one.gone_bytes for one in with_spare)
+        yield (
+            f"libraries with a spare: {len(with_spare):,}; {size:,} bytes of their sections with "
+            "GPU code are in the spares, and come back when a program uses them"
+        )
 
 
 def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[str]:

@@ -17,6 +17,8 @@ class Removed(Record, frozen=True, kw_only=True):
             names are not known, so a kernel of two cubins counts twice.
         device_functions: other functions, likewise.
         stored_bytes: bytes in the file of the GPU code that is left.
+        spare: file name of the spare that has what is gone, if there is one. Then ``elements``
+            counts the elements and frames that begin in the file.
     """
 
     size_before: Offset | None
@@ -25,3 +27,4 @@ class Removed(Record, frozen=True, kw_only=True):
     kernels: Offset | None
     device_functions: Offset | None
     stored_bytes: Offset
+    spare: str | None = None

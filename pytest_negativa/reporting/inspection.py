@@ -303,12 +303,16 @@ def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
     )
 
 
-def _removed_line(removed: Removed, who: str = "Slimmed") -> str:
+def _removed_line(removed: Removed, who: str = "Slimmed", where: str | None = None) -> str:
+    if where is None and removed.spare is not None:
+        where = (
+            f"lie in its spare {printable(removed.spare)}, and come back when a program uses them"
+        )
     before = "" if removed.size_before is None else f" from {format_bytes(removed.size_before)}"
     lost = []
     if removed.gone_bytes:
         gone = format_bytes(removed.gone_bytes)
-        lost.append(f"{gone} of sections with GPU code are no longer in the file")
+        lost.append(f"{gone} of sections with GPU code {where or 'are no longer in the file'}")
     if removed.elements:
         places = format_items(removed.elements, "place", "places")
         lost.append(f"elements are gone from {places} in regions that are left")
@@ -340,7 +344,9 @@ def _removed_lines(removed: Mapping[str, Removed]) -> list[str]:
         stored_bytes=sum(r.stored_bytes for r in removed.values()),
     )
     who = format_items(len(removed), "of these libraries was", "of these libraries were")
-    return [_removed_line(whole, f"{who} slimmed")]
+    spares = sum(r.spare is not None for r in removed.values())
+    where = f"are no longer in the files; with a spare: {spares:,}" if spares else None
+    return [_removed_line(whole, f"{who} slimmed", where)]
 
 
 def _problem_lines(summary: LibrarySummary) -> list[str]:

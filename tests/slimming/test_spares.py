@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -231,13 +232,27 @@ def test_check_tells_of_a_spare_of_another_user(
     assert checked(site)[ONE][0] is SlimStatus.SOUND
 
 
-def test_inspect_refuses_a_library_with_a_spare(site: Made, tmp_path: Path) -> None:
+def test_inspect_and_image_report_tell_what_is_left(site: Made, tmp_path: Path) -> None:
     slim(site, tmp_path)
+    [entry] = [e for path, e in load_manifest(site.folder).slimmed.items() if path == ONE]
+    done = CliRunner().invoke(main, ["inspect", "--json", str(site.one)])
+    assert done.exit_code == 0, done.output
+    [found] = json.loads(done.output)["libraries"]
+    # Padding goes, too.
+    assert 0 <= found["removed"]["gone_bytes"] - entry.gpu_code_removed < 4096
+    assert found["removed"]["spare"] == find_spare(site.one).name
+    left = sum(section["elements"] for section in found["summary"]["sections"])
+    assert left > 0
+    assert found["removed"]["elements"] > 0
+    # Rests of what is gone are no problem.
+    assert "not understood" not in str(found["summary"]["problems"])
     done = CliRunner().invoke(main, ["inspect", str(site.one)])
-    assert done.exit_code == 1
-    assert f"parts of its GPU code are in {find_spare(site.one).name}; negativa slim undo" in (
-        done.output
-    )
+    assert f"lie in its spare {find_spare(site.one).name}, and come back" in done.output
+    done = CliRunner().invoke(main, ["inspect", str(site.folder)])
+    assert done.exit_code == 0 and "are no longer in the files; with a spare: 2" in done.output
+    done = CliRunner().invoke(main, ["image-report", str(site.folder)])
+    assert done.exit_code == 0, done.output
+    assert "libraries with a spare: 2; " in done.output
     # A trace finds GPU code that came back in the spare.
     done = CliRunner().invoke(main, ["inspect", str(find_spare(site.one))])
     assert done.exit_code == 1
