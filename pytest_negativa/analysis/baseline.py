@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.snapshots import snapshot_run
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
@@ -17,6 +16,7 @@ from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_nam
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
+from pytest_negativa.storage.urls import place_of
 
 _UNTESTED = "new-kernels-untested"
 _MOST_LINES = 10
@@ -59,8 +59,8 @@ def compare_with_baseline(
     if settings.baseline is None:
         return BaselineComparison()
     try:
-        before = load_baseline(Path(settings.baseline))
-    except StoreError as e:
+        before = load_baseline(place_of(settings.baseline))
+    except NegativaError as e:
         return BaselineComparison(crossed=(f"compare.baseline: {e}",))
     return compare_figures(before, libraries, settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
@@ -18,6 +19,7 @@ from pytest_negativa.storage.output import append_output, write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_healed, load_history, load_tests, write_run
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.urls import Url
 
 _NOT_PLANNED = "nothing is planned from this run: {reason} (trace.accept_failed plans all the same)"
 
@@ -122,8 +124,12 @@ def write_reports(
         if file.is_appended:
             if appends and not anew:
                 append_output(file.path, file.make)
-        elif not anew or (file.path.is_file() and not file.path.is_relative_to("/dev")):
+        elif not anew or _can_be_replaced(file.path):
             write_output(file.path, file.make(0))
+
+
+def _can_be_replaced(path: Path | Url) -> bool:
+    return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
 
 
 def killed_process(usage: Usage) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pytest_negativa.errors import OptionError, Stopped, StoreError
+from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -47,6 +48,14 @@ LIMITS = (
 COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 PASS_ON = {"allow_interspersed_args": False}
 """Context settings of a command with COMMAND: what follows it are COMMAND's own options."""
+
+
+class PathOrUrl(click.Path):
+    """A path, or the URL of a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return Url(value) if is_url(value) else super().convert(value, param, ctx)
+
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option("--jobs", "-j", type=click.IntRange(min=1), help="Use this many processes.")
@@ -196,7 +205,6 @@ def named_run(name: str, settings: Settings, instead: str = "") -> Run:
         StoreError: it can't be fetched.
     """
     from pytest_negativa.storage.runs import Run, RunsFolder
-    from pytest_negativa.storage.urls import Url, is_url
 
     if is_url(name):
         return RunsFolder(Path(settings.directory)).fetch(Url(name))

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import run_of, settings_of
+from pytest_negativa.cli.common import PathOrUrl, run_of, settings_of
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.urls import Url
 
 _BASELINE = "negativa-baseline.json"
 
@@ -61,13 +62,13 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
 @click.option(
     "--output",
     "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PathOrUrl(dir_okay=False, path_type=Path),
     default=_BASELINE,
     show_default=True,
-    help="Write the baseline to this file; - for standard output.",
+    help="Write the baseline to this file or URL; - for standard output.",
 )
 @click_options("run", "config", "directory")
-def baseline(output: Path, **flags: Any) -> None:
+def baseline(output: Path | Url, **flags: Any) -> None:
     """Write the figures of a run to a small file, to compare later runs with.
 
     Commit the file. pytest --negativa --negativa-compare=FILE shows what grew since, and

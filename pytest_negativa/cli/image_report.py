@@ -12,6 +12,7 @@ from pytest_negativa.cli.common import (
     FOLDER,
     JOBS,
     NO_CACHE,
+    PathOrUrl,
     arch_option,
     as_json_option,
     encode_json,
@@ -19,6 +20,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -36,7 +38,8 @@ _MOST_ERRORS = 10
 )
 @click.option(
     "--lock",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE|URL",
     help="Show what the libraries of this lock file need.",
 )
 @arch_option("--arch", "devices", "Call code slimmable that no such device (sm_90) loads.")
@@ -51,7 +54,7 @@ _MOST_ERRORS = 10
 def image_report(
     folder: Path,
     run: Path | None,
-    lock: Path | None,
+    lock: Path | Url | None,
     devices: tuple[ComputeCapability, ...],
     top: int,
     as_json: bool,

@@ -12,6 +12,7 @@ import click
 from pytest_negativa.cli.common import (
     ARCH_LIST,
     FOLDER,
+    PathOrUrl,
     as_json_option,
     encode_json,
     interruptible,
@@ -22,6 +23,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import OptionError, StoreError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -40,10 +42,10 @@ _NOTHING = "nothing was changed"
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PathOrUrl(path_type=Path),
     default=_LOCK,
     show_default=True,
-    help="Write the lock to this file; - is standard output.",
+    help="Write the lock to this file or URL; - is standard output.",
 )
 @click.option(
     "--unproved",
@@ -68,7 +70,11 @@ _NOTHING = "nothing was changed"
 )
 @click_options("run", "config", "directory")
 def lock(
-    output: Path, unproved: bool, logs: tuple[Path, ...], folders: tuple[Path, ...], **flags: Any
+    output: Path | Url,
+    unproved: bool,
+    logs: tuple[Path, ...],
+    folders: tuple[Path, ...],
+    **flags: Any,
 ) -> None:
     """Lock what a run proved, for machines without a GPU.
 
@@ -129,7 +135,7 @@ def lock(
     _show_proof(made)
 
 
-def _widen(path: Path, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
     from pytest_negativa.analysis.widen import widen_lock
     from pytest_negativa.reporting.text import printable
@@ -154,7 +160,7 @@ class _Flags(NamedTuple):
 
     paths: tuple[Path, ...]
     sites: tuple[Path, ...]
-    lock_file: Path | None
+    lock_file: Path | Url | None
     archs: tuple[str, ...]
     force_arch: bool
     keep_ptx: bool
@@ -226,8 +232,8 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--lock",
     "lock_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
+    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE|URL",
     help=f"Read from this lock what stays.  [default: {_LOCK}]",
 )
 @click.option(
@@ -569,7 +575,7 @@ def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
     click.echo("\n".join(lines), err=True)
 
 
-def _load_lock(path: Path | None) -> Lock:
+def _load_lock(path: Path | Url | None) -> Lock:
     from pytest_negativa.storage.lockfile import load_lock
 
     if path is None and not Path(_LOCK).exists():

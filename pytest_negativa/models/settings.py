@@ -69,7 +69,7 @@ class Report(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         format: see there.
-        path: absolute, or ``-``; None for a report without a file.
+        path: absolute, ``-``, or a URL; None for a report without a file.
         limit: how large a file may get that reports are appended to; bytes.
         replaces: it has such a limit, and is written anew all the same.
     """

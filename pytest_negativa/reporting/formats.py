@@ -35,18 +35,19 @@ from pytest_negativa.reporting.text import (
     wrap,
 )
 from pytest_negativa.storage.output import STDOUT
+from pytest_negativa.storage.urls import Url, place_of
 
 
 class ReportFile(NamedTuple):
     """A file of a report.
 
     Attributes:
-        path: absolute, or ``-``.
+        path: absolute, ``-``, or a URL.
         make: makes its content. The argument is the size of the file that it is appended to.
         is_appended: whether it goes to the end of the file.
     """
 
-    path: Path
+    path: Path | Url
     make: Callable[[int], bytes]
     is_appended: bool = False
 
@@ -118,11 +119,14 @@ def render_to_screen(contents: ReportContents, options: Reports) -> Iterator[str
 
 
 def _written(options: Reports) -> Iterator[str]:
-    files = [Path(wanted.path) for wanted in options.formats if wanted.path is not None]
+    files = [place_of(wanted.path) for wanted in options.formats if wanted.path is not None]
     # A report on standard output may go to a program, which would read this line, too.
-    on_devices = any(str(path) == STDOUT or path.is_relative_to("/dev") for path in files)
+    on_devices = any(str(path) == STDOUT or str(path).startswith("/dev/") for path in files)
     if files and not on_devices:
-        names = dict.fromkeys(printable(path_for_people(path)) for path in files)
+        names = dict.fromkeys(
+            printable(str(path) if isinstance(path, Url) else path_for_people(path))
+            for path in files
+        )
         yield wrap(f"Reports: {', '.join(names)}", terminal_width(), "  ")
 
 
@@ -130,11 +134,11 @@ def render_to_files(contents: ReportContents, options: Reports) -> Iterator[Repo
     """The files of all wanted reports that are files."""
     for wanted in options.formats:
         if wanted.path is not None:
-            yield from _files_of(wanted, Path(wanted.path), contents, options)
+            yield from _files_of(wanted, place_of(wanted.path), contents, options)
 
 
 def _files_of(
-    wanted: Report, path: Path, contents: ReportContents, options: Reports
+    wanted: Report, path: Path | Url, contents: ReportContents, options: Reports
 ) -> Iterator[ReportFile]:
     if wanted.format in _OF_COVERAGE:
         files = group_by_file(contents.report.coverage, Path(contents.report.directory).absolute())
@@ -149,11 +153,11 @@ def _files_of(
         yield _whole(path, _TO_FILE[wanted.format](contents, options))
 
 
-def _whole(path: Path, data: bytes) -> ReportFile:
+def _whole(path: Path | Url, data: bytes) -> ReportFile:
     return ReportFile(path, lambda _size: data)
 
 
-def _appended(contents: ReportContents, path: Path, limit: int) -> Callable[[int], bytes]:
+def _appended(contents: ReportContents, path: Path | Url, limit: int) -> Callable[[int], bytes]:
     text = render_markdown(contents.report)
 
     def make(size: int) -> bytes:

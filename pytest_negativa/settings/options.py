@@ -536,10 +536,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="compare.baseline",
         flag_name="compare",
-        type=_PATH,
+        type=_PATH_OR_URL,
         default=None,
         help="Show what grew since this baseline, see negativa baseline.",
-        metavar="FILE",
+        metavar="FILE|URL",
         requires=_TRACED,
     ),
     Option(

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_negativa.arch import KNOWN_DEVICES, parse_arch, require_known
 from pytest_negativa.errors import OptionError
-from pytest_negativa.storage.urls import is_url
+from pytest_negativa.storage.urls import is_url, place_of
 
 Schema = dict[str, Any]
 
@@ -209,6 +209,14 @@ class PathOrUrl(FilePath):
     """A path, or a URL such as ``s3://bucket/name``."""
 
     expected = "a path or a URL"
+
+    def parse(self, value: Any) -> str:
+        path: str = super().parse(value)
+        try:
+            place_of(path)
+        except OptionError as e:
+            raise InvalidValue(str(e)) from None
+        return path
 
     def anchored(self, value: Any, base: str) -> Any:
         return value if is_url(value) else super().anchored(value, base)
@@ -539,7 +547,7 @@ class Report(ValueType):
         if colon and (name in self.pathless or not path.strip()):
             wanted = f"{name} alone" if name in self.pathless else f"a path after {name}:"
             raise InvalidValue(f"found {describe(value)}, expected {wanted}")
-        return {"format": name, "path": path.strip() or None}
+        return {"format": name, "path": PathOrUrl().parse(path.strip()) if colon else None}
 
     def parse_entry(self, name: str, value: Any) -> dict[str, str | None]:
         """A report of a mapping of formats to paths, in which true is the path by default."""
@@ -550,7 +558,7 @@ class Report(ValueType):
         if name in self.pathless or not isinstance(value, str):
             wanted = "true" if name in self.pathless else "a path or true"
             raise InvalidValue(f"found {describe(value)}, expected {wanted}")
-        return {"format": name, "path": FilePath().parse(value)}
+        return {"format": name, "path": PathOrUrl().parse(value)}
 
     def show(self, value: Any) -> str:
         return ":".join(filter(None, (value["format"], value["path"])))

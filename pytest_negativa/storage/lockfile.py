@@ -19,6 +19,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import decode_hook, encode_hook
+from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.yaml_document import Node, YamlError, parse_document
 
 MAX_BYTES = 64 << 20
@@ -160,8 +161,8 @@ def _why_damaged(library: LockedLibrary) -> str | None:
     return None
 
 
-def save_lock(lock: Lock, path: Path) -> None:
-    """Write a lock to a file, or to standard output: see ``write_output``.
+def save_lock(lock: Lock, path: Path | Url) -> None:
+    """Write a lock to a file, a URL, or standard output: see ``write_output``.
 
     Raises:
         StoreError: it can't be written; nothing is left behind.
@@ -169,12 +170,14 @@ def save_lock(lock: Lock, path: Path) -> None:
     write_output(path, encode_lock(lock))
 
 
-def load_lock(path: Path) -> Lock:
+def load_lock(path: Path | Url) -> Lock:
     """Read a lock file.
 
     Raises:
         StoreError: it can't be read, is no lock, or of another version.
     """
+    if isinstance(path, Url):
+        return decode_lock(path.read(MAX_BYTES), str(path))
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

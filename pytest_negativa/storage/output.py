@@ -1,4 +1,4 @@
-"""Writes a file whose path the user gave, or appends to it: a report or a lock.
+"""Writes a file whose path or URL the user gave, or appends to it: a report or a lock.
 
 In image builds the user is root, so what lies at the path decides: only a regular file is replaced.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.urls import Url
 
 STDOUT = "-"
 """The path that stands for standard output."""
@@ -22,7 +23,7 @@ _MOST_LINKS = 40  # as in the kernel: path_resolution(7)
 _DESCRIPTOR = re.compile(r"(?:/dev|/proc/self|/proc/thread-self)/fd/([0-9]+)")
 
 
-def append_output(path: Path, make: Callable[[int], bytes]) -> None:
+def append_output(path: Path | Url, make: Callable[[int], bytes]) -> None:
     """Write to the end of a regular file; anything else is written to as by ``write_output``.
 
     Args:
@@ -32,6 +33,8 @@ def append_output(path: Path, make: Callable[[int], bytes]) -> None:
     Raises:
         StoreError: see ``write_output``.
     """
+    if isinstance(path, Url):
+        raise StoreError(f"{path}: a report can't be appended to a file at a URL; name a path")
     target = path if str(path) == STDOUT else _follow_safely(path)
     if str(path) == STDOUT or (target.exists() and not target.is_file()):
         write_output(path, make(0))
@@ -45,7 +48,7 @@ def append_output(path: Path, make: Callable[[int], bytes]) -> None:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
-def write_output(path: Path, data: bytes) -> None:
+def write_output(path: Path | Url, data: bytes) -> None:
     """Write ``data`` to the file, link, device or pipe at ``path``; ``-`` is standard output.
 
     A regular file is replaced, and keeps its mode and owner. A link is followed. Devices, pipes
@@ -55,6 +58,9 @@ def write_output(path: Path, data: bytes) -> None:
         StoreError: the folder does not exist, a link may be another user's trap, or the data can't
             be written. A regular file is as it was.
     """
+    if isinstance(path, Url):
+        path.write(data)
+        return
     if str(path) == STDOUT:
         sys.stdout.flush()
         _write_all(1, data, path)

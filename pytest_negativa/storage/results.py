@@ -30,9 +30,13 @@ from pytest_negativa.storage.records import (
     write_record,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.urls import Url
 
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
+
+_MAX_BASELINE = 64 << 20
+"""Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
 
 _T = TypeVar("_T")
 _V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict)
@@ -284,14 +288,14 @@ def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: st
     return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
 
 
-def load_baseline(path: Path) -> Snapshot:
+def load_baseline(path: Path | Url) -> Snapshot:
     """Read a baseline.
 
     Raises:
         StoreError: it can't be read, or is none of this release.
     """
     try:
-        data = path.read_bytes()
+        data = path.read(_MAX_BASELINE) if isinstance(path, Url) else path.read_bytes()
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_versioned(

@@ -226,6 +226,15 @@ class Url:
             file_system.rm_file(path)
 
 
+def place_of(text: str) -> Path | Url:
+    """The place that a text names.
+
+    Raises:
+        OptionError: it is a URL that can't be used.
+    """
+    return Url(text) if is_url(text) else Path(text)
+
+
 def _local_path(file_system: Any, path: str) -> Path | None:
     """The path of a ``file://`` URL, which fsspec does not write atomically; None: another URL."""
     return Path(path) if "file" in file_system.protocol else None

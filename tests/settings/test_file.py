@@ -234,6 +234,13 @@ def test_reports(tmp_path: Path, text: str, formats: list[tuple[str, str | None]
     assert [(report.format.value, report.path) for report in found] == expected
 
 
+def test_a_report_and_a_baseline_at_urls(tmp_path: Path) -> None:
+    text = "reports: {formats: {json: s3://bucket/a.json}}\ncompare: {baseline: gs://bucket/b}"
+    found = load(tmp_path, text)
+    assert found.reports.formats[0].path == "s3://bucket/a.json"
+    assert found.compare.baseline == "gs://bucket/b"
+
+
 @pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1", "'yes'"])
 def test_words_for_true(tmp_path: Path, word: str) -> None:
     if word == "1":  # a number, not a text
@@ -259,6 +266,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
       "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
+    ("reports: {formats: ['json:ftp://me:secret@host/a']}",
+     ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
+      "would get into files and logs; set credentials in the environment, or in the "
+      "configuration files of the store's tools"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
       "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
@@ -488,7 +499,7 @@ def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any)
 
 # A JSON Schema can't see what YAML refuses, nor that two reports have the same format.
 ONLY_OURS = ("there twice", "an alias", "the tag", "did not find", "cannot start", "a second",
-             "list or mapping, expected a key")  # fmt: skip
+             "list or mapping, expected a key", "with a password")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,18 @@ import yaml
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LeftOut, Lock, Place, seal
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary, make_lock
-from pytest_negativa.storage.lockfile import MAX_ITEMS, decode_lock, encode_lock
+from pytest_negativa.storage.lockfile import (
+    MAX_ITEMS,
+    decode_lock,
+    encode_lock,
+    load_lock,
+    save_lock,
+)
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
 from tests.support.reconstructing import trimmed_of
 from tests.support.sites import planned_of, verdict_of
+from tests.support.stores import memory_url
 
 
 def make() -> Lock:
@@ -161,6 +168,15 @@ def edited(change: Callable[[Any], object]) -> bytes:
 
 def test_a_rewritten_file_is_the_same_lock() -> None:
     assert decode_lock(edited(lambda plain: None), "lock") == LOCK
+
+
+def test_a_lock_at_a_url() -> None:
+    url = memory_url()
+    save_lock(LOCK, url)
+    assert load_lock(url) == LOCK
+    url.write(TEXT.replace(b"kept_elements: ", b"kept_elements: 1", 1))
+    with pytest.raises(StoreError, match=rf"^{url}:\d+: .*kept_elements says"):
+        load_lock(url)
 
 
 def places(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:

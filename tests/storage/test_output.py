@@ -13,6 +13,7 @@ import pytest
 from pytest_negativa.errors import StoreError
 from pytest_negativa.storage.output import append_output, write_output
 from tests.support.faults import PlantedFault
+from tests.support.stores import memory_url
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -116,6 +117,14 @@ def test_links_that_go_round_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(StoreError, match="links in a row"):
         write_output(tmp_path / "a", b"data")
+
+
+def test_a_url_is_written_and_not_appended_to() -> None:
+    url = memory_url()
+    write_output(url, b"text")
+    assert url.read(4) == b"text"
+    with pytest.raises(StoreError, match="can't be appended"):
+        append_output(url, lambda size: b"more")
 
 
 def test_reports_are_appended(tmp_path: Path) -> None:
