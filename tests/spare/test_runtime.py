@@ -42,6 +42,9 @@ def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
         "plain",
         "threads",
         "small-stack",
+        "alternate-stack",
+        "alarms",
+        "mdwe",
         "blocked",
         "handler-before",
         "handler-after",
@@ -235,19 +238,42 @@ def test_a_limit_on_file_sizes_kills_nobody(kit: Kit, cut: Cut, tmp_path: Path) 
     assert (done.returncode, done.stdout.decode()) == (0, kit.output)
 
 
-@pytest.mark.skipif(not may_mount(), reason="needs to mount file systems")
-def test_a_spare_on_a_file_system_mounted_noexec(kit: Kit, tmp_path: Path) -> None:
+def run_with_spare_on_noexec(
+    kit: Kit, tmp_path: Path, what: str
+) -> subprocess.CompletedProcess[str]:
     mount = tmp_path / "mount"
     mount.mkdir()
-    cut = kit.cut(tmp_path / "cut", options=CutOptions(min_hole=4096, folders=(str(mount),)))
+    options = CutOptions(min_hole=4096, folders=(str(mount),), remedy="Help.")
+    cut = kit.cut(tmp_path / "cut", options=options)
     script = (
         f"mount -t tmpfs -o noexec tmpfs '{mount}' && mv '{cut.spare}' '{mount}' && "
-        f"exec '{kit.program}' plain '{cut.library}' {kit.pages}"
+        f"exec '{kit.program}' {what} '{cut.library}' {kit.pages}"
     )
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False
-    )
+    command = ["unshare", "-m", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs to mount file systems")
+def test_a_spare_on_a_file_system_mounted_noexec(kit: Kit, tmp_path: Path) -> None:
+    done = run_with_spare_on_noexec(kit, tmp_path, "plain")
     assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs to mount file systems")
+@pytest.mark.parametrize("what", ["seccomp", "mdwe"])
+@pytest.mark.planted_fault(
+    "the system allows no new executable memory, and the spare's file system is mounted noexec",
+    says="refuses to map a page of its spare",
+)
+def test_noexec_and_no_new_executable_memory(
+    kit: Kit, tmp_path: Path, what: str, fault: PlantedFault
+) -> None:
+    done = run_with_spare_on_noexec(kit, tmp_path, what)
+    if "no MDWE" in done.stdout:
+        pytest.skip("needs Linux 6.3")
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.count("negativa:") == 1 and "Help." in done.stderr
+    fault.check(done.stderr)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

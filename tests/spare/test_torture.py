@@ -57,6 +57,54 @@ print(found, statuses)
 """
 
 
+# Arguments: a library, another one of the same functions, its number of pages. Threads use the one
+# while the other comes and goes.
+RELOADS = """
+import _ctypes, ctypes, sys, threading
+pages = int(sys.argv[3])
+stay = ctypes.CDLL(sys.argv[1])
+going = True
+sums = set()
+
+def use(library):
+    return sum(library.sum(i, i + 1) + library.thrown(i % 150) - i % 150 for i in range(pages))
+
+def work():
+    while going:
+        sums.add(use(stay))
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for _ in range(12):
+    library = ctypes.CDLL(sys.argv[2])
+    sums.add(use(library))
+    _ctypes.dlclose(library._handle)
+going = False
+for thread in threads:
+    thread.join()
+print(*sums)
+"""
+# Says when it may be looked at, waits for a line, and works for a second.
+WATCHED = """
+import ctypes, sys, time
+library = ctypes.CDLL(sys.argv[1])
+half = int(sys.argv[2]) // 2
+def use(start, end):
+    return sum(library.sum(i, i + 1) for i in range(start, end))
+first = use(0, half)
+print("ready", flush=True)
+sys.stdin.readline()
+print(first + use(half, 2 * half), library.thrown(120))
+def work():
+    for _ in range(100):
+        library.sum(0, 2 * half)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    work()
+"""
+
+
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return build_kit(tmp_path_factory.mktemp("kit"))
@@ -102,3 +150,81 @@ def test_under_a_debugger_that_passes_the_signal(kit: Kit, cut: Cut) -> None:
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert kit.output in done.stdout and "exited normally" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_threads_use_a_library_while_another_comes_and_goes(kit: Kit, tmp_path: Path) -> None:
+    """Each reload must find its gaps empty again."""
+    paths = [kit.cut(tmp_path / name, [(0, at)]).library for name, at in (("a", 1), ("b", 8192))]
+    command = [sys.executable, "-I", "-c", RELOADS, *map(str, paths), str(kit.pages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    expected = f"{kit.output.split()[1]}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def watch(kit: Kit, cut: Cut, mark: str, *command: str) -> str:
+    """Attach a tool to a process that has misses before and under it; the tool's output.
+
+    The tool prints the mark when it is attached.
+    """
+    words = [sys.executable, "-I", "-c", WATCHED, str(cut.library), str(kit.pages)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        tool = subprocess.Popen(
+            [word.format(pid=process.pid) for word in command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert tool.stdout is not None
+        seen = ""
+        # Attached, or it can't.
+        while mark not in seen and (line := tool.stdout.readline()):
+            seen += line
+        out, errors = process.communicate("go\n", timeout=300)
+        seen += tool.communicate(timeout=300)[0]
+    assert (process.returncode, out, errors) == (0, f"{kit.output.split()[1]} 120\n", ""), seen
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
+def test_a_debugger_attaches(kit: Kit, cut: Cut) -> None:
+    words = ("handle SIGSEGV nostop noprint pass", "echo attached\\n", "continue")
+    options = [word for command in words for word in ("-ex", command)]
+    seen = watch(kit, cut, "attached", "gdb", "-batch", "-nx", *options, "-p", "{pid}")
+    assert "exited normally" in seen or "not permitted" in seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_system_calls_are_traced(kit: Kit, cut: Cut) -> None:
+    seen = watch(
+        kit,
+        cut,
+        "attached",
+        "strace",
+        "-f",
+        "-e",
+        "signal=SIGSEGV",
+        "-e",
+        "trace=mremap",
+        "-p",
+        "{pid}",
+    )
+    assert seen.count("SEGV_ACCERR") > kit.pages // 4 or "not permitted" in seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="needs py-spy")
+@pytest.mark.parametrize("native", [False, True])
+def test_a_profiler_samples(kit: Kit, cut: Cut, native: bool, tmp_path: Path) -> None:
+    """py-spy stops the process, and reads its memory and its libraries."""
+    profile = tmp_path / "profile"
+    options = ["--rate", "100", "--format", "raw", "--output", str(profile)]
+    words = ["py-spy", "record", *options, *(["--native"] if native else []), "--pid", "{pid}"]
+    seen = watch(kit, cut, "Sampling process", *words)
+    if "ermission" in seen:
+        pytest.skip("may not attach")
+    assert "work (<string>" in profile.read_text(), seen

@@ -14,9 +14,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +97,26 @@ static void in_thread(size_t stack) {
     pthread_join(thread, NULL);
 }
 
+/* The least alternate stack that the kernel's frame and a handler of 2 KiB fit on; a guard below. */
+static void *on_alternate_stack(void *unused) {
+    size_t size = (getauxval(AT_MINSIGSTKSZ) + 2048 + 4095) / 4096 * 4096;
+    char *area = mmap(NULL, 4096 + size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(area + 4096, size, PROT_READ | PROT_WRITE);
+    size_t least = getauxval(AT_MINSIGSTKSZ) + 2048;
+    stack_t stack = {.ss_sp = area + 4096, .ss_size = least};
+    if (sigaltstack(&stack, NULL)) exit(4);
+    return call_use(unused);
+}
+
+/* As a profiler does: a signal at any place, whose handler needs pages, too. */
+static volatile sig_atomic_t storms, storms_wrong;
+
+static void on_alarm(int number) {
+    (void)number;
+    int one = (int)(storms++ * 7919u % (unsigned)pages);
+    if (sum(one, one + 1) != one + 7) storms_wrong++;
+}
+
 static sigjmp_buf back;
 static void *fault_address;
 static int handled;
@@ -152,15 +174,32 @@ int main(int count, char **arguments) {
     const char *what = arguments[1], *path = arguments[2];
     if (count < 4) return 2;
     pages = atoi(arguments[3]);
+    /* As systemd's MemoryDenyWriteExecute does it since Linux 6.3: PR_SET_MDWE. */
+    if (!strcmp(what, "mdwe") && prctl(65, 1, 0, 0, 0)) puts("no MDWE");
     if (!strcmp(what, "handler-before") || !strcmp(what, "handler-lost")) set_handler();
     load(path);
-    if (!strcmp(what, "plain")) {
+    if (!strcmp(what, "plain") || !strcmp(what, "mdwe")) {
         use();
     } else if (!strcmp(what, "threads")) {
         if (raced()) return 1;
         use();
     } else if (!strcmp(what, "small-stack")) {
         in_thread(64 << 10);
+    } else if (!strcmp(what, "alternate-stack")) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, on_alternate_stack, NULL);
+        pthread_join(thread, NULL);
+    } else if (!strcmp(what, "alarms")) {
+        struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+        struct itimerval often = {{0, 100}, {0, 100}}, never = {{0, 0}, {0, 0}};
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &often, NULL);
+        if (raced()) return 1;
+        /* Until some have come: the machine may be slow. */
+        while (storms < 50) sum(0, pages);
+        setitimer(ITIMER_REAL, &never, NULL);
+        if (storms_wrong) return 7;
+        use();
     } else if (!strcmp(what, "blocked")) {
         block_all();
         in_thread(0);
