@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_negativa.storage.runs import Run
 
 _LAUNCH = "trace with --negativa-level=launch"
+_RANGE = "trace with --negativa-level=range"
 
 
 @click.command()
@@ -53,9 +54,10 @@ def tests(
     """List the tests of a run that ran kernels, with launches and GPU time.
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
-    test that looked it up first. --ranges prints a tree: test, NVTX ranges, library, kernel; only a
-    trace at level range tells the ranges. --similar prints the Jaccard similarity: 1.00 for the
-    same kernels, 0.00 for none in common.
+    test that looked it up first. So are the kernels of child processes, whose launches no level
+    counts. --ranges prints a tree: test, NVTX ranges, library, kernel. It takes a trace at level
+    launch, and only one at level range tells the ranges. --similar prints the Jaccard similarity:
+    1.00 for the same kernels, 0.00 for none in common.
 
     Exit status: 0, or 1 if the run can't be read.
     """
@@ -68,6 +70,8 @@ def tests(
     run = run_of(settings)
     usage = _usage(run)
     top = settings.reports.top
+    if ranges and not usage.launches:
+        raise StoreError(f"{run}: counted no launches, which have the ranges; {_RANGE}")
     if similar is not None:
         _require_launches(run, usage)
         runs = kernel_runs(usage, usage.iter_images())
@@ -92,6 +96,15 @@ def tests(
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         click.echo(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
+        return
+    if ranges and not any(launch.ranges for launch in usage.launches):
+        click.echo(f"The trace has no ranges; {_RANGE}, in a program that names them.")
+    kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
+    if any(kernel.launches is None for kernel in kernels):
+        click.echo(
+            "Launches of child processes are not counted: their kernels are listed with the test "
+            "that looked them up first."
+        )
 
 
 @click.command()

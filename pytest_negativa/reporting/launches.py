@@ -31,12 +31,14 @@ def render_ranges(tests: Sequence[ListedTest], *, top: int, demangled: bool) -> 
         top: print this many kernels of each library in a range; 0 prints all.
         demangled: print kernels by C++ signature.
     """
+    tells_ranges = any(one.ranges for test in tests for one in test.by_range)
     for test in tests:
         yield f"{printable(test.test)}  {_figures(test.launches, test.gpu_ns)}"
         for one in test.by_range:
             launches, gpu_ns = total_of(one.kernels)
             name = " > ".join(map(printable, one.ranges)) or _OUTSIDE
-            yield f"  {name}  {_figures(launches, gpu_ns)}"
+            if tells_ranges:
+                yield f"  {name}  {_figures(launches, gpu_ns)}"
             yield from _libraries(one, top, demangled=demangled)
 
 
@@ -63,6 +65,6 @@ def _libraries(one: LaunchRange, top: int, *, demangled: bool) -> Iterator[str]:
 
 def _figures(launches: int | None, gpu_ns: int | None) -> str:
     if launches is None:
-        return "(used first)"
+        return "(used first; launches not counted)"
     count = format_items(launches, "launch", "launches")
     return f"({count})" if gpu_ns is None else f"({count}, {format_time(gpu_ns)})"

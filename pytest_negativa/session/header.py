@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.reporting.text import printable
 
 
@@ -28,8 +28,11 @@ def describe_session(
         state = f"no GPU, replaying {_shown(settings.trace.replay or '', root)}"
     else:
         state = f"tracing on {', '.join(dict.fromkeys(gpus)) or 'a GPU'}"
+    level = f"level {settings.trace.level.value}"
+    if is_replay and not_traced is None and settings.trace.level.counts_launches:
+        level = f"level {TraceLevel.LOOKUP.value}, for a replay counts no launches"
     config = settings.config and _shown(settings.config, root)
-    words = (state, f"level {settings.trace.level.value}", config or "no configuration file")
+    words = (state, level, config or "no configuration file")
     return printable(f"negativa: {', '.join(words)}")
 
 

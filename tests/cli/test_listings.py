@@ -8,9 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pytest_negativa.models.trace import LaunchRecord, Role
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.sessions import Project
+from tests.support.traces import header, records, write
 
 
 def listed(project: Project, schema: str, *command: str, status: int = 0) -> Any:
@@ -77,3 +79,24 @@ def test_slimmed_libraries(project: Project) -> None:
     assert listed(project, "slim", "slim", "undo", "site")["libraries"] == []
     found = listed(project, "explanation", "explain", "no kernel image", "--in", "site")
     assert found["libraries"] == [] and found["text"].startswith("Nothing was slimmed in ")
+
+
+def test_launches_of_children_are_not_counted(project: Project) -> None:
+    """The tree of a trace without ranges has no line for what is outside of ranges."""
+    folder = project.folder / "run" / "trace"
+    launched = LaunchRecord(name="counted", count=2, context=2)
+    write(folder, header(), [*records("counted"), launched])
+    project.negativa("locate", "--run", "run", "--accept-failed")
+    alone = project.negativa("tests", "--ranges", "--run", "run").stdout.splitlines()
+    assert alone == [
+        "test_a.py::test_a  (2 launches)",
+        "    (no library of the run)  (2 launches)",
+        "      counted  (2 launches)",
+        "The trace has no ranges; trace with --negativa-level=range, in a program that names them.",
+    ]
+
+    write(folder, header(pid=8, role=Role.CHILD), records("of_a_child", nodeid="test_a.py::test_b"))
+    project.negativa("locate", "--run", "run", "--accept-failed")
+    shown = project.negativa("tests", "--ranges", "--run", "run").stdout
+    assert "      of_a_child  (used first; launches not counted)\n" in shown
+    assert "Launches of child processes are not counted: their kernels are listed with" in shown

@@ -35,7 +35,10 @@ def test_the_line(replaying: Settings, tmp_path: Path) -> None:
     assert describe(replaying, tmp_path, two) == f"negativa: tracing on {two[0]}{end}"
     assert describe(replaying, tmp_path) == f"negativa: tracing on a GPU{end}"
     shown = describe(replaying, tmp_path, is_replay=True)
-    assert shown == f"negativa: no GPU, replaying recorded{end}"
+    assert shown == (
+        "negativa: no GPU, replaying recorded, level lookup, for a replay counts no launches, "
+        "negativa.yaml"
+    )
     elsewhere = describe(replaying, tmp_path / "below", is_replay=True)
     assert f"replaying {tmp_path}/recorded" in elsewhere
     shown = describe(replaying, tmp_path, not_traced="why\x1b")

@@ -147,3 +147,5 @@ def test_without_launches_the_trace_tells_no_part(tmp_path: Path) -> None:
     assert "counted no launches" in done.stderr and "--negativa-level=launch" in done.stderr
     shown = project.negativa("tests").stdout
     assert "A test is listed with the kernels that it looked up first" in shown
+    error = project.negativa("tests", "--ranges", status=1).stderr
+    assert "counted no launches, which have the ranges; trace with --negativa-level=range" in error
