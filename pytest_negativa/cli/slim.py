@@ -198,7 +198,7 @@ class _SlimGroup(click.Group):
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
             # The flags of before 0.1.0, for one release.
-            if (flag := f"--{name}") in options:
+            if name in ("undo", "check") and (flag := f"--{name}") in options:
                 click.echo(
                     f"negativa: note: {flag} is now: negativa {info_name} {name}; the flag will go",
                     err=True,
@@ -340,7 +340,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     negativa slim --lock negativa.lock --require --strip-others
     negativa slim --arch sm_90 --dry-run DIR
 
-    A folder that is called undo or check is ./undo or ./check.
+    Of a folder that has the name of a command, such as undo, write ./undo.
 
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
     usage; 128 + N if signal N interrupted it.
@@ -395,6 +395,79 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) 
     with interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
     _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
+
+
+@slim.command("push")
+@click.argument("url")
+@_paths
+@_sites
+@as_json_option("slim")
+def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
+    """Send the spares of slimmed libraries to URL, such as s3://bucket/spares.
+
+    negativa-slim.json in each slimmed folder keeps the URL, for negativa slim fetch. Spares that
+    are there are not sent again. Several folders may use one URL.
+
+    PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
+    interpreter that runs negativa.
+
+    Exit status: 0; 1 if a spare is missing or can't be sent; 2 wrong usage; 128 + N if signal N
+    interrupted it.
+    """
+    from pytest_negativa.slimming.remote_spares import push_spares
+
+    with interruptible(_GOES_ON):
+        rows = push_spares((*paths, *sites), Url(url))
+    _finish_check(rows, f"no library with a spare in {_places(*paths, *sites)}", as_json=as_json)
+
+
+@slim.command("fetch")
+@_paths
+@_sites
+@click.option(
+    "--spare",
+    "folder",
+    metavar="DIR",
+    envvar="NEGATIVA_SPARE_DIR",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put spares into DIR.  [default: NEGATIVA_SPARE_DIR]",
+)
+@click.option(
+    "--missed",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LOG",
+    help="Fetch only the spares of libraries that LOG says lacked a page.",
+)
+@as_json_option("slim")
+def slim_fetch(
+    paths: tuple[Path, ...],
+    sites: tuple[Path, ...],
+    folder: Path,
+    logs: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Fetch the spares that slimmed libraries lack, from the URL of negativa slim push.
+
+    Run it before the program starts: a library looks for its spare when it is loaded. A spare is
+    taken only if it gives the original back, by its digest. LOG is a log of what came back, or a
+    folder of logs, which has what was missing when a process died of it, too.
+
+    PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
+    interpreter that runs negativa.
+
+    Exit status: 0; 1 if a spare can't be fetched; 2 wrong usage; 128 + N if signal N interrupted
+    it.
+    """
+    from pytest_negativa.slimming.remote_spares import fetch_spares
+    from pytest_negativa.spare.misses import read_logs
+
+    only = {misses.original for misses in read_logs(logs) if misses.pages} if logs else None
+    with interruptible(_GOES_ON):
+        rows = fetch_spares((*paths, *sites), folder.absolute(), only)
+    _finish_check(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json)
 
 
 def _request(flags: _Flags) -> SlimRequest:

@@ -14,7 +14,9 @@ MANIFEST_VERSION = 1
 """Format version of the manifest of a folder in which no file was removed as a whole."""
 
 MANIFEST_VERSION_REMOVED = 2
-"""Format version of other manifests. History: 2 adds ``removed``; 1 is the first."""
+"""Format version of other manifests, and of those with a URL of spares. History: 2 adds
+``removed`` and ``spares``; 1 is the first.
+"""
 
 
 class RecordRow(Record, frozen=True, kw_only=True):
@@ -128,6 +130,7 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.
         removed: files that are gone, by their path below the folder.
+        spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
     format_version: int
@@ -135,6 +138,7 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     left: dict[str, LeftFile]
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
+    spares: str | None = None
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
 

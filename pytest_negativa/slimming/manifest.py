@@ -90,7 +90,8 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    version = MANIFEST_VERSION_REMOVED if manifest.removed else MANIFEST_VERSION
+    is_later = manifest.removed or manifest.spares
+    version = MANIFEST_VERSION_REMOVED if is_later else MANIFEST_VERSION
     manifest = msgspec.structs.replace(manifest, format_version=version)
     if manifest.slimmed or manifest.left or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)

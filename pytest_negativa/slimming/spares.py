@@ -47,8 +47,9 @@ from pytest_negativa.storage.atomic import remove_abandoned, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
 
 _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
-# Begins the names of folders with a spare that is not checked yet.
-_UNCHECKED = ".unchecked-"
+UNCHECKED = ".unchecked-"
+"""Begins the names of folders with a spare that is not checked yet."""
+
 # As compaction has them: 64 KiB is not worth another file. A thread that loads such a library needs
 # 192 KiB of stack.
 _MIN_GAIN = 64 << 10
@@ -121,9 +122,9 @@ class SparePolicy:
             name=name,
             folders=(str(self.folder),),
             missing_is_error=self.missing_is_error,
-            remedy=f"Put it into {self.folder}, or install the library again. To keep such code, "
-            "run this with NEGATIVA_SPARE_LOG=DIR, then negativa lock --add-misses DIR, and slim "
-            "again.",
+            remedy=f"Put it into {self.folder} (negativa slim fetch can), or install the library "
+            "again. To keep such code, run this with NEGATIVA_SPARE_LOG=DIR, then negativa lock "
+            "--add-misses DIR, and slim again.",
         )
 
 
@@ -183,7 +184,7 @@ def cut(
     options = policy.options_for(name)
     try:
         # A spare with its name is never removed: a copy of the library may use it already.
-        with tempfile.TemporaryDirectory(dir=policy.folder, prefix=_UNCHECKED) as unchecked:
+        with tempfile.TemporaryDirectory(dir=policy.folder, prefix=UNCHECKED) as unchecked:
             done = cut_library(
                 path, target, Path(unchecked), planned.needed, options, planned.containers
             )
@@ -220,7 +221,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         # Runs on other folders may put spares here, too.
         with contextlib.suppress(OSError):
             if lock(descriptor, wait=False):
-                for left in folder.glob(f"{_UNCHECKED}*"):
+                for left in folder.glob(f"{UNCHECKED}*"):
                     shutil.rmtree(left, ignore_errors=True)
             lock(descriptor, shared=True, wait=False)
         yield

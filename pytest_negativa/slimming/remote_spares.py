@@ -1,0 +1,142 @@
+"""Spares at URLs: sends those of slimmed libraries, and fetches those that are missing.
+
+A spare lies at ``URL/NAME`` in the form of ``storage.published``. Its name has a digest of the
+original and of what was taken out, so a spare at a URL never changes. The manifest of the slimmed
+folder has the URL.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import NegativaError, OptionError, ReconstructError, StoreError
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.rewriting.compact.rebuild import check_pair
+from pytest_negativa.slimming.folder_locks import hold
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest, token_of
+from pytest_negativa.slimming.slim import scan
+from pytest_negativa.slimming.spares import UNCHECKED, find_spare, hold_folder, note_of
+from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.spare.note import Note
+from pytest_negativa.storage.atomic import sync_folder
+from pytest_negativa.storage.published import fetch, publish
+from pytest_negativa.storage.published import load_manifest as load_published
+from pytest_negativa.storage.urls import Url
+
+# Bytes of a trailer: see spare.note.
+_MAX_TRAILER = 2 << 20
+
+
+def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
+    """Send the spares of slimmed libraries, and note the URL in the manifests of their folders.
+
+    Args:
+        paths: folders that were slimmed, or libraries of them; if empty, the packages of the
+            interpreter that runs.
+        url: where spares lie, each below its name.
+
+    Returns:
+        A row for each library with a spare.
+
+    Raises:
+        NegativaError: a folder or manifest can't be read or written.
+    """
+    trees = scan(paths)
+    with hold(*(tree.root for tree in trees)):
+        return [row for tree in trees for row in _push_tree(tree, url)]
+
+
+def _push_tree(tree: Tree, url: Url) -> Iterator[SlimRow]:
+    # Noted first: a spare that could not be sent is still missing at a known place.
+    manifest = load_manifest(tree.root)
+    if manifest.slimmed:
+        manifest = msgspec.structs.replace(manifest, spares=url.text)
+        save_manifest(tree.root, manifest, token_of(manifest))
+    for name, _note in _with_spares(tree):
+        try:
+            spare = find_spare(tree.root / name)
+            sent = publish(spare.name, {spare.name: spare}, url / spare.name)
+            detail = "its spare was sent" if sent.sent else "its spare was there"
+            yield _row(tree, name, SlimStatus.SOUND, detail)
+        except (NegativaError, OSError) as e:
+            yield _row(tree, name, SlimStatus.FAILED, str(e))
+
+
+def fetch_spares(
+    paths: Sequence[Path], folder: Path, only: Collection[bytes] | None = None
+) -> list[SlimRow]:
+    """Fetch the spares that libraries lack, from the URL in the manifest of their folder.
+
+    Args:
+        paths: see ``push_spares``.
+        folder: where spares go; it is made if it is missing.
+        only: SHA-256 of the originals whose spares are wanted; None: all.
+
+    Returns:
+        A row for each library with a spare that is wanted.
+
+    Raises:
+        NegativaError: a folder or manifest can't be read, or the folder can't be written.
+    """
+    rows = []
+    with hold_folder(folder):
+        for tree in scan(paths):
+            url = load_manifest(tree.root).spares
+            for name, note in _with_spares(tree):
+                if only is not None and note.original not in only:
+                    continue
+                try:
+                    detail = _fetch_one(tree.root / name, note, url, folder)
+                    rows.append(_row(tree, name, SlimStatus.SOUND, detail))
+                except (NegativaError, OSError) as e:
+                    rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
+    return rows
+
+
+def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
+    """Fetch a spare if it is missing; what happened."""
+    target = folder / note.spare_name
+    if target.parent != folder:
+        raise ReconstructError(f"{library}: its spare's name {note.spare_name!r} is a path")
+    if target.exists():
+        check_pair(library, target)
+        return "its spare is here"
+    try:
+        return f"its spare is {find_spare(library)}"
+    except ReconstructError:
+        pass
+    if url is None:
+        raise OptionError("no URL of spares is known; send them with negativa slim push URL")
+    place = Url(url) / note.spare_name
+    published = load_published(place)
+    if [file.path for file in published.files] != [note.spare_name]:
+        raise StoreError(f"{place}: is no spare; send it again with negativa slim push")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNCHECKED) as unchecked:
+        fetch(place, published, Path(unchecked), max_bytes=note.original_size + _MAX_TRAILER)
+        try:
+            # Its code runs in the processes: the digest of the original decides, not the store's.
+            check_pair(library, Path(unchecked, note.spare_name))
+        except NegativaError as e:
+            raise ReconstructError(f"{place}: not taken: {e}") from e
+        Path(unchecked, note.spare_name).replace(target)
+        sync_folder(folder)
+    if str(folder) in note.folders:
+        return "its spare was fetched"
+    return f"its spare was fetched; programs find it with NEGATIVA_SPARE_DIR={folder}"
+
+
+def _with_spares(tree: Tree) -> Iterator[tuple[str, Note]]:
+    """The libraries that were cut, and what each says of its spare."""
+    for group in tree.groups:
+        if tree.is_library(group) and (note := note_of(tree.root / group.name)) is not None:
+            yield group.name, note
+
+
+def _row(tree: Tree, name: str, status: SlimStatus, detail: str) -> SlimRow:
+    group = tree.group_of(name)
+    assert group is not None, "it was listed"
+    return SlimRow.unchanged(name, status, group.size, detail)
