@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -26,6 +25,7 @@ from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_contain
 from pytest_negativa.gpucode.slimmed import size_before, spare_name
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.base import Span
+from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
     CodeBlock,
@@ -46,8 +46,6 @@ from pytest_negativa.models.slimmed import Removed
 # Bytes beyond the usual ratio, added up over a library, have a limit.
 _USUAL_RATIO = 256
 _MAX_EXCESS = 2 * MAX_UNPACKED_SIZE
-# Names of spares: spare/note.py. They begin like the library, and have its tables.
-_SPARE = re.compile(r"\.[0-9a-f]{16}\.spare$")
 _IS_SPARE = (
     "is a spare of negativa slim --spare, with parts of a library; negativa slim undo gives the "
     "original back"
@@ -88,7 +86,7 @@ def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
         FormatError: the file can't be read, or got shorter; or it is a spare, which has only parts
             of a library.
     """
-    if _SPARE.search(source.path):
+    if is_spare(source.path):
         raise FormatError(source.path, None, _IS_SPARE)
     reader = _Reader(source, scope)
     for offset, text in host.faults:

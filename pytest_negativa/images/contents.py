@@ -23,7 +23,7 @@ from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive
 from pytest_negativa.images.archives import Entry, iter_archive
 from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
 from pytest_negativa.models.archive import Member
-from pytest_negativa.models.file_kinds import kind_of
+from pytest_negativa.models.file_kinds import is_spare, kind_of
 
 _T = TypeVar("_T")
 
@@ -177,7 +177,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
         return entry.size
     if question.counts(entry.head):
         layer.counted[name] = entry.size
-    if not question.wants(entry.head):
+    if is_spare(name) or not question.wants(entry.head):
         return 0
     if entry.member is not None:
         layer.sizes[name] = entry.size

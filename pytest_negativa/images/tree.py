@@ -31,6 +31,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.images.contents import Contents
 from pytest_negativa.installed.record import RECORD, iter_rows
+from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.image import Manager, Package
 
 # CUDA has no other hosts.
@@ -119,6 +120,8 @@ def walk_tree(folder: Path) -> Tree:
             conda_metas.append(below)
         for name in sorted(names):
             path = Path(here, name)
+            if is_spare(name):
+                continue
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 identity = (status.st_dev, status.st_ino)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
+from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare, kind_of
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -92,7 +92,8 @@ def _iter_folder(folder: Path) -> Iterator[str]:
     for root, folders, files in os.walk(folder, onerror=check):
         folders.sort()
         for name in sorted(files):
-            yield os.path.join(root, name)
+            if not is_spare(name):
+                yield os.path.join(root, name)
 
 
 def _iter_distribution(distribution: Distribution) -> Iterator[str]:

@@ -56,6 +56,18 @@ CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")
 
 _LOADED = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
 
+# spare/note.py
+_SPARE = re.compile(r"\.[0-9a-f]{16}\.spare$")
+
+
+def is_spare(name: str) -> bool:
+    """Whether a file of this name has parts of a library that was slimmed with a spare.
+
+    Spares begin like libraries, and have their tables.
+    """
+    return _SPARE.search(name) is not None
+
+
 HEAD_SIZE = 4096
 """Bytes at the start of a file that ``kind_of`` needs; fewer if the file is smaller."""
 
