@@ -40,11 +40,13 @@ def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **f
     """
     from pytest_negativa.analysis.misses import report_misses
     from pytest_negativa.reporting.misses import render_misses
+    from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.slim import default_paths
     from pytest_negativa.spare.misses import read_logs
 
     settings = settings_of(flags)
-    report = report_misses(read_logs(logs or _default_logs()), folders or default_paths())
+    found = read_logs(logs or _default_logs(), print_warning)
+    report = report_misses(found, folders or default_paths())
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:

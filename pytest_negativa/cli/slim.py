@@ -138,13 +138,13 @@ def lock(
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
     from pytest_negativa.analysis.widen import widen_lock
-    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.text import print_warning, printable
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.slim import default_paths
     from pytest_negativa.spare.misses import read_logs
     from pytest_negativa.storage.lockfile import load_lock, save_lock
 
-    done = widen_lock(load_lock(path), read_logs(logs), folders or default_paths())
+    done = widen_lock(load_lock(path), read_logs(logs, print_warning), folders or default_paths())
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, "element that came back", "elements that came back")
@@ -533,7 +533,11 @@ def _request(flags: _Flags) -> SlimRequest:
             spare=None
             if flags.spare is None
             else _spare(
-                flags.spare, flags.cpu_pages, flags.logs, error=flags.spare_missing == "error"
+                flags.spare,
+                flags.cpu_pages,
+                flags.logs,
+                error=flags.spare_missing == "error",
+                by_arch=not by_lock,
             ),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
@@ -541,15 +545,16 @@ def _request(flags: _Flags) -> SlimRequest:
 
 
 def _spare(
-    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, error: bool
+    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, error: bool, by_arch: bool
 ) -> SparePolicy:
     from pytest_negativa.hostcode.gather import load_usage
+    from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.spares import SparePolicy
     from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
-    policy = SparePolicy.of(folder.absolute(), usage, missing_is_error=error)
-    return policy.with_misses(read_logs(logs))
+    policy = SparePolicy.of(folder.absolute(), usage, missing_is_error=error, by_arch=by_arch)
+    return policy.with_misses(read_logs(logs, print_warning))
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:

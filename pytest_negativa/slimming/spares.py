@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -67,15 +68,22 @@ class SparePolicy:
         traced: CPU code that a run touched, by SHA-256 of the library; the rest that the run
             watched goes. All CPU code of other libraries stays.
         missing_is_error: libraries refuse to start without their spares.
+        by_arch: GPU code goes by archs, and not by a lock.
     """
 
     folder: Path
     traced: Mapping[str, HostLibrary] = field(default_factory=dict)
     missing_is_error: bool = False
+    by_arch: bool = False
 
     @classmethod
     def of(
-        cls, folder: Path, usage: HostUsage | None, *, missing_is_error: bool = False
+        cls,
+        folder: Path,
+        usage: HostUsage | None,
+        *,
+        missing_is_error: bool = False,
+        by_arch: bool = False,
     ) -> SparePolicy:
         """The policy for a trace of CPU code, if there is one.
 
@@ -83,13 +91,13 @@ class SparePolicy:
             OptionError: processes may have touched more than the trace has.
         """
         if usage is None:
-            return cls(folder, missing_is_error=missing_is_error)
+            return cls(folder, missing_is_error=missing_is_error, by_arch=by_arch)
         if usage.incomplete:
             raise OptionError(
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, missing_is_error)
+        return cls(folder, traced, missing_is_error, by_arch)
 
     def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
         """The policy that also keeps the CPU code that came back, in traced libraries."""
@@ -123,8 +131,24 @@ class SparePolicy:
             folders=(str(self.folder),),
             missing_is_error=self.missing_is_error,
             remedy=f"Put it into {self.folder} (negativa slim fetch can), or install the library "
-            "again. To keep such code, run this with NEGATIVA_SPARE_LOG=DIR, then negativa lock "
-            "--add-misses DIR, and slim again.",
+            f"again. {self._keeping}",
+        )
+
+    @property
+    def _keeping(self) -> str:
+        """How to keep what came back."""
+        ways = []
+        if not self.by_arch:
+            ways.append("negativa lock --add-misses DIR, and slim again")
+        if self.traced:
+            ways.append("negativa slim with --cpu-pages and --add-misses DIR")
+        if not ways:
+            return (
+                "To see what is needed, run this with NEGATIVA_SPARE_LOG=DIR, then negativa misses "
+                "DIR; negativa slim --arch can keep the code of more archs."
+            )
+        return (
+            f"To keep such code, run this with NEGATIVA_SPARE_LOG=DIR, then {'; or '.join(ways)}."
         )
 
 
@@ -205,7 +229,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
     """Make a folder of spares while libraries are cut, and remove what killed runs left there.
 
     Raises:
-        ReconstructError: it can't be written.
+        ReconstructError: it can't be written, or other users may write to it.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -213,6 +237,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 folder.mkdir(parents=True)
                 # Processes of all users who can read the libraries need it.
                 folder.chmod(0o755)
+            _refuse_shared(folder)
             # Spares begin like libraries: no scan may take them for some.
             (folder / ORIGINALS_MARK).touch()
             descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
@@ -225,6 +250,24 @@ def hold_folder(folder: Path) -> Iterator[None]:
                     shutil.rmtree(left, ignore_errors=True)
             lock(descriptor, shared=True, wait=False)
         yield
+
+
+def _refuse_shared(folder: Path) -> None:
+    """Refuse a folder in which other users could replace spares: processes run their code.
+
+    Raises:
+        ReconstructError: see above.
+    """
+    status = folder.stat()
+    # In a folder with the sticky bit, only the owner of a file may replace it.
+    shared = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
+    )
+    if shared and not status.st_mode & stat.S_ISVTX:
+        raise ReconstructError(
+            f"{folder}: other users may write to it (mode {stat.S_IMODE(status.st_mode):o}), and "
+            f"replace spares, whose code processes run; chmod go-w {folder}, or name another folder"
+        )
 
 
 def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str) -> int:

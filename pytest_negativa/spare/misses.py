@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,10 @@ _HEAD = struct.Struct("<8sII32s32sQ256s")
 _WORD = 4
 
 LOG_SUFFIX = ".misses"
+
+
+class UnfinishedLogError(FormatError):
+    """A log without a head: a process is making it, or was killed then. It has no misses."""
 
 
 class Miss(NamedTuple):
@@ -77,6 +81,7 @@ def read_misses(path: Path) -> Misses:
     """Read a log; processes may write to it meanwhile.
 
     Raises:
+        UnfinishedLogError: it has no head yet.
         FormatError: the file is no log, is damaged, or can't be read.
     """
     try:
@@ -84,6 +89,9 @@ def read_misses(path: Path) -> Misses:
         data = read_regular(path, follow=False)
     except OSError as e:
         raise FormatError(path, None, f"cannot be read: {e.strerror}") from e
+    # runtime.c: the file gets its size first, and its magic last.
+    if not any(data[: len(_MAGIC)]):
+        raise UnfinishedLogError(path, None, "a process is making it, or was killed meanwhile")
     if len(data) < PAGE_SIZE:
         raise FormatError(path, None, f"has {len(data)} bytes, less than the head of a log")
     magic, version, _, _, original, size, name = _HEAD.unpack_from(data)
@@ -103,8 +111,14 @@ def read_misses(path: Path) -> Misses:
     return Misses(name.split(b"\0")[0].decode(errors="replace"), original, size, pages)
 
 
-def read_logs(paths: Iterable[Path]) -> list[Misses]:
+def read_logs(
+    paths: Iterable[Path], on_unfinished: Callable[[str], object] = lambda _: None
+) -> list[Misses]:
     """Read logs, and those in folders, and add them up by the content of the original.
+
+    Args:
+        paths: logs, and folders of logs.
+        on_unfinished: called with a sentence for each log that is left out, because it has no head.
 
     Raises:
         StoreError: there is no such file or folder.
@@ -115,7 +129,11 @@ def read_logs(paths: Iterable[Path]) -> list[Misses]:
         if not path.exists():
             raise StoreError(f"{path}: no such log, nor a folder of logs")
         for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
-            misses = read_misses(log)
+            try:
+                misses = read_misses(log)
+            except UnfinishedLogError as e:
+                on_unfinished(f"{e}; it is left out")
+                continue
             other = found.get(misses.original)
             found[misses.original] = misses if other is None else _sum(other, misses)
     return sorted(found.values(), key=lambda misses: (misses.name, misses.original))

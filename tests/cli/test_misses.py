@@ -108,4 +108,7 @@ def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
     assert project.negativa("misses", tmp_path).stdout.startswith("Nothing came back")
     assert "no LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
     (tmp_path / "a.misses").write_bytes(b"")
+    done = project.negativa("misses", tmp_path)
+    assert done.stdout.startswith("Nothing came back") and "it is left out" in done.stderr
+    (tmp_path / "b.misses").write_bytes(b"NEG")
     assert "less than the head of a log" in project.negativa("misses", tmp_path, status=1).stderr

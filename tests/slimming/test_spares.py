@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.base import Span
@@ -298,6 +298,43 @@ def test_spares_lie_not_around_the_folder(site: Made) -> None:
     with pytest.raises(OptionError, match="name a folder for spares alone"):
         slim(site, site.folder, spare=SparePolicy(site.folder.parent))
     assert not (site.folder.parent / ORIGINALS_MARK).exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+@pytest.mark.planted_fault(
+    "other users may write to the folder of spares", says="other users may write to it"
+)
+def test_a_folder_that_others_may_write_to(
+    site: Made, tmp_path: Path, fault: PlantedFault, mode: int
+) -> None:
+    folder, before = tmp_path / "spares", digests(site.folder)
+    folder.mkdir()
+    if mode & stat.S_IWOTH == 0:
+        if os.geteuid() != 0:
+            pytest.skip("needs another group")
+        os.chown(folder, -1, 65533)
+    folder.chmod(mode)
+    with pytest.raises(ReconstructError) as refused:
+        slim(site, tmp_path)
+    fault.check(str(refused.value))
+    assert digests(site.folder) == before
+    folder.chmod(mode | stat.S_ISVTX)
+    assert set(statuses(slim(site, tmp_path).rows).values()) == {SlimStatus.SLIMMED}
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [(["--arch", "sm_80"], "can keep the code of more archs"), ([], "lock --add-misses DIR")],
+)
+def test_the_message_of_a_missing_spare_advises_what_helps(
+    site: Made, tmp_path: Path, words: list[str], advice: str
+) -> None:
+    command = ["slim", *(words or ["--lock", site.lock_file]), "--spare", tmp_path / "spares"]
+    force = ["--force-arch"] if words else []
+    done = CliRunner().invoke(main, [str(word) for word in (*command, *force, site.folder)])
+    assert done.exit_code == 0, done.output
+    find_spare(site.one).unlink()
+    assert advice in read_code(site.one).stderr
 
 
 def test_what_a_killed_slim_left_is_removed_unless_another_is_at_work(

@@ -49,6 +49,12 @@ def test_logs_of_one_original_are_added_up(tmp_path: Path) -> None:
         0: Miss(5, 0, False), 1: Miss(4, 4096, True), 3: Miss(1, 3 * 4096, False)
     }  # fmt: skip
     assert read_logs([tmp_path / "b.misses", tmp_path / "a.misses"])[0].ranges() == misses.ranges()
+    (tmp_path / "making.misses").write_bytes(bytes(5 * 4096))
+    told: list[str] = []
+    assert read_logs([tmp_path], told.append) == [misses]
+    assert told == [
+        f"{tmp_path}/making.misses: a process is making it, or was killed meanwhile; it is left out"
+    ]
     with pytest.raises(StoreError, match="no such log"):
         read_logs([tmp_path / "missing"])
 
@@ -56,8 +62,10 @@ def test_logs_of_one_original_are_added_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "less than the head"),
-        (log(4096, [0], magic=bytes(8)), "is no log of misses"),
+        (b"", "a process is making it"),
+        (log(4096, [0], magic=bytes(8)), "a process is making it"),
+        (log(4096, [0])[:100], "less than the head"),
+        (log(4096, [0], magic=b"NEGMISS1"), "is no log of misses"),
         (log(4096, [0], version=1), "is no log of misses"),
         (log(4096, [0, 0]), "has 2 pages, but the original 4,096 bytes"),
         (log(4096, [0]) + b"\0", "has 1 pages"),
