@@ -324,14 +324,17 @@ def test_a_folder_that_others_may_write_to(
 
 @pytest.mark.parametrize(
     ("words", "advice"),
-    [(["--arch", "sm_80"], "can keep the code of more archs"), ([], "lock --add-misses DIR")],
+    [
+        (["--arch", "sm_80", "--force-arch"], "can keep the code of more archs"),
+        ([], "lock --add-misses DIR"),
+    ],
 )
 def test_the_message_of_a_missing_spare_advises_what_helps(
     site: Made, tmp_path: Path, words: list[str], advice: str
 ) -> None:
-    command = ["slim", *(words or ["--lock", site.lock_file]), "--spare", tmp_path / "spares"]
-    force = ["--force-arch"] if words else []
-    done = CliRunner().invoke(main, [str(word) for word in (*command, *force, site.folder)])
+    how = words or ["--lock", str(site.lock_file)]
+    folders = ["--spare", str(tmp_path / "spares"), str(site.folder)]
+    done = CliRunner().invoke(main, ["slim", *how, *folders])
     assert done.exit_code == 0, done.output
     find_spare(site.one).unlink()
     assert advice in read_code(site.one).stderr
