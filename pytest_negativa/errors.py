@@ -59,6 +59,10 @@ class StoreError(NegativaError):
     """A file of our own cannot be read or written."""
 
 
+class WorkerError(NegativaError):
+    """A cluster can't be reached, or one of its workers can't do its part."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal other than Ctrl-C asked the process to end. No handler of errors catches it.
 

@@ -15,6 +15,7 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
+from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
@@ -76,7 +77,7 @@ def analyze(
     hooks: Hooks | None = None,
     *,
     healed: tuple[NeededSpan, ...] = (),
-    jobs: int | None = None,
+    workers: Workers | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Map, locate and plan every library that the usage names.
@@ -84,7 +85,7 @@ def analyze(
     Libraries that can't be read are left alone and named in the result.
     """
     usage = replace_fields(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
-    return _Analyzer(usage, settings, hooks or Hooks(), healed).run(jobs, on_done)
+    return _Analyzer(usage, settings, hooks or Hooks(), healed).run(workers, on_done)
 
 
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
@@ -145,7 +146,7 @@ class _Analyzer:
         self._names: list[LibraryNames] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
-    def run(self, jobs: int | None, on_done: Callable[[int, int], None] | None) -> Analysis:
+    def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
         paths = dict.fromkeys(
             (*(u.library.path for u in self._usage.libraries), *self._hooks.libraries)
         )
@@ -154,7 +155,7 @@ class _Analyzer:
         without_code = 0
         hashes: set[str] = set()
         waiting: list[tuple[LibraryMap, TracedLibrary, LibraryNames]] = []
-        for library_map, library in self._map(list(paths), unreadable, jobs, on_done):
+        for library_map, library in self._map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
                 without_code += 1
                 continue
@@ -183,7 +184,7 @@ class _Analyzer:
         self,
         paths: list[str],
         unreadable: list[str],
-        jobs: int | None,
+        workers: Workers | None,
         on_done: Callable[[int, int], None] | None,
     ) -> Iterator[tuple[LibraryMap, TracedLibrary]]:
         devices = (*self._devices, *self._extra_devices)
@@ -200,7 +201,7 @@ class _Analyzer:
         sizes = {p: state[2] or 0 for p, state in states.items()}
         done = 0
         request = MapRequest(scope=scope, with_map=True, with_summary=False, with_digest=True)
-        for mapped in map_libraries([Path(p) for p in states], request, cache, jobs):
+        for mapped in map_libraries([Path(p) for p in states], request, cache, workers):
             path = str(mapped.path)
             done += sizes[path]
             if on_done is not None:

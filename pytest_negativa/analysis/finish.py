@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.report import build_report
+from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.report import RunReport
@@ -32,7 +33,7 @@ def conclude(
     sound: bool,
     reason: str = "it failed, was interrupted or ran no test",
     hooks: Hooks | None = None,
-    jobs: int | None = None,
+    workers: Workers | None = None,
     anew: bool = False,
     appends: bool = True,
     latest: bool = True,
@@ -46,7 +47,7 @@ def conclude(
             settings accept that.
         reason: what is wrong with it, if it isn't sound.
         hooks: what plugins contribute.
-        jobs: how many processes read libraries; see ``map_libraries``.
+        workers: who reads libraries; see ``map_libraries``.
         anew, appends: see ``write_reports``.
         latest: see ``write_run``.
 
@@ -56,7 +57,9 @@ def conclude(
     if not sound:
         run.mark_failed(reason)
     planned = sound or settings.trace.accept_failed
-    analysis = analyze(usage, settings, hooks, healed=load_healed(run), jobs=jobs, on_done=on_done)
+    analysis = analyze(
+        usage, settings, hooks, healed=load_healed(run), workers=workers, on_done=on_done
+    )
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     if (partial := run.partial_reason) is not None:

@@ -15,6 +15,7 @@ from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.duplicates import Duplicates
@@ -84,7 +85,7 @@ class InspectedSet(NamedTuple):
 def inspect_libraries(
     request: InspectionRequest,
     cache: MapCache | None = None,
-    jobs: int | None = None,
+    workers: Workers | None = None,
     on_done: OnDone | None = None,
 ) -> tuple[InspectedSet, ...]:
     """Map all libraries that the arguments stand for, of slimmed ones what is left.
@@ -96,20 +97,20 @@ def inspect_libraries(
     found: list[InspectedSet] = []
     for archives, group in groups:
         if archives:
-            found += (_inspect_archive(Path(a), request, jobs, on_done) for a in group)
+            found += (_inspect_archive(Path(a), request, workers, on_done) for a in group)
         else:
-            found += _inspect_files(tuple(group), request, cache, jobs, on_done)
+            found += _inspect_files(tuple(group), request, cache, workers, on_done)
     return tuple(found)
 
 
 def _inspect_archive(
-    path: Path, request: InspectionRequest, jobs: int | None, on_done: OnDone | None
+    path: Path, request: InspectionRequest, workers: Workers | None, on_done: OnDone | None
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
     from pytest_negativa.images.contents import Question, map_archive, may_hold_code
 
     question = Question(may_hold_code, lambda size: request.map_request)
-    contents = map_archive(path, question, jobs, on_done)
+    contents = map_archive(path, question, workers, on_done)
     mapped = tuple(contents.libraries[name] for name in sorted(contents.libraries))
     libraries = LibrarySet(
         str(path),
@@ -125,7 +126,7 @@ def _inspect_files(
     arguments: Sequence[str],
     request: InspectionRequest,
     cache: MapCache | None,
-    jobs: int | None,
+    workers: Workers | None,
     on_done: OnDone | None,
 ) -> tuple[InspectedSet, ...]:
     sets = tuple(find_libraries(a, with_dependencies=request.with_dependencies) for a in arguments)
@@ -134,7 +135,7 @@ def _inspect_files(
     if on_done is not None:
         on_done(0, total)
     mapped: dict[object, MappedLibrary] = {}
-    for library in map_libraries(tuple(sizes), request.map_request, cache, jobs):
+    for library in map_libraries(tuple(sizes), request.map_request, cache, workers):
         mapped[library.path] = library
         done += sizes[library.path]
         if on_done is not None:

@@ -17,6 +17,7 @@ from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
+    from pytest_negativa.gpucode.workers import Workers
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.storage.runs import Run
@@ -59,6 +60,37 @@ class PathOrUrl(click.Path):
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option("--jobs", "-j", type=click.IntRange(min=1), help="Use this many processes.")
+
+
+def _check_executor(ctx: click.Context, param: click.Parameter, given: str | None) -> str | None:
+    if given is None:
+        return None
+    from pytest_negativa.gpucode.workers import DaskCluster
+    from pytest_negativa.reporting.text import print_warning
+
+    try:
+        DaskCluster(given, print_warning)
+    except OptionError as e:
+        raise click.BadParameter(str(e), ctx, param) from None
+    return given
+
+
+def workers_for(
+    executor: str | None, jobs: int | None = None
+) -> contextlib.AbstractContextManager[Workers]:
+    """Who reads libraries, by ``--executor`` and ``--jobs``."""
+    from pytest_negativa.gpucode.workers import open_workers
+    from pytest_negativa.reporting.text import print_warning
+
+    return open_workers(executor, jobs, warn=print_warning)
+
+
+EXECUTOR = click.option(
+    "--executor",
+    metavar="URL",
+    callback=_check_executor,
+    help="Let a Dask cluster read the libraries: dask://HOST:PORT.",
+)
 MATCH = click.option(
     "--match",
     "globs",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_negativa.cli.common import (
+    EXECUTOR,
     EXIT_FAILED,
     FOLDER,
     JOBS,
@@ -17,6 +18,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,
     settings_of,
+    workers_for,
 )
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -49,6 +51,7 @@ _MOST_ERRORS = 10
 )  # fmt: skip
 @as_json_option("image-report")
 @JOBS
+@EXECUTOR
 @NO_CACHE
 @click_options("config")
 def image_report(
@@ -59,6 +62,7 @@ def image_report(
     top: int,
     as_json: bool,
     jobs: int | None,
+    executor: str | None,
     no_cache: bool,
     **flags: Any,
 ) -> None:
@@ -86,13 +90,13 @@ def image_report(
         suite = load_suite(Run(run.resolve()))
     elif lock is not None:
         suite = suite_of_lock(load_lock(lock))
-    with ByteProgress("reading libraries") as progress:
+    with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         report = report_image(
             folder,
             suite,
             devices,
             None if no_cache else open_cache(settings_of(flags).cache),
-            jobs,
+            workers,
             progress.update,
         )
     if as_json:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_negativa.cli.common import (
+    EXECUTOR,
     EXIT_FAILED,
     JOBS,
     MATCH,
@@ -15,6 +16,7 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     settings_of,
+    workers_for,
 )
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -57,6 +59,7 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @as_json_option("inspection")
 @JOBS
+@EXECUTOR
 @NO_CACHE
 @click_options("config")
 def inspect(
@@ -75,6 +78,7 @@ def inspect(
     headers_only: bool,
     as_json: bool,
     jobs: int | None,
+    executor: str | None,
     no_cache: bool,
     **flags: Any,
 ) -> None:
@@ -129,8 +133,8 @@ def inspect(
         duplicates=duplicates,
     )
     cache = None if no_cache else open_cache(settings_of(flags).cache)
-    with ByteProgress("reading libraries") as progress:
-        inspected = inspect_libraries(request, cache, jobs, progress.update)
+    with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
+        inspected = inspect_libraries(request, cache, workers, progress.update)
     if as_json:
         click.echo(render_json(inspected, request))
     else:

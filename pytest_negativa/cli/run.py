@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from pytest_negativa.cli.common import (
     COMMAND,
+    EXECUTOR,
     LIMITS,
     PASS_ON,
     as_json_option,
@@ -20,6 +21,7 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
     warn_of_hooks,
+    workers_for,
 )
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.settings import FailureMode
@@ -139,8 +141,9 @@ def trace(
 
 @click.command()
 @as_json_option("report")
+@EXECUTOR
 @click_options("run", *_TRACE_OPTIONS, *_PLAN_OPTIONS)
-def locate(as_json: bool, **flags: Any) -> None:
+def locate(as_json: bool, executor: str | None, **flags: Any) -> None:
     """Find the unused GPU code of a traced run.
 
     Plans and spans go to the run's folder, and the run becomes the last one. No hook of a
@@ -153,13 +156,14 @@ def locate(as_json: bool, **flags: Any) -> None:
     run = run_of(settings)
     traces = run.require_traces()
     warn_of_hooks([run])
-    _conclude(traces, run, settings, failure=run.failure)
+    _conclude(traces, run, settings, executor, failure=run.failure)
 
 
 @click.command(context_settings=PASS_ON)
 @COMMAND
+@EXECUTOR
 @click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
-def debloat(command: tuple[str, ...], **flags: Any) -> None:
+def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> None:
     """Trace COMMAND, report its unused GPU code; slim removes it.
 
     The same as trace and locate: libraries stay as they are. Exit status: that of COMMAND; if that
@@ -171,7 +175,7 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
         _exit_untraced(run, status, settings)
     failure = _ended_with(status) if status else None
     try:
-        _conclude(run.trace_files(), run, settings, failure=failure, status=status)
+        _conclude(run.trace_files(), run, settings, executor, failure=failure, status=status)
     except NegativaError as e:
         if status == 0:
             raise
@@ -201,12 +205,14 @@ def debloat(command: tuple[str, ...], **flags: Any) -> None:
     multiple=True,
     help="Take this older run in place of one that is missing. Repeatable.",
 )
+@EXECUTOR
 @click_options(*_TRACE_OPTIONS, "paths", *_PLAN_OPTIONS)
 def combine(
     runs: tuple[str, ...],
     input_list: TextIO | None,
     failure_mode: str,
     carried: tuple[str, ...],
+    executor: str | None,
     **flags: Any,
 ) -> None:
     """Find the GPU code that none of several RUNS used.
@@ -275,6 +281,7 @@ def _combine(parts: Sequence[Part], run: Run, settings: Settings, mode: FailureM
         run.trace_files(),
         run,
         settings,
+        executor,
         failure="; ".join(failed) or None,
         copies=copies,
         healed=healed,
@@ -354,6 +361,7 @@ def _conclude(
     traces: Sequence[Path],
     run: Run,
     settings: Settings,
+    executor: str | None,
     *,
     failure: str | None,
     status: int = 0,
@@ -363,6 +371,7 @@ def _conclude(
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
     Args:
+        executor: of ``--executor``.
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
         copies: of a combined run the names of the traces by part; None for another run.
@@ -380,7 +389,7 @@ def _conclude(
     from pytest_negativa.storage.results import save_healed
     from pytest_negativa.tracing.merge import merge_when_ended
 
-    with ByteProgress("reading libraries") as progress:
+    with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
         latest = copies is None or is_used_here(usage)
@@ -393,6 +402,7 @@ def _conclude(
             sound=failure is None,
             reason=failure or "",
             latest=latest,
+            workers=workers,
             on_done=progress.update,
         )
         run.mark_complete()

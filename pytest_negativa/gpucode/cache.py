@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -72,6 +72,15 @@ class MapCache:
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
 
+    def content_key(self, sha256: str) -> str:
+        """The key of all libraries with this content, wherever they lie.
+
+        Args:
+            sha256: hex digest of the whole file.
+        """
+        identity = (FORMAT_VERSION, self._reader_version, f"sha256 {sha256}")
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
+
     def load_summary(
         self, key: str, scope: Scope, devices: Sequence[ComputeCapability]
     ) -> LibrarySummary | None:
@@ -101,13 +110,22 @@ class MapCache:
             return None
         return library_map if library_map.scope == scope else None
 
-    def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
-        """Save a map and its summary, then delete the oldest entries above the limit."""
+    def save(
+        self, key: str, library_map: LibraryMap, summary: LibrarySummary, also: Iterable[str] = ()
+    ) -> None:
+        """Save a map and its summary, then delete the oldest entries above the limit.
+
+        Args:
+            also: further keys; they get links to the same entry.
+        """
         head = msgspec.json.encode(summary)
         body = zstandard.ZstdCompressor(level=1).compress(encode_map(library_map))
         line = f"{_MAGIC} {len(head)} {_digest(head)} {len(body)} {_digest(body)}\n"
         with contextlib.suppress(NegativaError):
-            write_atomically(self._path(key, library_map.scope), line.encode() + head + body)
+            data = line.encode() + head + body
+            write_atomically(path := self._path(key, library_map.scope), data)
+            for other in also:
+                _link(path, self._path(other, library_map.scope), data)
             self._drop_oldest()
 
     def _path(self, key: str, scope: Scope) -> Path:
@@ -123,26 +141,40 @@ class MapCache:
         """Delete the oldest entries above the limit, and files that killed writers left."""
         entries = sorted(self._iter_entries(), reverse=True)
         total = 0
-        for _used, size, path in entries:
-            total += size
+        seen = set()
+        for _used, size, inode, path in entries:
+            # Links to an entry are one entry.
+            total += 0 if inode in seen else size
+            seen.add(inode)
             if total > self._limit:
                 # Another process may have dropped it already.
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
 
-    def _iter_entries(self) -> Iterator[tuple[int, int, str]]:
+    def _iter_entries(self) -> Iterator[tuple[int, int, int, str]]:
+        """Time of the last use, ns; size, bytes; inode; path."""
         abandoned_before = time.time_ns() - _ABANDONED_AFTER_NS
         with contextlib.suppress(OSError), os.scandir(self._directory) as found:
             for entry in found:
                 with contextlib.suppress(OSError):
                     status = entry.stat()
                     if entry.name.endswith(_SUFFIX):
-                        yield status.st_mtime_ns, status.st_size, entry.path
+                        yield status.st_mtime_ns, status.st_size, status.st_ino, entry.path
                     elif (
                         entry.name.endswith(TEMPORARY_SUFFIX)
                         and status.st_mtime_ns < abandoned_before
                     ):
                         Path(entry.path).unlink()
+
+
+def _link(entry: Path, other: Path, data: bytes) -> None:
+    """Give an entry another name."""
+    try:
+        other.unlink(missing_ok=True)
+        other.hardlink_to(entry)
+    except OSError:
+        # A file system without hard links, or another process was faster.
+        write_atomically(other, data)
 
 
 class _Entry:

@@ -10,24 +10,35 @@ import dataclasses
 import gc
 import hashlib
 import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.errors import FormatError, NegativaError, WorkerError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
+from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
 from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
-from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source
+from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source, stamp_of
 from pytest_negativa.gpucode.summary import summarize
+from pytest_negativa.gpucode.workers import (
+    LocalProcesses,
+    Lost,
+    Workers,
+    release,
+    require_release,
+    run_tasks,
+    this_worker,
+)
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.duplicates import CodeDigest, LibraryContent
 from pytest_negativa.models.library import LibraryMap, Scope
@@ -94,102 +105,268 @@ def map_libraries(
     paths: Sequence[Path | Member],
     request: MapRequest,
     cache: MapCache | None = None,
-    jobs: int | None = None,
+    workers: Workers | None = None,
     *,
     min_parallel_size: int = _MIN_PARALLEL_SIZE,
 ) -> Iterator[MappedLibrary]:
     """Map libraries and yield each when it is done, in no particular order.
 
     A library that can't be read yields its error and does not stop the others. Libraries in
-    archives are never cached.
+    archives are never cached. Large files with the same content are read once.
 
     Args:
         paths: files, and files in archives.
-        jobs: how many processes; None: one for each processor that this process may use.
-        min_parallel_size: bytes of libraries that one process reads alone.
+        workers: who reads; None: a process for each processor that this process may use.
+        min_parallel_size: bytes of libraries that this process reads alone. A cluster reads all.
+
+    Raises:
+        WorkerError: a cluster can't be reached, or one of its workers can't do its part.
     """
-    # The largest first: otherwise one process could read it alone at the end.
-    paths = sorted(paths, key=_size, reverse=True)
-    known: dict[Path | Member, _Tables | None] = dict.fromkeys(paths)
-    workers = _workers(paths, jobs, min_parallel_size)
-    if workers > 1:
-        for path in paths:
+    workers = workers or LocalProcesses()
+    files = _Files(paths, join=not request.with_content)
+    known: dict[Path | Member, _Tables | None] = dict.fromkeys(files.once)
+    if files.are_worth(known, min_parallel_size):
+        for path in filter(files.is_large, files.once):
             found = _look_up_alone(path, request, cache)
             if isinstance(found, MappedLibrary):
-                yield found
                 del known[path]
+                yield from files.results(path, found, request, cache)
             else:
                 known[path] = found
-        workers = _workers(list(known), jobs, min_parallel_size)
-    if workers > 1:
-        yield from _read_in_processes(known, request, cache, workers)
+    if files.are_worth(known, min_parallel_size):
+        _join_copies(files, known, request, cache, workers)
+        is_shared = workers.are_remote or workers.count(len(known)) > 1
     else:
-        for path, tables in known.items():
-            yield _map(path, request, cache, tables)
+        is_shared = workers.are_remote and bool(known)
+    results = (
+        _read_by_workers(files, known, request, cache, workers)
+        if is_shared
+        else ((path, _map(path, request, cache, tables)) for path, tables in known.items())
+    )
+    for path, mapped in results:
+        yield from files.results(path, mapped, request, cache)
 
 
-def _workers(paths: Sequence[Path | Member], jobs: int | None, min_parallel_size: int) -> int:
-    """How many processes are worth their start if all of ``paths`` must be read."""
-    if sum(map(_size, paths[1:])) <= min_parallel_size:
-        return 1
-    return min(jobs or len(os.sched_getaffinity(0)), len(paths))
+class _Seen(NamedTuple):
+    """A file as it was before it was read."""
+
+    device: int
+    stamp: Stamp
+
+    @classmethod
+    def at(cls, where: Path | Member) -> _Seen | None:
+        """None if it can't be seen, or is no regular file."""
+        try:
+            status = os.stat(where.archive if isinstance(where, Member) else where)  # noqa: PTH116
+        except (OSError, ValueError):
+            return None
+        return cls(status.st_dev, stamp_of(status)) if stat.S_ISREG(status.st_mode) else None
+
+    @property
+    def size(self) -> int:
+        return self.stamp[0]
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.stamp[1]
+
+    def is_like(self, source: ByteSource) -> bool:
+        """Whether another machine sees the same file; file systems of a network round times."""
+        return (self.size, self.mtime_ns // 10**9) == (source.size, source.mtime_ns // 10**9)
 
 
-def _read_in_processes(
+class _Files:
+    """The files to map, and which of them are the same.
+
+    Args:
+        join: whether the result of one may stand for another one.
+
+    Attributes:
+        once: the files to read, the largest first: otherwise one process could read it alone at
+            the end.
+        seen: all files.
+    """
+
+    def __init__(self, paths: Iterable[Path | Member], *, join: bool) -> None:
+        self.seen = {path: _Seen.at(path) for path in paths}
+        self._twins: dict[Path | Member, list[Path]] = {}
+        firsts: dict[object, Path | Member] = {}
+        for path, seen in self.seen.items():
+            first = firsts.setdefault(seen if join and self.is_large(path) else path, path)
+            if first != path and isinstance(path, Path):
+                self._twins.setdefault(first, []).append(path)
+        self.once = sorted(firsts.values(), key=self.size, reverse=True)
+
+    def size(self, path: Path | Member) -> int:
+        if isinstance(path, Member):
+            return path.size
+        seen = self.seen[path]
+        return 0 if seen is None else seen.size
+
+    def is_large(self, path: Path | Member) -> bool:
+        """Whether reading the file takes longer than seeing that it is the same as another one."""
+        # The reader refuses spares by their names.
+        is_file = isinstance(path, Path) and path.suffix != ".spare"
+        return is_file and self.size(path) >= _MIN_CACHED_SIZE
+
+    def are_worth(self, paths: Iterable[Path | Member], min_size: int) -> bool:
+        """Whether they are worth the start of processes."""
+        sizes = [self.size(path) for path in paths]
+        return sum(sizes) - max(sizes, default=0) > min_size
+
+    def join(self, first: Path | Member, twin: Path) -> None:
+        """Let the result of ``first`` stand for ``twin``, too."""
+        self._twins.setdefault(first, []).extend((twin, *self._twins.pop(twin, ())))
+
+    def results(
+        self,
+        path: Path | Member,
+        mapped: MappedLibrary,
+        request: MapRequest,
+        cache: MapCache | None,
+    ) -> Iterator[MappedLibrary]:
+        """The result of a file, and that of those that are the same."""
+        yield mapped
+        for twin in self._twins.get(path, ()):
+            if isinstance(mapped.error, _LostError):
+                yield MappedLibrary(twin, error=_LostError(twin, None, mapped.error.problem))
+            elif mapped.error is None and self._is_as_seen(path) and self._is_as_seen(twin):
+                yield _at(twin, mapped)
+            else:
+                yield _map(twin, request, cache)
+
+    def _is_as_seen(self, path: Path | Member) -> bool:
+        return _Seen.at(path) == self.seen[path]
+
+
+class _LostError(FormatError):
+    """A library was not read: the process that began it died."""
+
+
+def _at(path: Path, mapped: MappedLibrary) -> MappedLibrary:
+    """The result for another file with the same content."""
+    summary, library_map = mapped.summary, mapped.library_map
+    try:
+        with ByteSource(path) as source:
+            _check_name(path, source)
+            return mapped._replace(
+                path=path,
+                summary=summary and replace_fields(summary, path=source.path),
+                library_map=library_map and _at_file(library_map, source),
+            )
+    except NegativaError as e:
+        return MappedLibrary(path, error=e)
+
+
+def _join_copies(
+    files: _Files,
+    known: dict[Path | Member, _Tables | None],
+    request: MapRequest,
+    cache: MapCache | None,
+    workers: Workers,
+) -> None:
+    """Join large files of the same content; only those of equal size are hashed.
+
+    Headers are not worth it: a hash takes longer.
+    """
+    if request.scope.headers_only:
+        return
+    by_size: defaultdict[int, list[Path]] = defaultdict(list)
+    for path in known:
+        if isinstance(path, Path) and files.is_large(path):
+            by_size[files.size(path)].append(path)
+    alike = {path: known[path] for group in by_size.values() if len(group) > 1 for path in group}
+    first_of: dict[tuple[int, str], Path] = {}
+    batches = tuple(_batches(files, alike))
+    hash_batch = partial(_hash_batch, _release(workers), request, cache)
+    if workers.are_remote or workers.count(len(batches)) > 1:
+        results = run_tasks(workers, hash_batch, batches, len(batches))
+    else:
+        results = ((batch, hash_batch(batch)) for batch in batches)
+    for batch, found in results:
+        for path, tables in () if isinstance(found, Lost) else zip(batch, found, strict=True):
+            assert isinstance(path, Path)
+            seen = files.seen[path]
+            if tables is None or tables.sha256 is None:
+                continue
+            if seen is None or tables.stamp != seen.stamp:
+                continue
+            first = first_of.setdefault((seen.size, tables.sha256), path)
+            if first == path:
+                known[path] = tables
+                continue
+            files.join(first, path)
+            del known[path]
+            if tables.key is not None and (of_first := known[first]) is not None:
+                known[first] = of_first._replace(copies=(*of_first.copies, tables.key))
+
+
+def _read_by_workers(
+    files: _Files,
     known: Mapping[Path | Member, _Tables | None],
     request: MapRequest,
     cache: MapCache | None,
-    workers: int,
-) -> Iterator[MappedLibrary]:
-    # These take 20 ms to import, which a single library does not need.
-    import concurrent.futures
-    import multiprocessing
-    from concurrent.futures.process import BrokenProcessPool
+    workers: Workers,
+) -> Iterator[tuple[Path | Member, MappedLibrary]]:
+    batches = tuple(_batches(files, known))
+    map_batch = partial(_map_batch, _release(workers), request, cache)
+    for batch, answers in run_tasks(workers, map_batch, batches, len(batches)):
+        if isinstance(answers, Lost):
+            for where in batch:
+                path = _path_of(where)
+                lost = _LostError(path, None, f"not read: {answers}")
+                yield where, MappedLibrary(path, error=lost)
+            continue
+        for where, (mapped, encoded, problem) in zip(batch, answers, strict=True):
+            if problem is not None:
+                mapped = _read_here(where, files.seen[where], problem, request, cache)
+            elif encoded is not None:
+                mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
+            yield where, mapped
 
-    # fork would copy the locks that threads of the calling program hold.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_follow_parent
-    )
-    others = set(multiprocessing.active_children())
-    done = False
+
+def _read_here(
+    where: Path | Member,
+    seen: _Seen | None,
+    problem: str,
+    request: MapRequest,
+    cache: MapCache | None,
+) -> MappedLibrary:
+    """The result of a file that a worker does not find, if that is not the worker's fault.
+
+    Raises:
+        WorkerError: this machine can read the file.
+    """
+    if _Seen.at(where) != seen:
+        # It changed since the task began.
+        return _map(where, request, cache)
     try:
-        pending = {
-            pool.submit(_map_encoded, batch, request, cache): batch for batch in _batches(known)
-        }
-        for future in concurrent.futures.as_completed(pending):
-            batch = pending.pop(future)
-            try:
-                results = future.result()
-            except BrokenProcessPool:
-                # The pool does not tell which library the dead process was reading.
-                problem = "not read: a process died (out of memory?); try --jobs 1"
-                for path in map(_path_of, batch):
-                    yield MappedLibrary(path, error=FormatError(path, None, problem))
-                continue
-            for mapped, encoded in results:
-                if encoded is not None:
-                    mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
-                yield mapped
-        done = True
-    finally:
-        if not done:
-            # A user who interrupts should not wait for large libraries.
-            for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()
-        pool.shutdown(cancel_futures=True)
+        open_source(where).close()
+    except NegativaError as e:
+        return MappedLibrary(_path_of(where), error=e)
+    raise WorkerError(
+        f"{_path_of(where)}: {problem}; share the folder, so that all workers have the same files "
+        "at the same paths"
+    )
+
+
+def _release(workers: Workers) -> str | None:
+    """The release that remote workers must have; local ones run this one."""
+    return release() if workers.are_remote else None
+
+
+_Batch = dict[Path | Member, tuple["_Tables | None", "_Seen | None"]]
 
 
 def _batches(
-    known: Mapping[Path | Member, _Tables | None],
-) -> Iterator[dict[Path | Member, _Tables | None]]:
-    """Tasks for the processes: a large file alone, small ones together."""
-    batch: dict[Path | Member, _Tables | None] = {}
+    files: _Files, known: Mapping[Path, _Tables | None] | Mapping[Path | Member, _Tables | None]
+) -> Iterator[_Batch]:
+    """Tasks for workers: a large file alone, small ones together."""
+    batch: _Batch = {}
     size = 0
     for path, tables in known.items():
-        batch[path] = tables
-        size += _size(path) + _TASK_COST
+        batch[path] = tables, files.seen[path]
+        size += files.size(path) + _TASK_COST
         if size >= _BATCH_SIZE:
             yield batch
             batch, size = {}, 0
@@ -197,40 +374,23 @@ def _batches(
         yield batch
 
 
-def _follow_parent() -> None:
-    """Let the program alone decide when a worker ends; without it, a worker would stay."""
-    # Ctrl-C goes to the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    from multiprocessing import parent_process
-
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
-
-
 def _path_of(where: Path | Member) -> Path:
     return where.path if isinstance(where, Member) else where
 
 
-def _size(path: Path | Member) -> int:
-    if isinstance(path, Member):
-        return path.size
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 class _Tables(NamedTuple):
-    """The ELF tables and the cache key of a library; valid while the file has this stamp."""
+    """The ELF tables and the cache key of a library; valid while the file has this stamp.
+
+    Attributes:
+        sha256: of the file, if it is known already.
+        copies: keys of files with the same content.
+    """
 
     stamp: Stamp
     host: HostElf
     key: str | None
+    sha256: str | None = None
+    copies: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, source: ByteSource, request: MapRequest, cache: MapCache | None) -> _Tables:
@@ -247,10 +407,10 @@ def _look_up_alone(
     """Look a library up in the cache; on a miss, return the tables that were read for the key."""
     if cache is None or isinstance(path, Member) or request.with_content:
         return None
-    if _size(path) < _MIN_CACHED_SIZE:
-        return None
     try:
         with ByteSource(path) as source:
+            if source.size < _MIN_CACHED_SIZE:
+                return None
             _check_name(path, source)
             tables = _Tables.read(source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables
@@ -269,7 +429,7 @@ def _look_up(
         library_map = cache.load_map(key, request.scope)
         if library_map is None or _lacks_digest(library_map, request):
             return None
-        library_map = _as_wanted(_at_path(library_map, source.path), request)
+        library_map = _as_wanted(_at_file(library_map, source), request)
         if request.with_summary:
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
@@ -289,9 +449,10 @@ def _check_name(path: Path, source: ByteSource) -> None:
         raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
 
 
-def _at_path(library_map: LibraryMap, path: str) -> LibraryMap:
-    """The map with the library's path of now; it may have moved since it was read."""
-    return replace_fields(library_map, library=replace_fields(library_map.library, path=path))
+def _at_file(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
+    """The map with path and time of a file with the same content; it may have moved, too."""
+    library = replace_fields(library_map.library, path=source.path, mtime_ns=source.mtime_ns)
+    return replace_fields(library_map, library=library)
 
 
 def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
@@ -303,15 +464,7 @@ def _as_wanted(library_map: LibraryMap, request: MapRequest) -> LibraryMap:
     """The map without its digest if only an earlier request asked for one."""
     if request.with_digest or library_map.library.sha256 is None:
         return library_map
-    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=None))
-
-
-def _with_digest(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
-    """The map with the digest of the file; without if the file changed since it was opened."""
-    sha256 = source.sha256()
-    if not source.is_unchanged():
-        return library_map
-    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
+    return _with_digest(library_map, None)
 
 
 def _map(
@@ -397,19 +550,43 @@ def _read(
     request: MapRequest,
     cache: MapCache | None,
 ) -> MappedLibrary:
+    sha256 = tables.sha256
+    if sha256 is None and request.with_digest and _has_gpu_code(tables.host):
+        sha256 = source.sha256()
+    keys: list[str] = []
     library_map = None
-    if request.with_digest and cache is not None and tables.key is not None:
-        # An earlier request may have asked for the same without the digest.
-        library_map = cache.load_map(tables.key, request.scope)
+    if cache is not None and tables.key is not None:
+        if sha256 is not None:
+            # Another path, or another machine, may have had the same content.
+            keys = [*tables.copies, cache.content_key(sha256)]
+            library_map = cache.load_map(keys[-1], request.scope)
+        if library_map is None and request.with_digest:
+            # An earlier request may have asked for the same without the digest.
+            library_map = cache.load_map(tables.key, request.scope)
+    cached = library_map is not None
     if library_map is None:
         library_map = map_library(source, tables.host, request.scope)
-    if _lacks_digest(library_map, request):
-        library_map = _with_digest(_at_path(library_map, source.path), source)
+    library_map = _at_file(library_map, source)
+    if library_map.sections:
+        if sha256 is None and request.with_digest:
+            sha256 = source.sha256()
+        # If it changed while it was read, the digest may be of another file than the map.
+        is_known = sha256 is not None and source.is_unchanged()
+        library_map = _with_digest(library_map, sha256 if is_known else None)
     summary = summarize(library_map, request.devices)
     # Not if it changed while it was read: the map may be of neither file.
     if cache is not None and tables.key is not None and source.is_unchanged():
-        cache.save(tables.key, library_map, summary)
-    return MappedLibrary(path, summary, library_map if request.with_map else None)
+        cache.save(tables.key, library_map, summary, also=keys)
+    library_map = _as_wanted(library_map, request)
+    return MappedLibrary(path, summary, library_map if request.with_map else None, cached=cached)
+
+
+def _has_gpu_code(host: HostElf) -> bool:
+    return any(section.name in FATBIN_SECTIONS for section in host.sections)
+
+
+def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
+    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
@@ -418,20 +595,94 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
     if _lacks_digest(library_map, request):
-        library_map = _with_digest(library_map, source)
+        sha256 = source.sha256()
+        if source.is_unchanged():
+            library_map = _with_digest(library_map, sha256)
     summary = summarize(library_map, request.devices)
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 
-def _map_encoded(
-    batch: Mapping[Path | Member, _Tables | None], request: MapRequest, cache: MapCache | None
-) -> list[tuple[MappedLibrary, bytes | None]]:
-    """Map in a worker process; JSON crosses to the parent faster than pickled records."""
+class _Answer(NamedTuple):
+    """What a worker has for a library.
+
+    Attributes:
+        encoded: its map; JSON crosses to the parent faster than pickled records.
+        problem: why the worker does not have the file, instead of a result.
+    """
+
+    mapped: MappedLibrary
+    encoded: bytes | None = None
+    problem: str | None = None
+
+
+def _map_batch(
+    wanted: str | None, request: MapRequest, cache: MapCache | None, batch: _Batch
+) -> list[_Answer]:
+    """Map in a worker.
+
+    Args:
+        wanted: see ``_release``; None in a process of the command's own.
+    """
+    if wanted is not None:
+        require_release(wanted)
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
-    results: list[tuple[MappedLibrary, bytes | None]] = []
-    for path, known in batch.items():
-        mapped = _map(path, request, cache, known)
-        encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
-        results.append((mapped._replace(library_map=None), encoded))
-    return results
+    answers = []
+    try:
+        for where, (known, seen) in batch.items():
+            path = _path_of(where)
+            if wanted is not None and seen is not None:
+                if (problem := _why_another(where, seen)) is not None:
+                    answers.append(_Answer(MappedLibrary(path), problem=problem))
+                    continue
+                if isinstance(where, Path) and cache and not request.scope.headers_only:
+                    known = _with_hash(where, known, request, cache) or known
+            mapped = _map(where, request, cache, known)
+            encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
+            answers.append(_Answer(mapped._replace(library_map=None), encoded))
+    finally:
+        # The process of a cluster has other tasks, too.
+        if wanted is not None:
+            gc.enable()
+    return answers
+
+
+def _why_another(where: Path | Member, seen: _Seen) -> str | None:
+    """Why this machine does not have the file that the command has seen; None if it has."""
+    try:
+        with ByteSource(where.archive if isinstance(where, Member) else where) as source:
+            if seen.is_like(source):
+                return None
+            return f"{this_worker()} has another file there, of {source.size:,} bytes"
+    except FormatError as e:
+        return f"{this_worker()} can't read it: {e.problem}"
+
+
+def _hash_batch(
+    wanted: str | None, request: MapRequest, cache: MapCache | None, batch: _Batch
+) -> list[_Tables | None]:
+    """Hash files in a worker; see ``_map_batch``."""
+    if wanted is not None:
+        require_release(wanted)
+    return [
+        _with_hash(path, known, request, cache) if isinstance(path, Path) else None
+        for path, (known, _) in batch.items()
+    ]
+
+
+def _with_hash(
+    path: Path, known: _Tables | None, request: MapRequest, cache: MapCache | None
+) -> _Tables | None:
+    """Tables with the digest of a large file; without if it has no GPU code. None: unreadable."""
+    try:
+        with ByteSource(path) as source:
+            if source.size < _MIN_CACHED_SIZE or has_marker(source):
+                return known
+            if known is None or known.stamp != source.stamp:
+                known = _Tables.read(source, request, cache)
+            if known.sha256 is not None or not _has_gpu_code(known.host):
+                return known
+            known = known._replace(sha256=source.sha256())
+            return known if source.is_unchanged() else None
+    except NegativaError:
+        return None

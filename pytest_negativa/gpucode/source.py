@@ -52,7 +52,8 @@ Stamp = tuple[int, int, int, int]
 """Of a file: size in bytes, modification and change time in ns, inode. A write changes it."""
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp of a file with this status."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -128,7 +129,7 @@ class ByteSource:
             raise FormatError(path, None, f"is {found}, expected a regular file")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.stamp = _stamp(status)
+        self.stamp = stamp_of(status)
 
     def fileno(self) -> int:
         """The file descriptor; it is for reading only."""
@@ -185,7 +186,7 @@ class ByteSource:
     def is_unchanged(self) -> bool:
         """Whether the path still names the file that was opened, and no write changed it since."""
         try:
-            return self.stamp == _stamp(Path(self._opened).stat())
+            return self.stamp == stamp_of(Path(self._opened).stat())
         except OSError:
             return False
 

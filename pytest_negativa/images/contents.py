@@ -19,6 +19,7 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.source import ByteSource, MemorySource, open_source
+from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive_kind
 from pytest_negativa.images.archives import Entry, iter_archive
 from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
@@ -113,7 +114,10 @@ def may_hold_code(head: bytes) -> bool:
 
 
 def map_archive(
-    path: Path, question: Question, jobs: int | None = None, on_done: OnDone | None = None
+    path: Path,
+    question: Question,
+    workers: Workers | None = None,
+    on_done: OnDone | None = None,
 ) -> Contents:
     """Map all libraries in an archive, or in a saved image; nothing is cached.
 
@@ -121,7 +125,7 @@ def map_archive(
 
     Args:
         question: what to find out about which files.
-        jobs: how many processes read; None: one for each processor.
+        workers: who reads; None: a process for each processor.
     """
     contents = Contents(str(path.resolve()))
     layers: defaultdict[int, _Layer] = defaultdict(_Layer)
@@ -134,7 +138,7 @@ def map_archive(
     except FormatError as e:
         contents.problems.append(e)
     members = _merge(layers, contents)
-    _map_members(members, contents, question, jobs, on_done)
+    _map_members(members, contents, question, workers, on_done)
     return contents
 
 
@@ -227,7 +231,7 @@ def _map_members(
     members: dict[str, Member],
     contents: Contents,
     question: Question,
-    jobs: int | None,
+    workers: Workers | None,
     on_done: OnDone | None,
 ) -> None:
     names = {member.path: name for name, member in members.items()}
@@ -236,7 +240,7 @@ def _map_members(
         by_request[question.request(member.size)].append(member)
     total, done = sum(member.size for member in members.values()), 0
     for request, group in by_request.items():
-        for mapped in map_libraries(group, request, None, jobs):
+        for mapped in map_libraries(group, request, None, workers):
             name = names[mapped.path]
             contents.libraries[name] = mapped
             done += contents.sizes[name]

@@ -13,6 +13,7 @@ from pytest_negativa.gpucode.cubin import cubin_size
 from pytest_negativa.gpucode.elf_tables import EHDR, EM_CUDA
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.contents import Question, map_archive
 from pytest_negativa.images.suite import KnownLibrary, Suite
@@ -40,7 +41,7 @@ def report_image(
     suite: Suite | None = None,
     devices: Sequence[ComputeCapability] = (),
     cache: MapCache | None = None,
-    jobs: int | None = None,
+    workers: Workers | None = None,
     on_done: OnDone | None = None,
 ) -> ImageReport:
     """Find the GPU code in a tree, and the part of it that a suite needs.
@@ -50,7 +51,7 @@ def report_image(
         suite: the suite; None: only archs tell what is slimmable.
         devices: code that none of them loads is slimmable by arch; empty: those of the suite.
         cache: where the maps of the libraries are kept; None: nowhere.
-        jobs: how many processes read; None: one for each processor.
+        workers: who reads; None: a process for each processor.
 
     Raises:
         OptionError: the folder can't be listed.
@@ -59,7 +60,7 @@ def report_image(
     matcher = _Matcher(suite, devices)
     with_code: list[tuple[str, LibraryMap, Removed | None]] = []
     slimmed: list[str] = []
-    tree, all_mapped = _read(folder, matcher, cache, jobs, on_done)
+    tree, all_mapped = _read(folder, matcher, cache, workers, on_done)
     unreadable = list(tree.unlisted)
     without = 0
     for path, mapped in all_mapped:
@@ -129,7 +130,7 @@ def _read(
     folder: Path,
     matcher: _Matcher,
     cache: MapCache | None,
-    jobs: int | None,
+    workers: Workers | None,
     on_done: OnDone | None,
 ) -> tuple[Tree, Iterable[tuple[str, MappedLibrary]]]:
     """The tree, and its files mapped by their headers."""
@@ -140,10 +141,10 @@ def _read(
             counts=lambda head: machine_of(head) == EM_CUDA,
             with_lists=True,
         )
-        contents = map_archive(folder, question, jobs, on_done)
+        contents = map_archive(folder, question, workers, on_done)
         return tree_of(contents), contents.libraries.items()
     tree = walk_tree(folder)
-    return tree, _map_all(tree, matcher, cache, jobs, on_done)
+    return tree, _map_all(tree, matcher, cache, workers, on_done)
 
 
 def _request(*, with_digest: bool) -> MapRequest:
@@ -161,7 +162,7 @@ def _map_all(
     tree: Tree,
     matcher: _Matcher,
     cache: MapCache | None,
-    jobs: int | None,
+    workers: Workers | None,
     on_done: OnDone | None,
 ) -> Iterator[tuple[str, MappedLibrary]]:
     total, done = sum(tree.files.values()), 0
@@ -172,7 +173,7 @@ def _map_all(
             if matcher.wants_digest(size) is with_digest
         }
         request = _request(with_digest=with_digest)
-        for mapped in map_libraries(tuple(paths), request, cache, jobs):
+        for mapped in map_libraries(tuple(paths), request, cache, workers):
             path = paths[mapped.path]
             done += tree.files[path]
             if on_done is not None:

@@ -181,6 +181,7 @@ class Reporter:
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.finish import conclude
+        from pytest_negativa.gpucode.workers import LocalProcesses
         from pytest_negativa.reporting.progress_lines import ProgressLines
 
         return conclude(
@@ -191,7 +192,7 @@ class Reporter:
             reason=self._failure or "",
             hooks=self._hooks(usage),
             # At the interpreter's end, no other process can be started to help.
-            jobs=1 if anew else None,
+            workers=LocalProcesses(1) if anew else None,
             anew=anew,
             appends=not self._is_round,
             # The session's terminal is gone by then.

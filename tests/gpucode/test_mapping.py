@@ -18,6 +18,7 @@ from pytest_negativa.gpucode.elf import HostElf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
 from tests.support.compacting import plan_of
 from tests.support.libraries import (
@@ -31,12 +32,15 @@ from tests.support.libraries import (
 from tests.support.slimmed import compact, read, rows
 
 ALL = MapRequest(scope=Scope(), with_map=True)
+ONE, TWO = LocalProcesses(1), LocalProcesses(2)
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
 
 
 def test_processes_give_what_one_process_gives() -> None:
-    alone = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=1)}
-    together = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, jobs=2, min_parallel_size=0)}
+    alone = {m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, workers=ONE)}
+    together = {
+        m.path: m for m in map_libraries(SHARED_OBJECTS, ALL, workers=TWO, min_parallel_size=0)
+    }
     assert len(together) == len(SHARED_OBJECTS)
     assert together == alone
 
@@ -47,7 +51,10 @@ def test_broken_library_stops_no_other(tmp_path: Path, jobs: int) -> None:
     broken.write_bytes(MULTIARCH.read_bytes()[:5000])
     gone = tmp_path / "gone.so"
     paths = [broken, MULTIARCH, gone, tmp_path, PLAIN]
-    found = {m.path: m for m in map_libraries(paths, ALL, jobs=jobs, min_parallel_size=0)}
+    found = {
+        m.path: m
+        for m in map_libraries(paths, ALL, workers=LocalProcesses(jobs), min_parallel_size=0)
+    }
     assert {path for path, m in found.items() if m.error is None} == {MULTIARCH, PLAIN}
     assert "section headers end at" in str(found[broken].error)
     assert str(found[gone].error) == f"{gone}: cannot be opened: No such file or directory"
@@ -65,7 +72,9 @@ class _Deadly(MapCache):
 
 
 def test_process_that_dies() -> None:
-    found = list(map_libraries([MULTIARCH, PLAIN], ALL, _Deadly(), jobs=2, min_parallel_size=0))
+    found = list(
+        map_libraries([MULTIARCH, PLAIN], ALL, _Deadly(), workers=TWO, min_parallel_size=0)
+    )
     assert sorted(str(m.error) for m in found) == [
         f"{path}: not read: a process died (out of memory?); try --jobs 1"
         for path in (MULTIARCH, PLAIN)
@@ -122,7 +131,7 @@ def test_digests(jobs: int) -> None:
     paths = [MULTIARCH, PLAIN]
     found = {
         m.path: m.library_map.library.sha256
-        for m in map_libraries(paths, DIGEST, jobs=jobs, min_parallel_size=0)
+        for m in map_libraries(paths, DIGEST, workers=LocalProcesses(jobs), min_parallel_size=0)
         if m.library_map is not None
     }
     assert found == {MULTIARCH: hashlib.sha256(MULTIARCH.read_bytes()).hexdigest(), PLAIN: None}
@@ -306,8 +315,8 @@ def test_slimmed_libraries_in_processes(tmp_path: Path) -> None:
     compact(before, plan_of(before, lambda number: number == 2), tmp_path / "small.so")
     paths = [tmp_path / "small.so", MULTIARCH, PLAIN]
     request = MapRequest(scope=Scope(), with_map=True, slimmed=True)
-    alone = {m.path: m for m in map_libraries(paths, request, jobs=1)}
-    together = map_libraries(paths, request, jobs=2, min_parallel_size=0)
+    alone = {m.path: m for m in map_libraries(paths, request, workers=ONE)}
+    together = map_libraries(paths, request, workers=TWO, min_parallel_size=0)
     assert {m.path: m for m in together} == alone
     assert [m.path for m in alone.values() if m.removed is not None] == paths[:1]
 

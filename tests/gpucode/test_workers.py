@@ -1,0 +1,263 @@
+"""Libraries read by the workers of real Dask clusters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.errors import WorkerError
+from pytest_negativa.gpucode import mapping
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.gpucode.elf import HostElf
+from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.workers import LocalProcesses
+from pytest_negativa.models.library import LibraryMap, Scope
+from tests.support.clusters import Cluster, KillsWorkers, cluster_of, workers_of
+from tests.support.libraries import BIN, MULTIARCH, NEGATIVA, PLAIN, SHARED_OBJECTS, make_large
+
+DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
+SUMMARY = MapRequest(scope=Scope())
+ONE = LocalProcesses(1)
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster_of(tmp_path_factory.mktemp("cluster"), 3) as cluster:
+        yield cluster
+
+
+def by_path(mapped: Iterable[MappedLibrary]) -> dict[Path, MappedLibrary]:
+    return {one.path: one._replace(cached=False) for one in mapped}
+
+
+def large(folder: Path, count: int) -> list[Path]:
+    """Libraries that the cache takes; the last two have the same content."""
+    names = ["libmultiarch.so", "libcallgraph.so", "libframes.so", "libglobals.so", "libnames.so"]
+    made = [make_large(BIN / name, folder / name) for name in names[: count - 1]]
+    return [*made, Path(shutil.copy(made[-1], folder / "libcopy.so"))]
+
+
+class TestCopies:
+    """Files with the same content are read once, and each has its own path and time."""
+
+    @pytest.mark.parametrize("how", ["copy", "hard link"])
+    @pytest.mark.parametrize("with_cache", [True, False])
+    def test_are_read_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, with_cache: bool
+    ) -> None:
+        first = make_large(MULTIARCH, tmp_path / "first.so")
+        others = [tmp_path / f"{number}.so" for number in range(3)]
+        for other in others:
+            if how == "copy":
+                shutil.copyfile(first, other)
+                os.utime(other, ns=(0, 10**18 + len(str(other))))
+            else:
+                other.hardlink_to(first)
+        paths = [first, make_large(PLAIN, tmp_path / "plain.so"), *others]
+        expected = by_path(m for path in paths for m in map_libraries([path], DIGEST))
+        read = []
+
+        def count(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
+            read.append(source.path)
+            return map_library(source, host, scope)
+
+        monkeypatch.setattr(mapping, "map_library", count)
+        cache = MapCache(tmp_path / "cache", 1 << 30) if with_cache else None
+        found = by_path(map_libraries(paths, DIGEST, cache, ONE, min_parallel_size=0))
+        assert found == expected
+        assert len(read) == 2
+        if cache is not None:
+            monkeypatch.setattr(mapping, "map_library", None)
+            again = list(map_libraries(paths, DIGEST, cache, ONE, min_parallel_size=0))
+            assert all(m.cached for m in again)
+            assert by_path(again) == expected
+
+    def test_are_found_in_the_cache_by_their_digest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of another machine, for instance."""
+        cache = MapCache(tmp_path / "cache", 1 << 30)
+        (first,) = map_libraries([make_large(MULTIARCH, tmp_path / "a.so")], DIGEST, cache)
+        monkeypatch.setattr(mapping, "map_library", None)
+        (second,) = map_libraries([make_large(MULTIARCH, tmp_path / "b.so")], DIGEST, cache)
+        assert first.library_map is not None and second.library_map is not None
+        assert second.library_map.library.path == str(tmp_path / "b.so")
+        assert second.library_map.sections == first.library_map.sections
+
+    def test_that_differ_in_a_byte_are_read_each(self, tmp_path: Path) -> None:
+        first = make_large(MULTIARCH, tmp_path / "first.so")
+        second = Path(shutil.copy(first, tmp_path / "second.so"))
+        with second.open("r+b") as file:
+            file.seek(8336 + 0x1C)
+            file.write((70).to_bytes(4, "little"))
+        found = by_path(map_libraries([first, second], DIGEST, None, ONE, min_parallel_size=0))
+        archs = [
+            str(next(m.library_map.iter_elements()).arch)
+            for m in (found[first], found[second])
+            if m.library_map is not None
+        ]
+        assert archs == ["sm_75", "sm_70"]
+
+
+@slow
+class TestCluster:
+    def test_gives_what_this_machine_gives(self, cluster: Cluster, tmp_path: Path) -> None:
+        paths = [*SHARED_OBJECTS, *large(tmp_path, 4), tmp_path / "gone.so", tmp_path]
+        for request in (DIGEST, SUMMARY):
+            with workers_of(cluster) as workers:
+                found = by_path(map_libraries(paths, request, None, workers))
+            here = by_path(map_libraries(paths, request, None, ONE))
+            assert {p: m._replace(error=None) for p, m in found.items()} == {
+                p: m._replace(error=None) for p, m in here.items()
+            }
+            assert {p: str(m.error) for p, m in found.items()} == {
+                p: str(m.error) for p, m in here.items()
+            }
+
+    def test_shares_the_cache(
+        self, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        paths, cache = large(tmp_path, 5), MapCache(tmp_path / "cache", 1 << 30)
+        with workers_of(cluster) as workers:
+            first = by_path(map_libraries(paths, SUMMARY, cache, workers))
+        monkeypatch.setattr(mapping, "map_library", None)
+        assert by_path(map_libraries(paths, SUMMARY, cache, ONE)) == first
+
+    def test_command(self, cluster: Cluster) -> None:
+        command = [str(NEGATIVA), "inspect", str(BIN), "--json", "--no-cache"]
+        done = [
+            subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+            for more in ([], ["--executor", cluster.url])
+        ]
+        assert done[0].stdout == done[1].stdout
+        assert done[0].stderr == done[1].stderr
+        assert done[0].returncode == done[1].returncode
+
+
+@slow
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    paths = large(tmp_path, 6)
+    expected = by_path(map_libraries(paths, DIGEST))
+    cache = KillsWorkers(tmp_path / "cache", 2)
+    with cluster_of(tmp_path, 3) as cluster, workers_of(cluster) as workers:
+        assert by_path(map_libraries(paths, DIGEST, cache, workers)) == expected
+        assert cache.killed == 2
+
+
+@slow
+def test_a_library_that_kills_its_workers(tmp_path: Path) -> None:
+    path = make_large(MULTIARCH, tmp_path / "lib.so")
+    cache = KillsWorkers(tmp_path / "cache", 9)
+    patience = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+    with cluster_of(tmp_path, 2, **patience) as cluster, workers_of(cluster) as workers:
+        (found,) = map_libraries([path], DIGEST, cache, workers)
+    assert str(found.error) == (
+        f"{path}: not read: each worker of the cluster that began it died (out of memory?)"
+    )
+
+
+@slow
+@pytest.mark.parametrize("there", ["nothing", "another file"])
+def test_a_worker_without_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    make_large(MULTIARCH, tmp_path / "here" / "lib.so")
+    if there == "another file":
+        (tmp_path / "there" / "lib.so").write_bytes(b"other")
+    # It is the folder of each process.
+    path = Path("/proc/self/cwd/lib.so")
+    monkeypatch.chdir(tmp_path / "here")
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.add_worker(cwd=tmp_path / "there")
+        with (
+            workers_of(cluster) as workers,
+            pytest.raises(WorkerError) as found,
+        ):
+            list(map_libraries([path], DIGEST, None, workers))
+    finally:
+        cluster.close()
+    what = {
+        "nothing": "can't read it: cannot be opened: No such file or directory",
+        "another file": "has another file there, of 5 bytes",
+    }[there]
+    assert str(found.value).startswith(f"{path}: worker tcp://127.0.0.1:")
+    assert f"{what}; share the folder" in str(found.value)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("return '9.9'", "has pytest-negativa 9.9; install pytest-negativa "),
+        ("raise importlib.metadata.PackageNotFoundError(name)", "has none (No package metadata"),
+    ],
+    ids=["another", "none"],
+)
+def test_a_worker_with_another_installation(tmp_path: Path, code: str, problem: str) -> None:
+    (tmp_path / "prepare.py").write_text(
+        "import importlib.metadata\n"
+        f"def version(name):\n    {code}\n"
+        "importlib.metadata.version = version\n"
+    )
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.add_worker(DASK_DISTRIBUTED__WORKER__PRELOAD=f"['{tmp_path / 'prepare.py'}']")
+        cluster.wait_for(1)
+        with workers_of(cluster) as workers, pytest.raises(WorkerError) as found:
+            list(map_libraries([MULTIARCH], DIGEST, None, workers))
+    finally:
+        cluster.close()
+    assert str(found.value).startswith("worker tcp://127.0.0.1:")
+    assert problem in str(found.value)
+
+
+@slow
+def test_a_scheduler_that_goes_away(tmp_path: Path) -> None:
+    paths = large(tmp_path, 6)
+    with (
+        cluster_of(tmp_path, 1) as cluster,
+        workers_of(cluster) as workers,
+        pytest.raises(WorkerError, match="the scheduler went away; run the command again"),
+    ):
+        for _ in map_libraries(paths, DIGEST, None, workers):
+            cluster.close()
+
+
+@pytest.mark.parametrize("url", ["dask:8786", "http://host:1", "dask://host", "dask://:12"])
+def test_urls_of_another_form(url: str) -> None:
+    done = CliRunner().invoke(main, ["inspect", str(PLAIN), "--executor", url])
+    assert done.exit_code == 2
+    assert f"{url}: expected dask://HOST:PORT or dask+tls://HOST:PORT" in done.stderr
+
+
+@slow
+def test_no_scheduler_there() -> None:
+    done = CliRunner().invoke(main, ["inspect", str(PLAIN), "--executor", "dask://127.0.0.1:9"])
+    assert done.exit_code == 1
+    assert "negativa: error: dask://127.0.0.1:9: no Dask scheduler answers: " in done.stderr
+
+
+def test_without_dask() -> None:
+    code = (
+        "import sys; sys.modules['distributed'] = None\n"
+        "from pytest_negativa.cli.main import main\n"
+        "main(['inspect', 'x', '--executor', 'dask://h:1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "dask://h:1 needs dask.distributed: pip install 'pytest-negativa[dask]'" in done.stderr
