@@ -247,10 +247,16 @@ def combine(
         parts += [
             read_part(name, fetched.get(name), carried=True) for name in dict.fromkeys(carried)
         ]
-        _combine(parts, folder.new_run(), settings, FailureMode(failure_mode))
+        _combine(parts, folder.new_run(), settings, FailureMode(failure_mode), executor)
 
 
-def _combine(parts: Sequence[Part], run: Run, settings: Settings, mode: FailureMode) -> None:
+def _combine(
+    parts: Sequence[Part],
+    run: Run,
+    settings: Settings,
+    mode: FailureMode,
+    executor: str | None,
+) -> None:
     """Write a new run of those parts that are good enough, and report it."""
     from pytest_negativa.analysis.combine import (
         choose_parts,
