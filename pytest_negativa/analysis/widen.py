@@ -1,4 +1,4 @@
-"""Widens a lock by what came back to libraries that were slimmed with a spare."""
+"""Widens a lock: by what came back to libraries with a spare, or by what other runs used."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.misses import open_original
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, seal
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.settings import Granularity, Settings
+from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.spare.note import PAGE_SIZE
 
+_USED = "used outside of the run that was proved"
+
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """A lock that keeps what came back, too.
+    """A lock that keeps more.
 
     Attributes:
         lock: sealed.
-        added: by path of the library, how many elements and frames it keeps more.
+        added: by path of the library, how many elements and frames it keeps more, or more of.
         not_locked: names of libraries with misses that the lock doesn't have.
     """
 
@@ -61,11 +69,91 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
     )
 
 
-def _widen(locked: LockedLibrary, misses: Misses, places: Sequence[Path]) -> LockedLibrary:
+def widen_by_use(lock: Lock, usage: Usage, settings: Settings) -> Widened:
+    """Keep the GPU code that other runs used, such as samples of a service.
+
+    Args:
+        lock: what was proved.
+        usage: of these runs. What it may lack keeps code, except that samples lack anything.
+        settings: what to keep besides, and where maps are cached.
+
+    Raises:
+        NegativaError: a library of the lock was used and is not here, or does not fit the lock.
+    """
+    children = (
+        replace(process, header=replace(process.header, role=Role.CHILD))
+        if process.header.role is Role.SAMPLE
+        else process
+        for process in usage.processes
+    )
+    # All that is not kept by use would be unused by the samples; no plan is made of that.
+    usage = replace(usage, processes=tuple(children))
+    settings = replace(settings, granularity=Granularity.KERNEL)
+    used: dict[str | None, list[LibraryPlan]] = {}
+    for one in analyze(usage, settings).libraries:
+        used.setdefault(one.plan.library.sha256, []).append(one.plan)
+    _require_here(lock, usage, {plan.library.path for plans in used.values() for plan in plans})
+    rows, added = [], {}
+    for row in lock.libraries:
+        plans = used.get(row.sha256)
+        rows.append(row if plans is None else _widen_by_plan(row, plans[0]))
+        if rows[-1] != row:
+            more = sum(new not in row.kept for new in rows[-1].kept)
+            added[row.path] = more
+    return Widened(seal(replace(lock, libraries=tuple(rows))), added, ())
+
+
+def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
+    """Refuse if a library that the lock may have was used and can't be read here.
+
+    Raises:
+        StoreError: there is one.
+    """
+    for used in usage.libraries:
+        library = used.library
+        may_be = (
+            library.sha256 in {row.sha256 for row in lock.libraries}
+            if library.sha256 is not None
+            else library.size in {row.size for row in lock.libraries}
+        )
+        if used.images and may_be and library.path not in here:
+            raise StoreError(
+                f"{library.path}: is used, and is not here as it was; negativa combine --path "
+                "tells where libraries of other machines are"
+            )
+
+
+def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
+    with ByteSource(plan.library.path) as source:
+        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
+    identity = replace(library_map.library, sha256=plan.library.sha256)
+    kept = {d.start for d in plan.decisions if d.kept}
+    trimmed = {cubin.start: set(cubin.kept) for cubin in plan.trimmed}
+    whole = {
+        code.offset
+        for code in locked.kept
+        if code.functions is not None
+        and code.offset in kept
+        and not trimmed.get(code.offset, {None}) <= set(code.functions)
+    }
+    return widen_library(
+        locked,
+        replace(library_map, library=identity),
+        dict.fromkeys(kept, _USED),
+        KeepReason.LOADED,
+        whole,
+    )
+
+
+def _scope_of(locked: LockedLibrary) -> Scope:
+    """What must be unpacked to apply a lock."""
     unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
-    scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
+    return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
+
+
+def _widen(locked: LockedLibrary, misses: Misses, places: Sequence[Path]) -> LockedLibrary:
     with open_original(misses, places) as (path, source):
-        library_map = map_library(source, read_host_elf(source), scope)
+        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
     library = replace(library_map.library, path=str(path), sha256=locked.sha256)
     library_map = replace(library_map, library=library)
     devices = [ComputeCapability.parse(text) for text in locked.devices]

@@ -106,7 +106,8 @@ def trace(
 
     With --attach-env, trace runs no COMMAND: it prints lines for a shell. Processes that have these
     variables write samples into a new run. What samples use is kept, and what they don't use proves
-    nothing: give their run to "negativa combine" beside that of the tests.
+    nothing: widen a lock by their run (negativa lock --add-uses), or combine it with that of the
+    tests.
     """
     from pytest_negativa.analysis.digests import hash_libraries
     from pytest_negativa.hostcode.gather import gather
@@ -337,7 +338,7 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
     else:
         for name, value in variables.items():
             click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(f"Traces go to {run}; later: negativa combine RUN_OF_TESTS {run}", err=True)
+    click.echo(f"Traces go to {run}; later: negativa lock --add-uses {run}", err=True)
 
 
 def _watch_pages(run: Run) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,
     interruptible,
+    named_run,
     parse_devices,
     run_of,
     settings_of,
@@ -28,6 +29,7 @@ from pytest_negativa.storage.urls import Url
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.lock import Lock
+    from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.slimming import Origin, SlimRow
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
     from pytest_negativa.slimming.spares import SparePolicy
@@ -61,6 +63,13 @@ _NOTHING = "nothing was changed"
     help="Widen the lock in --output by what came back, instead of locking a run.",
 )
 @click.option(
+    "--add-uses",
+    "used",
+    multiple=True,
+    metavar="RUN",
+    help="Widen the lock in --output by what this run used, such as samples.",
+)
+@click.option(
     "--in",
     "folders",
     multiple=True,
@@ -73,6 +82,7 @@ def lock(
     output: Path | Url,
     unproved: bool,
     logs: tuple[Path, ...],
+    used: tuple[str, ...],
     folders: tuple[Path, ...],
     **flags: Any,
 ) -> None:
@@ -84,15 +94,21 @@ def lock(
 
     With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
     with a spare. LOG is a log, or a folder of logs: see negativa misses. What the lock removes
-    is still what was proved, or less.
+    is still what was proved, or less. With --add-uses, it keeps what another run used, such as the
+    samples of a service: see negativa trace --attach-env. The same holds for what it removes.
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
+    if logs and used:
+        raise click.UsageError("--add-misses and --add-uses: give one of them")
     if logs:
         _widen(output, logs, folders)
         return
     if folders:
         raise click.UsageError("--in goes with --add-misses")
+    if used:
+        _widen_by_use(output, used, settings_of(flags))
+        return
     from pytest_negativa.analysis.unplanned import find_unplanned
     from pytest_negativa.installed.sites import Places
     from pytest_negativa.planning.lock import make_lock
@@ -153,6 +169,24 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
         click.echo(f"{path}: nothing of what it removes came back")
     for name in done.not_locked:
         click.echo(f"{printable(name)}: came back in part, and is not in the lock")
+
+
+def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
+    """Keep in the lock what other runs used."""
+    from pytest_negativa.analysis.widen import widen_by_use
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.storage.lockfile import load_lock, save_lock
+    from pytest_negativa.tracing.merge import merge_when_ended
+
+    traces = [trace for name in names for trace in named_run(name, settings).require_traces()]
+    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings)
+    save_lock(done.lock, path)
+    for name, count in done.added.items():
+        elements = format_items(count, "element that was used", "elements that were used")
+        click.echo(f"{printable(name)}: keeps {elements}")
+    if not done.added:
+        click.echo(f"{path}: nothing of what it removes was used")
 
 
 class _Flags(NamedTuple):

@@ -12,7 +12,7 @@ import hashlib
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -227,13 +227,19 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
 
 
 def widen_library(
-    locked: LockedLibrary, library_map: LibraryMap, missed: Mapping[int, str]
+    locked: LockedLibrary,
+    library_map: LibraryMap,
+    missed: Mapping[int, str],
+    reason: KeepReason = KeepReason.MISSED,
+    whole: Collection[int] = (),
 ) -> LockedLibrary:
     """A lock's library that keeps more. The lock must be sealed again.
 
     Args:
         locked, library_map: see ``plan_from_lock``.
         missed: what else to keep: details by start of the element's payload or of the frame.
+        reason: why.
+        whole: starts of trimmed cubins to keep as a whole.
 
     Raises:
         ReconstructError: the lock doesn't fit what was found in the library.
@@ -243,18 +249,18 @@ def widen_library(
     plan = replace(
         plan,
         decisions=tuple(
-            Decision(d.start, d.end, True, KeepReason.MISSED.value, missed[d.start])
-            if d.start in added
-            else d
+            Decision(d.start, d.end, True, reason.value, missed[d.start]) if d.start in added else d
             for d in plan.decisions
         ),
+        trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in whole),
     )
+    kept = (replace(code, functions=None) if code.offset in whole else code for code in locked.kept)
     blocks = {block.start: block for block in library_map.iter_code()}
     new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)
     return replace(
         locked,
         **_totals(plan, blocks)._asdict(),
-        kept=tuple(sorted((*locked.kept, *new), key=lambda code: code.offset)),
+        kept=tuple(sorted((*kept, *new), key=lambda code: code.offset)),
     )
 
 

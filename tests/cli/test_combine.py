@@ -15,6 +15,7 @@ import pytest
 
 from pytest_negativa.models.trace import DIGESTS_VERSION
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
@@ -84,6 +85,45 @@ def test_samples_only_add(project: Project, fault: PlantedFault) -> None:
     assert used_kernels(project.latest("usage.json")) == set(KERNELS)
     assert "it was not verified" in project.negativa("lock", status=1).stderr
     assert "NOT PROVED" in project.negativa("lock", "--unproved").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granularity", ["element", "kernel"])
+def test_a_lock_is_widened_by_samples(project: Project, granularity: str) -> None:
+    """It then keeps what a lock of all of them keeps."""
+    # The image with statistics_weighted_sum.
+    image = ('"record":"image","id":59', '"image":59')
+
+    def of_tests(lines: Lines) -> Lines:
+        rest = without("vector_add")(lines)
+        return [line for line in rest if not any(text in line for text in image)]
+
+    rewrite(project, "tests/trace/h200.jsonl", of_tests)
+    project.negativa("trace", "--attach-env")
+    [service] = [run for run in project.runs() if Run(run).has_samples]
+    rewrite(project, f"{service.relative_to(project.folder)}/trace/1.jsonl")
+    as_asked = f"--granularity={granularity}"
+    project.negativa("combine", "tests", as_asked)
+    project.negativa("lock", "--unproved", "-o", "of-tests")
+    project.negativa("combine", "tests", service, as_asked)
+    project.negativa("lock", "--unproved", "-o", "of-both")
+
+    shutil.copy(project.folder / "of-tests", project.folder / "widened")
+    done = project.negativa("lock", "--add-uses", service, "-o", "widened")
+    before, widened, both = (
+        load_lock(project.folder / name) for name in ("of-tests", "widened", "of-both")
+    )
+    assert widened.proof == before.proof
+    [old], [new], [all_of_it] = before.libraries, widened.libraries, both.libraries
+    assert "libquickstart.so: keeps " in done.stdout
+    assert {code.offset for code in new.kept} == {code.offset for code in all_of_it.kept}
+    assert old.kept_elements <= new.kept_elements and old != new
+    # Of a cubin that lost kernels, all come back if one was used.
+    for mine, theirs in zip(new.kept, all_of_it.kept, strict=True):
+        assert mine.functions is None or set(mine.functions) >= set(theirs.functions or ())
+    again = project.negativa("lock", "--add-uses", service, "-o", "widened").stdout
+    assert "nothing of what it removes was used" in again
+    assert load_lock(project.folder / "widened") == widened
 
 
 @pytest.mark.slow
