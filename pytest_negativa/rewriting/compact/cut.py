@@ -47,6 +47,7 @@ from pytest_negativa.gpucode.elf_tables import (
     DynamicEntry,
     ProgramHeader,
     SectionHeader,
+    string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.cut_check import check_cut
@@ -95,6 +96,8 @@ _CODE = b".text"
 _STUB = bytes.fromhex("f30f1efa 57 56 52 488d3d 00000000 ff15 00000000 5a 5e 5f")
 _STUB_NOTE, _STUB_SLOT = 10, 16
 _JUMP, _RETURN = b"\xe9", b"\xc3"
+# Alpine's musl; others' musl and Android's bionic.
+_MUSL, _OTHER_LIBCS = b"libc.musl-", {b"libc.so", b"libc.so.0"}
 _REMEDY = "Put the spare beside the library, or put the original back."
 
 
@@ -357,10 +360,30 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
         raise CannotCompactError(source.path, "starts before its dependencies (DF_1_INITFIRST)")
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
+    for name in _needed_names(source, tables, dynamic):
+        if name in _OTHER_LIBCS or name.startswith(_MUSL):
+            raise CannotCompactError(
+                source.path,
+                f"needs {name.decode(errors='replace')}, and pages come back in glibc only",
+            )
     if has_resolvers(source, tables):
         raise CannotCompactError(
             source.path, "its code runs while it is relocated (IFUNC), before a page can come back"
         )
+
+
+def _needed_names(
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
+) -> Iterator[bytes]:
+    """The libraries that the dynamic section names as dependencies."""
+    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
+    segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
+    size = segment.p_filesz - segment.p_filesz % DYN.size
+    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
+        if row.d_tag == DT_NULL:
+            return
+        if row.d_tag == DT_NEEDED:
+            yield string_at(strings, row.d_val) or b""
 
 
 # ---- What goes ----

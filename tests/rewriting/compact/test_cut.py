@@ -156,6 +156,9 @@ RELOCATED = '__asm__(".text\\n.quad use\\n"); int use(void) { return 1; }'
         (RELOCATED, ("-Wl,-z,notext",), "DT_TEXTREL"),
         ("int use(void) { return 1; }", (), "nothing to remove"),
         ("int main(void) { return 1; }", ("-pie",), "is a program"),
+        ("int main(void) { return 1; }", ("-static-pie",), "is a program"),
+        ("int main(void) { return 1; }", ("-static",), "a shared library"),
+        ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-lmusl"), "needs libc.musl-x86"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(
@@ -163,13 +166,53 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     path = tmp_path / "library.so"
     (tmp_path / "library.c").write_text(source)
-    shared = () if "-pie" in flags else ("-shared",)
-    command = ["gcc", *shared, "-fPIC", "-w", "-o", path, tmp_path / "library.c", *flags]
+    musl = [
+        "gcc",
+        "-shared",
+        "-nostdlib",
+        "-Wl,-soname,libc.musl-x86_64.so.1",
+        "-x",
+        "c",
+        "/dev/null",
+    ]
+    subprocess.run([*musl, "-o", tmp_path / "libmusl.so"], check=True)
+    shared = () if any("pie" in flag or "static" in flag for flag in flags) else ("-shared",)
+    command = [
+        "gcc",
+        *shared,
+        "-L",
+        tmp_path,
+        "-fPIC",
+        "-w",
+        "-o",
+        path,
+        tmp_path / "library.c",
+        *flags,
+    ]
     subprocess.run(command, check=True)
     before = hashlib.sha256(path.read_bytes()).digest()
     with pytest.raises(CannotCompactError, match=reason):
         cut_library(path, path, tmp_path, [])
     assert hashlib.sha256(path.read_bytes()).digest() == before
+
+
+def test_constants_stay(tmp_path: Path) -> None:
+    """A system call that gets the address of a missing constant would fail."""
+    source = tmp_path / "library.c"
+    source.write_text(
+        "#include <fcntl.h>\n"
+        'static const char names[64][4096] = {[0 ... 63] = "/dev/null"};\n'
+        "int open_all(void) { for (int i = 0; i < 64; i++) if (open(names[i], O_RDONLY) < 0)"
+        " return i + 1; return 0; }\n"
+        '__asm__(".balign 4096\\n.skip 65536, 0x90\\n");\n'
+    )
+    original = tmp_path / "library.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", original, source], check=True)
+    cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+    assert 65536 <= cut.removed < 65536 + 3 * 4096
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).open_all())"
+    command = [sys.executable, "-I", "-c", script, str(cut.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
 
 
 def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
