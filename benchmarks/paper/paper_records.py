@@ -3,7 +3,9 @@
 ``DIR/benchmark.json`` tells what was run; ``DIR/results/WORKLOAD/`` has, for each workload, copies
 of the files that ``negativa`` wrote: ``report.json``, ``verdict-overwritten.json``,
 ``verdict-compacted.json``, ``measurement-lazy.json`` and ``measurement-eager.json``; and the used
-kernels of the plans, by library, in ``used-kernels.json``. A file may be absent: its step failed.
+kernels of the plans, by library, in ``used-kernels.json``; what was touched of CPU code in
+``pages.json``, and the functions on touched pages, by library, in ``functions.json``. A file may be
+absent: its step failed.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_negativa.models.hostcode import HostReport
 from pytest_negativa.models.measurement import Comparison, Loading, LoadingResult, Measurement
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.verdict import ProvedLibrary, Verdict
 
 BENCHMARK_FILE = "benchmark.json"
 RESULTS = "results"
 USED_KERNELS = "used-kernels.json"
+PAGES = "pages.json"
+FUNCTIONS = "functions.json"
 
 _T = TypeVar("_T")
 
@@ -58,10 +63,17 @@ class Figures:
     """What is known of one workload."""
 
     name: str
-    report: RunReport
+    report: RunReport | None
     verdicts: Mapping[str, Verdict]
     measurements: tuple[Measurement, ...]
     used_kernels: Mapping[str, tuple[str, ...]]
+    pages: HostReport | None
+    functions: Mapping[str, tuple[int, ...]]
+
+    @property
+    def libraries(self) -> tuple[LibraryRow, ...]:
+        """Those with GPU code."""
+        return () if self.report is None else self.report.libraries
 
     @property
     def compacted(self) -> Mapping[str, ProvedLibrary]:
@@ -90,7 +102,8 @@ def read_figures(folder: Path, name: str) -> Figures | None:
     """What is known of a workload; None if it wasn't traced."""
     here = folder / RESULTS / name
     report = _read(here / "report.json", RunReport)
-    if report is None:
+    pages = _read(here / PAGES, HostReport)
+    if report is None and pages is None:
         return None
     verdicts = {c: _read(here / f"verdict-{c}.json", Verdict) for c in ("overwritten", "compacted")}
     measured = [
@@ -102,6 +115,8 @@ def read_figures(folder: Path, name: str) -> Figures | None:
         verdicts={copies: v for copies, v in verdicts.items() if v is not None},
         measurements=tuple(m for m in measured if m is not None),
         used_kernels=_read(here / USED_KERNELS, dict[str, tuple[str, ...]]) or {},
+        pages=pages,
+        functions=_read(here / FUNCTIONS, dict[str, tuple[int, ...]]) or {},
     )
 
 

@@ -11,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 from paper_catalog import Workload
-from paper_records import RESULTS, USED_KERNELS, Step, write_json
+from paper_records import FUNCTIONS, PAGES, RESULTS, USED_KERNELS, Step, write_json
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.hostcode.gather import require_usage
+from pytest_negativa.hostcode.summary import summarize, touched_functions
 from pytest_negativa.models.measurement import Loading
 from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import RunsFolder
@@ -75,6 +78,7 @@ class Runner:
     def _prepare(self) -> None:
         self._results.mkdir(parents=True, exist_ok=True)
         self._work.mkdir(parents=True, exist_ok=True)
+        self._trace_pages()
         traced = self._step("debloat", "debloat", *self._folder, "--", *self._command)
         run = RunsFolder(self._runs).find()
         if not self._gather(run.report_file, "report.json", "debloat") or not traced:
@@ -87,6 +91,18 @@ class Runner:
             run.verdict_file.unlink(missing_ok=True)
             self._step(name, "verify", *self._folder, "--copies", copies)
             self._gather(run.verdict_file, f"verdict-{copies}.json", name)
+
+    def _trace_pages(self) -> None:
+        """CPU code has a trace of its own: it must not slow the others down."""
+        folder = self._work / "cpu-runs"
+        if self._step("trace-cpu", "trace", "--cpu", "--dir", str(folder), "--", *self._command):
+            usage = require_usage(RunsFolder(folder).find())
+            names = {library.sha256: Path(library.paths[0]).name for library in usage.libraries}
+            functions: dict[str, list[int]] = {}
+            for digest, address in touched_functions(usage):
+                functions.setdefault(names[digest], []).append(address)
+            write_json(self._results / PAGES, summarize(usage))
+            (self._results / FUNCTIONS).write_bytes(msgspec.json.encode(functions))
 
     def measure(self, loading: Loading, pairs: int) -> None:
         """Measure on the copies that are there."""
