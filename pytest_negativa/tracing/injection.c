@@ -1435,7 +1435,7 @@ static void keep_cupti(void) {
 
 static void *wait_for_limit(void *seconds) {
     struct timespec left = {.tv_sec = (time_t)(intptr_t)seconds};
-    while (nanosleep(&left, &left) != 0) {
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
     }
     pthread_mutex_lock(&limit_lock);
     if (!is_ending) negativa_pause("the time for which it is traced is over");

@@ -16,6 +16,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.attach import Sampling, attach_environment
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
@@ -191,3 +192,35 @@ def test_the_archs_of_this_machine() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "A device of compute capability " in done.stdout
+
+
+def test_a_service_is_traced_for_a_while(tmp_path: Path) -> None:
+    """CUPTI is given back while the process works, and the process goes on as before."""
+    pytest.importorskip("torch")
+    run = Run(tmp_path / "run")
+    variables = attach_environment(run, Sampling(one_of=1, seconds=2, files=10))
+    code = """
+import os, sys, time, torch
+print(torch.sin(torch.ones(8, device="cuda")).sum().item())
+[trace] = os.scandir(sys.argv[1])
+while '"gap"' not in open(trace).read():
+    time.sleep(0.05)
+    torch.sin(torch.ones(8, device="cuda"))
+print(torch.linalg.inv(torch.eye(8, device="cuda")).sum().item())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run.trace_dir)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=60,
+    )
+    assert [round(float(line), 3) for line in done.stdout.split()] == [6.732, 8.0]
+    usage = merge_traces(run.trace_files())
+    found = kernels(usage)
+    assert any("sin_kernel" in name for name in found)
+    assert not any("getrf" in name.lower() or "lu_" in name.lower() for name in found)
+    [process] = usage.processes
+    assert process.header.role is Role.SAMPLE and process.ended and not process.header.argv
+    assert not usage.incomplete and len(usage.gaps) == 1

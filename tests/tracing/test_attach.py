@@ -132,6 +132,17 @@ def test_a_full_disk_is_nothing_to_the_service(attached: Attached, limit: int) -
     ]
 
 
+@pytest.mark.slow
+def test_the_size_of_a_trace_is_limited(attached: Attached) -> None:
+    """A program that makes kernels for ever fills no disk, and goes on."""
+    attached.sample()
+    attached.play("start()\nfor i in range(80): assert use(f'{i}' + 'k' * 10**6) == 0\n")
+    [trace] = attached.run.trace_files()
+    assert 64 << 20 < trace.stat().st_size < 66 << 20
+    usage = attached.usage()
+    assert not usage.incomplete and [w.code for w in usage.warnings] == ["trace-lost"]
+
+
 def test_a_sample_may_still_run(attached: Attached) -> None:
     attached.sample()
     with attached.running(USES):
@@ -145,6 +156,21 @@ def test_cupti_that_is_taken(attached: Attached) -> None:
     attached.play(USES)
     usage = attached.usage()
     assert not usage.incomplete and "CUPTI serves one tool" in usage.warnings[0].text
+
+
+def test_odd_settings_trace_nothing(attached: Attached) -> None:
+    attached.sample()
+    odd = [("SAMPLE", "x"), ("SAMPLE", "-1"), ("SAMPLE", "0"), ("SAMPLE", "9" * 30),
+           ("SAMPLE_FILES", ""), ("SAMPLE_FILES", "-9"), ("TRACE_DIR", "/nowhere")]  # fmt: skip
+    attached.play(
+        f"for name, value in {odd!r}:\n"
+        "    if os.fork() == 0:\n"
+        "        os.environ[f'NEGATIVA_{name}'] = value\n"
+        f"        {USES.strip()}\n"
+        "        os._exit(0)\n"
+        "    assert os.wait()[1] == 0\n"
+    )
+    assert not attached.run.trace_files()
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root may become another user")
