@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
+from pytest_negativa.analysis.code_files import plan_code_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.analysis import Analysis, ReportContents
+from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Usage
@@ -64,7 +66,10 @@ def conclude(
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
-    report = write_results(run, analysis, settings, with_plans=planned, latest=latest)
+    files = plan_code_files(run, usage, settings, with_plans=planned)
+    report = write_results(
+        run, analysis, settings, with_plans=planned, latest=latest, code_files=files
+    )
     contents = ReportContents(report, analysis.libraries, analysis.usage)
     write_reports(contents, settings.reports, run, anew=anew, appends=appends)
     return contents
@@ -77,22 +82,27 @@ def write_results(
     *,
     with_plans: bool = True,
     latest: bool = True,
+    code_files: tuple[FilesPlan, ...] = (),
 ) -> RunReport:
     """Write what was found into a run's folder, with its report.
 
     Args:
         with_plans, latest: see ``write_run``.
+        code_files: what is decided about files that are GPU code themselves.
 
     Raises:
         StoreError: a file can't be written.
     """
     files = write_run(run, analysis, with_plans=with_plans, latest=latest)
+    if run.files_plan_file.exists():
+        files = (*files, run.files_plan_file.name)
     report = build_report(
         analysis,
         settings,
         run_id=run.run_id,
         directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
+        code_files=code_files,
     )
     write_record(run.report_file, report, indent=1)
     return report

@@ -12,11 +12,12 @@ from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
 from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_baseline, names_of
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.reporting.rows import library_row
+from pytest_negativa.reporting.rows import code_files_row, library_row
 from pytest_negativa.settings.globs import limit_of, matches_library, unmatched_globs
 
 
@@ -27,6 +28,7 @@ def build_report(
     run_id: str,
     directory: str,
     files: Sequence[str],
+    code_files: Sequence[FilesPlan] = (),
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
     places = Places()
@@ -52,6 +54,7 @@ def build_report(
         files=tuple(files),
         coverage=_covered(analysis.libraries),
         compared=checked.lines,
+        code_files=tuple(map(code_files_row, code_files)),
     )
 
 

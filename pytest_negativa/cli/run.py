@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -259,6 +260,7 @@ def _combine(
     executor: str | None,
 ) -> None:
     """Write a new run of those parts that are good enough, and report it."""
+    from pytest_negativa.analysis.code_files import combine_opened
     from pytest_negativa.analysis.combine import (
         choose_parts,
         copy_traces,
@@ -278,6 +280,7 @@ def _combine(
     healed = healed_at(paths, parts)
     copies = copy_traces(parts, run, paths)
     combine_pages(run, [part.run for part in parts])
+    combine_opened(run, [part.run for part in parts if part.traces])
     run.mark_partial(why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
@@ -311,13 +314,19 @@ def _ended_with(status: int) -> str:
 
 
 def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
+    from pytest_negativa.processes.code_files import CodeFileWatch
+    from pytest_negativa.storage.results import save_opened
     from pytest_negativa.storage.runs import RunsFolder
     from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
     run = RunsFolder(Path(settings.directory)).new_run()
     environ = _watch_pages(run) if settings.cpu else os.environ
     try:
-        return run, run_traced(command, run, Path.cwd(), environ)
+        with CodeFileWatch(sys.path) as watch:
+            status = run_traced(command, run, Path.cwd(), environ)
+        if run.trace_files():
+            save_opened(run, watch.opened())
+        return run, status
     except CommandNotFound as e:
         print_error(e)
         click.get_current_context().exit(EXIT_NOT_FOUND)

@@ -116,7 +116,12 @@ def lock(
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.storage.lockfile import save_lock
     from pytest_negativa.storage.output import STDOUT
-    from pytest_negativa.storage.results import load_planned, load_usage, load_verdict
+    from pytest_negativa.storage.results import (
+        load_files_plans,
+        load_planned,
+        load_usage,
+        load_verdict,
+    )
 
     settings = settings_of(flags)
     run = run_of(settings)
@@ -135,6 +140,7 @@ def lock(
         unproved=unproved,
         include=settings.libraries.include,
         exclude=(*settings.libraries.exclude, *settings.keep.libraries),
+        files=load_files_plans(run),
     )
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
@@ -146,6 +152,13 @@ def lock(
         + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
         err=to_stdout,
     )
+    for files in made.files:
+        count = format_items(files.files - files.kept_files, "file", "files")
+        click.echo(
+            f"{printable(files.distribution)} {printable(files.version)}: {count} of GPU code "
+            f"({format_bytes(files.unused_bytes)}) unused",
+            err=to_stdout,
+        )
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     _show_proof(made)
@@ -710,7 +723,8 @@ def _show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
     from pytest_negativa.reporting.text import printable
 
-    doubts = [row for row in lock.libraries if row.not_proved is not None]
+    doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
+    doubts += [(f.distribution, f.not_proved) for f in lock.files if f.not_proved is not None]
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
@@ -722,7 +736,7 @@ def _show_proof(lock: Lock) -> None:
             err=True,
         )
     if lock.proof.proved and doubts:
-        first = printable(f"{doubts[0].path}: {doubts[0].not_proved}")
+        first = printable(": ".join(doubts[0]))
         more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
         click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
 

@@ -108,6 +108,35 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         return self.path.rpartition("/")[2]
 
 
+class LockedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The files of a distribution that are GPU code by their names; all but ``kept`` are unused.
+
+    Attributes:
+        distribution, version: what installs them.
+        record_sha256: of their rows in RECORD, see ``installed.code_files``.
+        files, kept_files: how many there are, and how many of them stay.
+        size, unused_bytes: of all, and of those that are unused.
+        not_proved: why they are here although they were not proved.
+        digest: of all other fields, see ``digest_of``.
+        kept: paths below the site, sorted.
+    """
+
+    distribution: str
+    version: str
+    record_sha256: Sha256
+    files: Offset
+    kept_files: Offset
+    size: Offset
+    unused_bytes: Offset
+    not_proved: str | None = None
+    digest: Sha256
+    kept: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if list(self.kept) != sorted(set(self.kept)):
+            raise ValueError("kept: not sorted, or a path is there twice")
+
+
 class Place(NamedTuple):
     """Where a library belongs; the fields are those of ``LockedLibrary``."""
 
@@ -190,6 +219,7 @@ class Lock(Record, frozen=True, kw_only=True):
             their code, even if the run did not load them.
         exclude: ``libraries.exclude`` and ``keep.libraries``. Libraries that these globs name keep
             their code, too.
+        files: files that are GPU code themselves, by distribution.
     """
 
     format_version: int
@@ -199,6 +229,7 @@ class Lock(Record, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    files: tuple[LockedFiles, ...] = ()
 
     def __post_init__(self) -> None:
         counts = Counter(library.sha256 for library in self.libraries)
@@ -207,15 +238,20 @@ class Lock(Record, frozen=True, kw_only=True):
             raise ValueError(f"libraries: two have the digest {twice}")
 
 
-def digest_of(record: LockedLibrary | Lock) -> str:
+def digest_of(record: LockedLibrary | LockedFiles | Lock) -> str:
     """The digest that a record should have: SHA-256 of its JSON with sorted keys and no spaces.
 
-    The record's own digest is not in the JSON. Each library of a lock is there as its digest alone.
+    The record's own digest is not in the JSON. Each library of a lock is there as its digest alone,
+    and so are the files of each distribution. A lock without such files has no key for them.
     It detects a line that was lost, added or changed. It is no signature.
     """
     if isinstance(record, Lock):
-        plain = msgspec.to_builtins(msgspec.structs.replace(record, libraries=()), enc_hook=str)
+        bare = msgspec.structs.replace(record, libraries=(), files=())
+        plain = msgspec.to_builtins(bare, enc_hook=str)
         plain["libraries"] = [library.digest for library in record.libraries]
+        del plain["files"]
+        if record.files:
+            plain["files"] = [files.digest for files in record.files]
     else:
         plain = msgspec.to_builtins(record, enc_hook=str)
     del plain["digest"]
@@ -226,5 +262,6 @@ def seal(lock: Lock) -> Lock:
     """The lock with the right digests."""
     replace = msgspec.structs.replace
     libraries = tuple(replace(one, digest=digest_of(one)) for one in lock.libraries)
-    lock = replace(lock, libraries=libraries)
+    files = tuple(replace(one, digest=digest_of(one)) for one in lock.files)
+    lock = replace(lock, libraries=libraries, files=files)
     return replace(lock, digest=digest_of(lock))

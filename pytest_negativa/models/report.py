@@ -90,6 +90,25 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         return sum(r.bytes for r in self.unused if r.reason == reason)
 
 
+class CodeFilesRow(Record, frozen=True, kw_only=True):
+    """The files of one distribution that are GPU code themselves. Sizes in bytes.
+
+    Attributes:
+        distribution, version: what installed them.
+        files, size: all of them.
+        unused_files, unused_bytes: those that nothing opened.
+        note: why all of them are kept; None if not.
+    """
+
+    distribution: str
+    version: str
+    files: int
+    size: int
+    unused_files: int
+    unused_bytes: int
+    note: str | None = None
+
+
 class ProofRow(Record, frozen=True, kw_only=True):
     """The last verdict on a run.
 
@@ -126,6 +145,7 @@ class RunReport(Record, frozen=True, kw_only=True):
         proof: the last verdict; None if the run was never verified.
         coverage: the kernels of the project's own libraries, with the tests that ran each.
         compared: what changed since the baseline; empty without one.
+        code_files: files that are GPU code themselves, by distribution.
     """
 
     format_version: int
@@ -144,6 +164,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     coverage: tuple[LibraryCoverage, ...] = ()
     proof: ProofRow | None = None
     compared: tuple[str, ...] = ()
+    code_files: tuple[CodeFilesRow, ...] = ()
 
     @property
     def code_bytes(self) -> int:

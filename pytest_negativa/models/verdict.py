@@ -293,6 +293,26 @@ class Healing(Record, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class ProvedFiles(Record, frozen=True, kw_only=True):
+    """The files of a distribution that the traced run did not open. They are proved by a watch.
+
+    Attributes:
+        distribution, version: what installed them.
+        site: real path of the folder of the distribution.
+        files, size: how many, and their bytes.
+        opened: paths below the site of those that a process opened in a round; they are kept.
+        unseen: why others may have been opened, too, so that all are kept; None if not.
+    """
+
+    distribution: str
+    version: str
+    site: str
+    files: Offset
+    size: Offset
+    opened: tuple[str, ...] = ()
+    unseen: str | None = None
+
+
 class Verdict(Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -316,6 +336,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         healing: how healing went; None without it.
         work: what the tests used otherwise than when traced; not compared if their outcomes differ.
         parts: the verdict on each kind of copies if the tests ran on both kinds.
+        files: files that are GPU code themselves and that the traced run did not open.
     """
 
     format_version: int
@@ -337,6 +358,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     healing: Healing | None = None
     work: tuple[WorkDifference, ...] = ()
     parts: tuple[Verdict, ...] = ()
+    files: tuple[ProvedFiles, ...] = ()
 
     @property
     def each_kind(self) -> tuple[Verdict, ...]:

@@ -20,12 +20,14 @@ from msgspec.structs import replace
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import Span
+from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap
 from pytest_negativa.models.lock import (
     LOCK_VERSION,
     KeptCode,
     LeftOut,
     Lock,
+    LockedFiles,
     LockedLibrary,
     Place,
     Proof,
@@ -41,7 +43,7 @@ from pytest_negativa.models.plan import (
     TrimmedCubin,
     UnusedReason,
 )
-from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
@@ -86,6 +88,7 @@ def make_lock(
     unproved: bool = False,
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
+    files: Sequence[FilesPlan] = (),
 ) -> Lock:
     """The lock of a run.
 
@@ -97,6 +100,7 @@ def make_lock(
         unplanned: what else it loaded.
         unproved: take what has unused code, proved or not.
         include, exclude: see ``Lock``.
+        files: the plans of files that are GPU code themselves.
 
     Raises:
         ReconstructError: nothing is proved, and ``unproved`` is not set.
@@ -134,8 +138,49 @@ def make_lock(
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
         include=include,
         exclude=exclude,
+        files=tuple(filter(None, (_lock_files(one, verdict, unproved) for one in files))),
     )
     return seal(lock)
+
+
+def _lock_files(plan: FilesPlan, verdict: Verdict | None, unproved: bool) -> LockedFiles | None:
+    """The files of a distribution as the lock has them; None if all of them stay."""
+    doubt = None
+    kept = set(plan.kept)
+    parts = () if verdict is None else verdict.each_kind
+    rows = [_row_of_files(part, plan) for part in parts]
+    if verdict is None:
+        doubt = _NOT_VERIFIED
+    elif not verdict.proved:
+        doubt = LibraryStatus.NOT_PROVED.value
+    for row in rows:
+        if row is None or row.files != len(plan.unused):
+            doubt = _PLANNED_ANEW
+        elif row.unseen is not None:
+            doubt = f"nothing tells what the tests opened: {row.unseen}"
+        else:
+            kept.update(row.opened)
+    if (doubt is not None and not unproved) or not plan.unused.keys() - kept:
+        return None
+    total = plan.kept_bytes + plan.unused_bytes
+    unused = sum(size for name, size in plan.unused.items() if name not in kept)
+    return LockedFiles(
+        distribution=plan.distribution,
+        version=plan.version,
+        record_sha256=plan.digest,
+        files=len(plan.kept) + len(plan.unused),
+        kept_files=len(kept),
+        size=total,
+        unused_bytes=unused,
+        not_proved=doubt,
+        digest=_UNSEALED,
+        kept=tuple(sorted(kept)),
+    )
+
+
+def _row_of_files(verdict: Verdict, plan: FilesPlan) -> ProvedFiles | None:
+    wanted = plan.distribution, plan.version, plan.site
+    return next((r for r in verdict.files if (r.distribution, r.version, r.site) == wanted), None)
 
 
 def _lock_or_leave(

@@ -51,60 +51,121 @@ class Opens:
 class OpenWatch:
     """Watches files within a context; ``opens`` is complete after it.
 
+    A process in which no thread may run calls ``start``, ``read`` now and then, and ``finish``.
+
     Args:
         paths: the files. All hard links to a file are watched with it.
+        canaries: other files, which the watch opens at its end to see whether it still works.
+        finds_openers: whether to look for the processes.
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(
+        self, paths: Iterable[str], *, canaries: Iterable[str] = (), finds_openers: bool = True
+    ) -> None:
         self._paths = tuple(paths)
+        self._canaries = tuple(canaries)
+        self._finds_openers = finds_openers
         self._by_watch: dict[int, list[str]] = defaultdict(list)
+        self._files: dict[str, tuple[int, int]] = {}
         self._times: dict[str, int] = defaultdict(int)
         self._openers: dict[str, dict[str, None]] = defaultdict(dict)
         self._unseen: dict[str, str] = {}
         self._searches = 0
+        self._inotify: int | None = None
+        self._pid = os.getpid()
         self._stack = contextlib.ExitStack()
 
     @property
     def opens(self) -> Opens:
         openers = {path: tuple(found) for path, found in self._openers.items()}
-        return Opens(dict(self._times), openers, dict(self._unseen))
+        watched = set(self._paths)
+        times = {path: count for path, count in self._times.items() if path in watched}
+        return Opens(times, openers, dict(self._unseen))
 
-    def __enter__(self) -> OpenWatch:
+    def start(self) -> None:
+        """Watch from now on."""
+        if not self._paths:
+            return
         try:
             inotify = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
             self._unseen = dict.fromkeys(self._paths, str(e.strerror))
-            return self
-        self._stack.callback(os.close, inotify)
-        for path in self._paths:
+            return
+        for path in (*self._paths, *self._canaries):
             try:
                 watch = _call("inotify_add_watch", inotify, os.fsencode(path), _IN_OPEN)
+                self._files[path] = _file_at(path)
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
             else:
                 self._by_watch[watch].append(path)
-        stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._stack.callback(os.close, stop)
-        reader = threading.Thread(target=self._read_until, args=(inotify, stop), daemon=True)
-        reader.start()
-        self._stack.callback(reader.join)
-        self._stack.callback(os.eventfd_write, stop, 1)
+        self._inotify = inotify
+
+    def read(self) -> None:
+        """Take in what was opened until now. A forked child leaves that to its parent."""
+        if self._inotify is None or os.getpid() != self._pid:
+            return
+        if not _is_inotify(self._inotify):
+            self._lose("a test closed the descriptor of the watch")
+            return
+        # An event is queued before the open returns, so none comes after the last read.
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.add_events(os.read(self._inotify, _BUFFER))
+
+    def check(self) -> None:
+        """Take in what was opened until now, and note which files the watch could not see."""
+        self.read()
+        if self._inotify is None or os.getpid() != self._pid:
+            return
+        for path in self._canaries:
+            before = self._times[path]
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self.read()
+            if self._times[path] == before:
+                self._lose(f"the kernel reported no open of {path}")
+                return
+        for path, file in self._files.items():
+            with contextlib.suppress(OSError):
+                if _file_at(path) == file:
+                    continue
+            self._unseen.setdefault(path, "the file was replaced or removed meanwhile")
+
+    def finish(self) -> None:
+        """End the watch."""
+        self.check()
+        if self._inotify is not None and os.getpid() == self._pid:
+            os.close(self._inotify)
+            self._inotify = None
+
+    def _lose(self, reason: str) -> None:
+        """Note that nothing is known any more; the descriptor may be another file's by now."""
+        self._unseen.update(dict.fromkeys(self._paths, reason))
+        self._inotify = None
+
+    def __enter__(self) -> OpenWatch:
+        self.start()
+        if self._inotify is not None:
+            stop = os.eventfd(0, os.EFD_CLOEXEC)
+            self._stack.callback(os.close, stop)
+            arguments = self._inotify, stop
+            reader = threading.Thread(target=self._read_until, args=arguments, daemon=True)
+            reader.start()
+            self._stack.callback(reader.join)
+            self._stack.callback(os.eventfd_write, stop, 1)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
+        self.finish()
 
     def _read_until(self, inotify: int, stop: int) -> None:
         poll = select.poll()
         for descriptor in (inotify, stop):
             poll.register(descriptor, select.POLLIN)
-        stopped = False
-        while not stopped:
-            stopped = any(descriptor == stop for descriptor, _ in poll.poll())
-            # An event is queued before the open returns, so none comes after the last read.
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    self.add_events(os.read(inotify, _BUFFER))
+        while not any(descriptor == stop for descriptor, _ in poll.poll()):
+            self.read()
 
     def add_events(self, data: bytes) -> None:
         """Count the opens of a buffer of events, and look for the processes."""
@@ -115,6 +176,8 @@ class OpenWatch:
                 continue
             for path in self._by_watch[watch]:
                 self._times[path] += 1
+                if not self._finds_openers:
+                    continue
                 if path not in self._openers and self._searches < _MOST_SEARCHES:
                     self._searches += 1
                     self._openers[path].update(dict.fromkeys(users_of(path)))
@@ -138,6 +201,19 @@ def users_of(path: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             if _has_open(process, wanted) or _has_mapped(process, wanted, path):
                 yield f"process {process.name} ({(process / 'exe').readlink()})"
+
+
+def _file_at(path: str) -> tuple[int, int]:
+    status = os.stat(path)  # noqa: PTH116 (there are thousands)
+    return status.st_dev, status.st_ino
+
+
+def _is_inotify(descriptor: int) -> bool:
+    """Whether a descriptor is an inotify instance; a test may have closed that of the watch."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:inotify"  # noqa: PTH115
+    except OSError:
+        return False
 
 
 def _has_open(process: Path, wanted: os.stat_result) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.plan import Decision, LibraryPlan
-from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, TrimmedRow
+from pytest_negativa.models.report import CodeFilesRow, LibraryRow, ProofRow, ReasonRow, TrimmedRow
 from pytest_negativa.models.verdict import LibraryStatus, Verdict
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
@@ -31,6 +32,19 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
         ),
         notes=plan.notes,
         trimmed=_trimmed(plan),
+    )
+
+
+def code_files_row(plan: FilesPlan) -> CodeFilesRow:
+    """Count the files of a distribution that are GPU code themselves."""
+    return CodeFilesRow(
+        distribution=plan.distribution,
+        version=plan.version,
+        files=len(plan.kept) + len(plan.unused),
+        size=plan.kept_bytes + plan.unused_bytes,
+        unused_files=len(plan.unused),
+        unused_bytes=plan.unused_bytes,
+        note=plan.reason,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
-from pytest_negativa.models.report import LibraryRow, RunReport
+from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
@@ -40,6 +40,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     yield _headline(report, width)
     if report.libraries:
         yield _library_table(report.libraries, options.top, width)
+    if report.code_files:
+        yield _code_files_table(report.code_files, width)
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
     if report.compared:
@@ -111,6 +113,24 @@ def _library_table(rows: tuple[LibraryRow, ...], top: int, width: int) -> str:
     return format_table(
         _ALIGN, _HEADERS, shown, total=_cells("total", rows), width=width, drop=_DROP
     )
+
+
+def _code_files_table(rows: Sequence[CodeFilesRow], width: int) -> str:
+    cells = [
+        (
+            f"{row.distribution} {row.version}",
+            f"{row.files:,}",
+            format_bytes(row.size),
+            f"{row.unused_files:,}",
+            format_bytes(row.unused_bytes),
+            format_share(row.unused_bytes, row.size),
+        )
+        for row in rows
+    ]
+    headers = ("files that are GPU code", "files", "size", "never opened", "size", "")
+    table = format_table("lrrrrr", headers, cells, width=width)
+    notes = [f"{row.distribution}: all files are kept: {row.note}" for row in rows if row.note]
+    return "\n".join([table, *(wrap(printable(note), width, "  ") for note in notes)])
 
 
 def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:

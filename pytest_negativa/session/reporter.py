@@ -26,8 +26,10 @@ from pytest_negativa.tracing.gpu import gpu_names
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
     from pytest_negativa.models.analysis import ReportContents
+    from pytest_negativa.models.code_files import OpenedFiles
     from pytest_negativa.models.library import Element, Frame, LibraryMap
     from pytest_negativa.models.report import RunReport
+    from pytest_negativa.processes.code_files import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
 
@@ -51,6 +53,7 @@ class Reporter:
         pages: PageTrace | None,
         *,
         is_round: bool,
+        files: CodeFileWatch | None = None,
     ) -> None:
         self._config = config
         self._settings = settings
@@ -59,11 +62,13 @@ class Reporter:
         # Then the supervisor reports again, with its verdict.
         self._is_round = is_round
         self._pages = pages
+        self._files = files
         # Why traces of workers are incomplete: (code, text).
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
         self._pid = os.getpid()
+        self._opened: OpenedFiles | None = None
         # What the report was made from.
         self._reported: Usage | None = None
         self._failure: str | None = None
@@ -84,6 +89,11 @@ class Reporter:
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.
         self._interrupted = True
+
+    def pytest_runtest_logfinish(self) -> None:
+        """A test has ended, here or in a worker."""
+        if self._files is not None:
+            self._files.poll()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -158,6 +168,7 @@ class Reporter:
         self._failure = self._why_failed(session)
         usage = self._merge()
         self._run.mark_incomplete("its pytest process was not seen to end after the report")
+        self._save_opened()
         contents = self._conclude(usage)
         self._traced.disregard_children()
         self._reported = usage
@@ -199,6 +210,20 @@ class Reporter:
             on_done=None if anew else ProgressLines(self._write, _READING).update,
         )
 
+    def _save_opened(self, *, at_end: bool = False) -> bool:
+        """Write which files of GPU code were opened; whether that is new."""
+        if self._files is None:
+            return False
+        from pytest_negativa.storage.results import save_opened
+
+        before, self._opened = self._opened, self._files.opened()
+        if at_end:
+            self._opened = self._files.finish()
+        if self._opened == before:
+            return False
+        save_opened(self._run, self._opened)
+        return True
+
     def complete(self) -> None:
         """Plan anew if code was used after the report; called when the process has ended tracing.
 
@@ -231,6 +256,8 @@ class Reporter:
 
         usage = self._merge()
         late = describe_late_uses(reported, usage)
+        if self._save_opened(at_end=True):
+            late = (*late, "files of GPU code")
         # A child that still ran is gone now: what was kept for its sake need not be.
         if late or usage.incomplete != reported.incomplete:
             self._conclude(usage, anew=True)

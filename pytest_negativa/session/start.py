@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Context, Header, Phase, Role
+from pytest_negativa.processes.code_files import CodeFileWatch
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
@@ -60,6 +62,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     tracing_end.end_former_sessions()
     pages = start_page_trace(config, settings) if settings.cpu and _controller() is None else None
     role, run, root, round_spec = _role_and_run(config, settings, pages)
+    # Before any test's own code is imported, but for what began earlier in this process.
+    files = _watch_code_files(role, round_spec)
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
         started.set_context(Context(phase=Phase.IMPORT))
@@ -84,9 +88,24 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
     if not verified:
-        reporter = Reporter(config, settings, run, traced, pages, is_round=round_spec is not None)
+        is_round = round_spec is not None
+        if traced.not_traced is not None or traced.is_replay:
+            files = None
+        reporter = Reporter(config, settings, run, traced, pages, is_round=is_round, files=files)
         plugins.register(reporter, "negativa-reporter")
         tracing_end.at_end(traced, reporter.complete)
+
+
+def _watch_code_files(role: Role, round_spec: Round | None) -> CodeFileWatch | None:
+    """Watch the files of distributions that are GPU code, in the process that reports.
+
+    A supervisor watches them itself while the tests run on copies.
+    """
+    if role is Role.WORKER or (round_spec is not None and round_spec.kind is not RoundKind.TRACE):
+        return None
+    watch = CodeFileWatch(sys.path)
+    watch.start()
+    return watch
 
 
 def _start_tracing(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
+from packaging.utils import canonicalize_name
 
 from pytest_negativa.arch import ComputeCapability, SmArch, can_be_compiled_for, cubin_runs_on
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
@@ -24,6 +25,7 @@ from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
@@ -34,6 +36,7 @@ from pytest_negativa.models.file_kinds import (
     ptx_target,
 )
 from pytest_negativa.models.library import Scope
+from pytest_negativa.models.lock import LockedFiles
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimRow, SlimStatus
 from pytest_negativa.planning.without_trace import plan_for_devices
@@ -168,6 +171,49 @@ def find_by_archs(
         if entry.source != source:
             package.problem = _NOT_AGAIN
     return list(packages.values())
+
+
+def package_by_lock(
+    tree: Tree, manifest: SlimManifest, locked: LockedFiles, source: str
+) -> Package | None:
+    """The files of a lock's distribution; None if it is not installed here.
+
+    Args:
+        tree, manifest: of the folder.
+        locked: what stays.
+        source: the lock in words.
+    """
+    if tree.partial:
+        return None
+    wanted = canonicalize_name(locked.distribution)
+    found = find_code_distributions(map(str, tree.sites))
+    one = next((d for d in found if canonicalize_name(d.name) == wanted), None)
+    if one is None:
+        return None
+    package = Package(f"{one.name} {one.version}", source)
+    names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
+    gone = dict(removed_from(tree, manifest))
+    for name, below in names.items():
+        group = tree.group_of(name)
+        if group is not None:
+            # Another name of the file may be what a program opens.
+            others = set(group.names) - names.keys()
+            head = head_of(tree.root / name)
+            if below in locked.kept or others or head is None or not is_loadable(head):
+                package.keep(group)
+            else:
+                package.unused.append(group)
+        elif name in gone:
+            package.gone[name] = gone[name]
+            if below in locked.kept:
+                package.problem = _NOT_AGAIN
+    if one.digest != locked.record_sha256 or one.version != locked.version:
+        package.status = SlimStatus.DIFFERENT
+        package.problem = (
+            f"not the files that were proved (of {locked.distribution} {locked.version}); left as "
+            "they are: install these, or prove and lock the ones here"
+        )
+    return package
 
 
 def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:

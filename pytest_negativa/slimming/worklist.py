@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.code_files import Package
+from pytest_negativa.slimming.code_files import Package, package_by_lock
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
@@ -358,7 +358,24 @@ def find_by_lock(
         _add_others(folder, others, never, loaded)
         if spare is not None:
             _add_traced(folder, spare, jobs)
+    if spare is None:
+        unmet += _add_packages(folders, lock, source)
     return [folder.work for folder in folders], unmet
+
+
+def _add_packages(folders: Sequence[_Folder], lock: Lock, source: str) -> Iterator[SlimRow]:
+    """Add the files of a lock; yield a row for each distribution that is in no folder."""
+    for files in lock.files:
+        found = False
+        for folder in folders:
+            package = package_by_lock(folder.tree, folder.manifest, files, source)
+            if package is not None:
+                folder.work.add_packages([package])
+                found = True
+        if not found:
+            name = f"{files.distribution} {files.version}"
+            detail = "it is not here; install it, or lock a run without it"
+            yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
 
 
 def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkList:

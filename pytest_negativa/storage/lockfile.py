@@ -79,6 +79,8 @@ def encode_lock(lock: Lock) -> bytes:
             _kept_line(kept, as_plain)
             for kept, as_plain in zip(library.kept, plain["kept"], strict=True)
         ]
+    if not lock.files:
+        del document["files"]
     devices = document["proof"]["devices"]
     document["proof"]["devices"] = [_Line(device) for device in devices]
     text: str = yaml.dump(
@@ -141,6 +143,15 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
         if problem := _why_damaged(library):
             where = root.nearest(["libraries", index])
             raise _error(origin, where, f"{_brief(library.path)}: {problem}")
+    for index, files in enumerate(lock.files):
+        where = root.nearest(["files", index])
+        if len(files.kept) != files.kept_files:
+            problem = f"kept_files says {files.kept_files:,}, and kept lists {len(files.kept):,}"
+        elif files.digest != digest_of(files):
+            problem = "its lines don't match their digest: one was lost, added or changed"
+        else:
+            continue
+        raise _error(origin, where, f"{_brief(files.distribution)}: {problem}")
     if lock.digest != digest_of(lock):
         raise _error(
             origin,

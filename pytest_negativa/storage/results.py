@@ -14,6 +14,12 @@ import msgspec
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.code_files import (
+    CODE_FILES_VERSION,
+    FilesPlan,
+    FilesPlans,
+    OpenedFiles,
+)
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
@@ -39,7 +45,7 @@ _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
 
 _T = TypeVar("_T")
-_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict)
+_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict, OpenedFiles, FilesPlans)
 
 
 def write_run(
@@ -217,6 +223,52 @@ def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
         return msgspec.json.decode(path.read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
     except (OSError, *UNDECODABLE) as e:
         raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
+
+
+def save_opened(run: Run, opened: OpenedFiles) -> None:
+    """Write which files of distributions that are GPU code were opened; nothing if there are none.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    if opened.distributions:
+        write_record(run.opened_file, opened)
+
+
+def load_opened(run: Run) -> OpenedFiles | None:
+    """Which files of distributions that are GPU code were opened; None if nothing tells.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    if not run.opened_file.exists():
+        return None
+    what = "a list of opened files"
+    return _load_record(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
+
+
+def save_files_plans(run: Run, plans: tuple[FilesPlan, ...]) -> None:
+    """Write what is decided about the files of a run.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    record = FilesPlans(format_version=CODE_FILES_VERSION, distributions=plans)
+    write_record(run.files_plan_file, record)
+
+
+def load_files_plans(run: Run) -> tuple[FilesPlan, ...]:
+    """What is decided about the files of a run; none if nothing is.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = run.files_plan_file
+    if not path.exists():
+        return ()
+    remedy = "plan again (negativa locate)"
+    found = _load_record(path, FilesPlans, CODE_FILES_VERSION, "a plan of files", remedy)
+    return found.distributions
 
 
 def load_usage(run: Run) -> Usage | None:

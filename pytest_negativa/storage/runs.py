@@ -147,6 +147,16 @@ class Run:
         return self.folder / "spans"
 
     @property
+    def opened_file(self) -> Path:
+        """Which files of distributions that are GPU code were opened."""
+        return self.folder / "opened.json"
+
+    @property
+    def files_plan_file(self) -> Path:
+        """What is decided about these files."""
+        return self.folder / "files.json"
+
+    @property
     def report_file(self) -> Path:
         return self.folder / "report.json"
 

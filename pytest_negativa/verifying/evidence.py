@@ -14,7 +14,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import Versions
+from pytest_negativa.models.verdict import ProvedFiles, Versions
 from pytest_negativa.processes.redirect import read_logs, why_not_redirected
 from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRuns
@@ -59,6 +59,7 @@ class Attempt:
         originals: reruns on the originals.
         loads: which processes loaded what.
         opened: see ``opened_originals``.
+        files: see ``judge_files``.
         problems: what else speaks against the attempt, such as a collection error.
         ended_ns: when, nanoseconds since the epoch.
     """
@@ -75,6 +76,7 @@ class Attempt:
     originals: OriginalRuns
     loads: LoadEvidence
     opened: Mapping[str, str]
+    files: tuple[ProvedFiles, ...]
     problems: tuple[str, ...]
     versions: Versions
     ended_ns: int

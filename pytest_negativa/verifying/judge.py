@@ -99,6 +99,7 @@ def judge(attempt: Attempt) -> Verdict:
         tests=verdicts,
         rounds=tuple(map(facts_of, attempt.all_rounds)),
         work=work,
+        files=attempt.files,
     )
 
 

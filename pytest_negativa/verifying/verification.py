@@ -37,6 +37,7 @@ from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import load_files_plans
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.command import traced_environment
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
@@ -47,6 +48,7 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import tests_to_settle
+from pytest_negativa.verifying.opened_files import judge_files
 from pytest_negativa.verifying.opened_originals import opened_originals
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -87,6 +89,8 @@ class Verification:
         self.folder = traced.run.new_verification()
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
+        self._files = load_files_plans(traced.run)
+        self._unopened = [path for plan in self._files for path in plan.paths]
         self._originals = OriginalRuns()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
@@ -128,6 +132,7 @@ class Verification:
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
+            files=tuple(judge_files(self._files, [r.opens for r in self._rounds])),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
@@ -151,7 +156,13 @@ class Verification:
                 f"{which} on the originals to see whether it always does"
             )
             self._run_originals(tests if some else None, settles=True)
-            attempt = replace(attempt, originals=self._originals, all_rounds=tuple(self._rounds))
+            files = tuple(judge_files(self._files, [r.opens for r in self._rounds]))
+            attempt = replace(
+                attempt,
+                originals=self._originals,
+                all_rounds=tuple(self._rounds),
+                files=files,
+            )
         return attempt
 
     def write_copies(
@@ -213,7 +224,9 @@ class Verification:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.
                 stack.enter_context(hold_copies(self.copies))
-            watch = OpenWatch(() if table is None else redirected_originals(table))
+            watch = OpenWatch(
+                [*(() if table is None else redirected_originals(table)), *self._unopened]
+            )
             limit = silence_limit(self.settings, self.traced.session)
             with watch:
                 result = run_round(self.program, round_spec, environ, limit)

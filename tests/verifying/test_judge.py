@@ -255,6 +255,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         originals=OriginalRuns(),
         loads=mapped(made),
         opened={},
+        files=(),
         problems=(),
         versions=Versions(
             pytest_negativa="1", python="3", platform="p", libc="glibc", cuda_driver=None

@@ -1,0 +1,72 @@
+"""The files of distributions that are GPU code by their names, by what RECORD says of them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+
+_MARKS = tuple(suffix.encode() for suffix in CODE_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDistribution:
+    """A distribution that has such files.
+
+    Attributes:
+        site: real path of the folder that it is installed in.
+        record: its RECORD.
+        rows: what RECORD says of each file, by path below the site.
+    """
+
+    name: str
+    version: str
+    site: Path
+    record: Path
+    rows: Mapping[str, RecordLine]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rows, which two installations of the same wheel share."""
+        digest = hashlib.sha256()
+        for path, (hashed, size) in sorted(self.rows.items()):
+            digest.update(f"{path}\0{hashed}\0{size}\n".encode())
+        return digest.hexdigest()
+
+
+def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution]:
+    """Yield the distributions in some folders, such as ``sys.path``, that have such files."""
+    for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders if folder):
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
+            record = Path(folder, name, RECORD)
+            try:
+                data = record.read_bytes()
+                # Most distributions have none, and reading CSV takes most of the time.
+                if not any(mark in data for mark in _MARKS):
+                    continue
+                rows = dict(_rows(data.decode("utf-8")))
+                metadata = importlib.metadata.PathDistribution(record.parent)
+                found = str(metadata.metadata["Name"]), metadata.version
+            except (OSError, UnicodeDecodeError, csv.Error, KeyError):
+                continue
+            if rows:
+                yield CodeDistribution(*found, Path(folder), record, rows)
+
+
+def _rows(text: str) -> Iterator[tuple[str, RecordLine]]:
+    for _, row in iter_rows(text):
+        if len(row) >= 3 and row[0].endswith(CODE_SUFFIXES) and row[1] and row[2].isdecimal():
+            path = os.path.normpath(row[0])
+            if not path.startswith("..") and not os.path.isabs(path):  # noqa: PTH117
+                yield path, RecordLine(row[1], row[2])

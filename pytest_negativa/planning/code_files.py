@@ -1,0 +1,98 @@
+"""Which files of a distribution that are GPU code nothing needs. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.code_files import FilesPlan, WatchedFiles
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
+
+_OPENED = "opened"
+_LOADED = "loaded from memory or by its path"
+
+
+def plan_files(
+    watched: Iterable[WatchedFiles],
+    usage: Usage,
+    settings: Settings,
+    incomplete: str | None,
+    digest_of: Mapping[str, str],
+) -> Iterator[FilesPlan]:
+    """Decide about the files of each distribution: a file that no process opened is unused.
+
+    Args:
+        watched: what the run's watch saw.
+        usage: what the run's processes loaded.
+        settings: what is to be kept.
+        incomplete: why the run may need more than it opened; None if not.
+        digest_of: RECORD's digest field by SHA-256 of each image that lay in memory.
+    """
+    loaded = set(digest_of.values())
+    paths = {used.library.path for used in usage.libraries if used.images}
+    for one in watched:
+        reason = incomplete
+        if one.unseen is not None:
+            reason = f"nothing tells what else was opened: {one.unseen}"
+        kept: dict[str, str] = {}
+        opened = set(one.opened)
+        for name, file in one.files.items():
+            path = f"{one.site}/{name}"
+            found = reason
+            if name in opened:
+                found = _OPENED
+            elif file.digest in loaded or path in paths:
+                found = _LOADED
+            elif found is None:
+                found = _policy(settings, LibraryNames(path, None, one.distribution))
+            if found is not None:
+                kept[name] = found
+        yield FilesPlan(
+            distribution=one.distribution,
+            version=one.version,
+            site=one.site,
+            digest=one.digest,
+            kept=kept,
+            kept_bytes=sum(one.files[name].size for name in kept),
+            unused={name: f.size for name, f in one.files.items() if name not in kept},
+            reason=reason,
+        )
+
+
+def _policy(settings: Settings, names: LibraryNames) -> str | None:
+    """Why the settings keep a file."""
+    if not is_selected(settings.libraries, names):
+        return "not looked at, by libraries.include or libraries.exclude"
+    globs = (glob for glob in settings.keep.libraries if matches_library(glob, names))
+    glob = next(globs, None)
+    return None if glob is None else f"keep.libraries: {glob}"
+
+
+def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:
+    """What several runs together opened of the distributions that all of them watched."""
+    first, *others = runs or ((),)
+    found = []
+    for one in first:
+        same = [next((two for two in run if _key(two) == _key(one)), None) for run in others]
+        known = [two for two in same if two is not None]
+        if len(known) < len(others):
+            continue
+        opened = {*one.opened, *(name for two in known for name in two.opened)}
+        unseen = next((two.unseen for two in (one, *known) if two.unseen is not None), None)
+        files = {name: file for two in (one, *known) for name, file in two.files.items()}
+        found.append(
+            replace(
+                one,
+                files=dict(sorted(files.items())),
+                opened=tuple(sorted(opened)),
+                unseen=unseen,
+            )
+        )
+    return tuple(found)
+
+
+def _key(one: WatchedFiles) -> tuple[str, str, str]:
+    return one.distribution, one.version, one.digest

@@ -1,0 +1,80 @@
+"""Watches the files of distributions that are GPU code: which of them does a run open?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.models.code_files import (
+    CODE_FILES_VERSION,
+    CodeFile,
+    OpenedFiles,
+    WatchedFiles,
+)
+from pytest_negativa.processes.open_watch import OpenWatch
+
+
+class CodeFileWatch:
+    """Watches all files within a context.
+
+    A process in which no thread may run calls ``start``, ``poll`` now and then, and ``finish``. The
+    kernel remembers 16,384 opens between two calls (fs.inotify.max_queued_events).
+
+    Args:
+        folders: where distributions are installed, such as ``sys.path``.
+    """
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        self._found = tuple(find_code_distributions(folders))
+        paths = [str(one.site / name) for one in self._found for name in one.rows]
+        self._here = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
+        records = [str(one.record) for one in self._found]
+        self._watch = OpenWatch(self._here, canaries=records, finds_openers=False)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._watch.start()
+
+    def poll(self) -> None:
+        """Take in what was opened until now."""
+        self._watch.read()
+
+    def __enter__(self) -> CodeFileWatch:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._watch.__exit__(*exception)
+
+    def finish(self) -> OpenedFiles:
+        """End the watch; what was opened until now."""
+        self._watch.finish()
+        return self.opened()
+
+    def opened(self) -> OpenedFiles:
+        """What was opened until now."""
+        self._watch.check()
+        opens = self._watch.opens
+        found = []
+        for one in self._found:
+            paths = {str(one.site / name): name for name in one.rows}
+            here = {name: one.rows[name] for path, name in paths.items() if path in self._here}
+            files = {
+                name: CodeFile(digest=line.digest, size=int(line.size))
+                for name, line in sorted(here.items())
+            }
+            unseen = (reason for path, reason in opens.unseen.items() if path in paths)
+            found.append(
+                WatchedFiles(
+                    distribution=one.name,
+                    version=one.version,
+                    site=str(one.site),
+                    digest=one.digest,
+                    files=files,
+                    opened=tuple(sorted(paths[path] for path in opens.times if path in paths)),
+                    unseen=next(unseen, None),
+                )
+            )
+        return OpenedFiles(format_version=CODE_FILES_VERSION, distributions=tuple(found))

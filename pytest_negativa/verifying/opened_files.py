@@ -1,0 +1,33 @@
+"""Files that are GPU code themselves: which of the unused ones did a process open in the rounds?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_negativa.models.code_files import FilesPlan
+from pytest_negativa.models.verdict import ProvedFiles
+from pytest_negativa.processes.open_watch import Opens
+
+
+def judge_files(plans: Sequence[FilesPlan], rounds: Sequence[Opens]) -> Iterator[ProvedFiles]:
+    """What the rounds say of the files that the traced run did not open.
+
+    Nothing replaces the files: a program that opens one gets it, and the file is needed from then
+    on. So the tests can't fail for lack of a file, and the watch alone is the proof.
+
+    Args:
+        plans: what was planned.
+        rounds: what was seen in each round, whether on copies or on the originals.
+    """
+    for plan in plans:
+        opened = sorted({plan.paths[p] for o in rounds for p in o.times if p in plan.paths})
+        unseen = [o.unseen[p] for o in rounds for p in o.unseen if p in plan.paths]
+        yield ProvedFiles(
+            distribution=plan.distribution,
+            version=plan.version,
+            site=plan.site,
+            files=len(plan.unused),
+            size=plan.unused_bytes,
+            opened=tuple(opened),
+            unseen=next(iter(unseen), None),
+        )

@@ -1,0 +1,73 @@
+"""Which files that are GPU code themselves may go, by what was opened of them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.code_files import CodeFile, FilesPlan, WatchedFiles
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.planning.code_files import plan_files, unite
+from tests.support.defaults import DEFAULTS
+from tests.support.usages import usage_of
+
+WATCHED = WatchedFiles(
+    distribution="Some.Kernels",
+    version="1.0",
+    site="/site",
+    digest="d",
+    files={f"k/{name}.cubin": CodeFile(digest=f"sha256={name}", size=10) for name in "abc"},
+    opened=("k/a.cubin",),
+)
+
+
+def planned(
+    watched: WatchedFiles = WATCHED,
+    settings: Settings = DEFAULTS,
+    incomplete: str | None = None,
+    memory: str = "other",
+) -> FilesPlan:
+    [plan] = plan_files([watched], usage_of(), settings, incomplete, {"0": f"sha256={memory}"})
+    assert set(plan.kept) | set(plan.unused) == set(watched.files)
+    assert plan.kept_bytes + plan.unused_bytes == 30
+    return plan
+
+
+def test_a_file_that_nothing_opened_is_unused() -> None:
+    plan = planned()
+    assert plan.kept == {"k/a.cubin": "opened"}
+    assert plan.unused == {"k/b.cubin": 10, "k/c.cubin": 10}
+    assert plan.paths == {"/site/k/b.cubin": "k/b.cubin", "/site/k/c.cubin": "k/c.cubin"}
+
+
+def test_content_that_was_loaded_from_memory_is_used() -> None:
+    assert set(planned(memory="b").unused) == {"k/c.cubin"}
+
+
+def test_missing_data_keeps_all() -> None:
+    for plan in (
+        planned(incomplete="a worker was lost"),
+        planned(replace(WATCHED, unseen="no watches are left")),
+    ):
+        assert not plan.unused and plan.reason is not None
+        assert set(plan.kept.values()) == {"opened", plan.reason}
+
+
+def test_settings_keep_files() -> None:
+    keep, libraries = DEFAULTS.keep, DEFAULTS.libraries
+    kept = replace(DEFAULTS, keep=replace(keep, libraries=("dist:some-kernels",)))
+    assert not planned(settings=kept).unused
+    one = replace(DEFAULTS, keep=replace(keep, libraries=("b.cubin",)))
+    assert set(planned(settings=one).unused) == {"k/c.cubin"}
+    out = replace(DEFAULTS, libraries=replace(libraries, exclude=("*/c.cubin",)))
+    assert set(planned(settings=out).unused) == {"k/b.cubin"}
+
+
+def test_runs_together_use_what_any_of_them_opened() -> None:
+    other = replace(WATCHED, opened=("k/b.cubin",), site="/elsewhere")
+    [both] = unite([[WATCHED], [other]])
+    assert both.opened == ("k/a.cubin", "k/b.cubin") and both.unseen is None
+    [unseen] = unite([[WATCHED], [replace(other, unseen="lost")]])
+    assert unseen.unseen == "lost"
+    # A run that did not watch the same files may need any of them.
+    assert unite([[WATCHED], [replace(other, version="2.0")]]) == ()
+    assert unite([[WATCHED], []]) == ()
