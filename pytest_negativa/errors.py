@@ -63,6 +63,10 @@ class WorkerError(NegativaError):
     """A cluster can't be reached, or one of its workers can't do its part."""
 
 
+class NotFoundError(StoreError):
+    """A URL has no file."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal other than Ctrl-C asked the process to end. No handler of errors catches it.
 

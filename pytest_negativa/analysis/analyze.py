@@ -11,7 +11,7 @@ from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.gpucode.cache import open_cache
+from pytest_negativa.gpucode.cache import MapCache, open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
@@ -144,6 +144,7 @@ class _Analyzer:
             else None
         )
         self._names: list[LibraryNames] = []
+        self._warnings: list[str] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
@@ -177,7 +178,7 @@ class _Analyzer:
             without_code=without_code,
             runtime_kernels=self._runtime_kernels(hashes),
             unreadable=tuple(sorted(unreadable)),
-            warnings=tuple(self._glob_warnings(analyzed)),
+            warnings=(*self._warnings, *self._glob_warnings(analyzed)),
         )
 
     def _map(
@@ -194,7 +195,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = open_cache(self._settings.cache)
+        cache = self._open_cache()
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)
@@ -212,6 +213,14 @@ class _Analyzer:
                 unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and _may_hold_code(mapped.error):
                 unreadable.append(str(mapped.error))
+
+    def _open_cache(self) -> MapCache | None:
+        """The cache; without its URL if that can't be used, which must not end a session."""
+        try:
+            return open_cache(self._settings.cache)
+        except NegativaError as e:
+            self._warnings.append(f"maps of libraries are not shared: {e}")
+            return open_cache(replace_fields(self._settings.cache, url=None))
 
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
+from pytest_negativa.errors import (
+    NegativaError,
+    NotFoundError,
+    OptionError,
+    StoreError,
+    describe_fault,
+)
 from pytest_negativa.storage.atomic import new_file, write_atomically
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -109,7 +115,7 @@ class Url:
         except NegativaError:
             raise
         except FileNotFoundError as e:
-            raise StoreError(f"{self}: cannot be {done}: not found ({e})") from e
+            raise NotFoundError(f"{self}: cannot be {done}: not found ({e})") from e
         except PermissionError as e:
             raise StoreError(
                 f"{self}: cannot be {done}: the store refuses it ({e}); check the credentials in "
@@ -139,11 +145,12 @@ class Url:
             limit: bytes that it may have.
 
         Raises:
+            NotFoundError: there is no such file.
             StoreError: it can't be read, or is larger.
         """
         size = self.size()
         if size is None:
-            raise StoreError(f"{self}: there is no such file")
+            raise NotFoundError(f"{self}: there is no such file")
         if size > limit:
             raise StoreError(f"{self}: larger than {limit:,} bytes")
         return b"".join(self._pieces(size))
