@@ -1,7 +1,9 @@
-"""CPU time of ``inspect --kernels`` and ``slim`` beside the floor and beside an earlier commit.
+"""CPU time of ``inspect --kernels`` and ``slim`` in one table: beside the floor, an earlier commit,
+and the published procedure.
 
 The floor is an interpreter that reads every container once, and unpacks what must be unpacked. For
-slim, it hashes the originals, writes the results and hashes them. All take turns in one run.
+slim, it hashes the originals, writes the results and hashes them. The published procedure is that
+of ``inspect_cublas.py``, with its text sent to /dev/null; it runs once. All others take turns.
 
 Run: python benchmarks/floor_ratios.py libcublas.so.13 SITE_PACKAGES --before FOLDER, with FOLDER
 from: git worktree add FOLDER 1754411
@@ -21,8 +23,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from inspect_cublas import published_procedure
 from inspect_stack import do_all, work_of
 from measuring import measure, print_load, warm_up
+from tabulate import tabulate
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.installed.libraries import find_libraries
@@ -66,12 +70,13 @@ def inspect_costs(target: str, device: ComputeCapability | None, before: Path) -
 
 
 def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> list[float]:
-    """As ``inspect_costs``, of slim by arch; each works on a copy."""
+    """As ``inspect_costs``, of slim by arch; each works on links of its own."""
     costs = []
     for tree, option in ((_HERE, "--arch"), (before, "--archs")):
         with tempfile.TemporaryDirectory(dir=to) as folder:
             copy = Path(folder, "site-packages")
-            subprocess.run(["cp", "-a", "--reflink=auto", site, copy], check=True)
+            # Slim gives new files the names of old ones, so links are as good as copies.
+            subprocess.run(["cp", "-al", site, copy], check=True)
             words = ["slim", option, f"sm_{device.major}{device.minor}", "--no-load-check", copy]
             costs.append(cpu_of(_MAIN, *words, tree=tree))
             if tree == _HERE:
@@ -107,11 +112,18 @@ def main() -> None:
     parser.add_argument("site", help="a folder with many libraries; what one arch loads")
     parser.add_argument("--before", type=Path, required=True, help="the tree of an earlier commit")
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--to", type=Path, help="folder for the copies that are slimmed")
+    parser.add_argument(
+        "--to", type=Path, help="folder for links and results; default: that of SITE"
+    )
+    parser.add_argument("--cuobjdump", default="cuobjdump", help="default: the one on the PATH")
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="let it dump N cubins alone, and extrapolate"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="the best of N is shown")
     arguments = parser.parse_args()
     device = ComputeCapability.parse(arguments.arch)
     before, site = arguments.before, str(Path(arguments.site).resolve())
+    to = arguments.to or Path(site).parent
     # As if installed: an environment may forbid to write bytecode, and compiling takes 0.2 s.
     for tree in (_HERE, before):
         compileall.compile_dir(tree / "pytest_negativa", quiet=2)
@@ -119,15 +131,21 @@ def main() -> None:
     cases: dict[str, Callable[[], list[float]]] = {
         "inspect --kernels, one library": lambda: inspect_costs(arguments.library, None, before),
         f"inspect --kernels --arch {device}": lambda: inspect_costs(site, device, before),
-        f"slim --arch {device}": lambda: slim_costs(site, device, before, arguments.to),
+        f"slim --arch {device}": lambda: slim_costs(site, device, before, to),
     }
+    rows = []
     for name, case in cases.items():
         turns = [case() for _ in range(arguments.repeat)]
         floor, now, then = (min(column) for column in zip(*turns, strict=True))
-        print(
-            f"{name:34} floor {floor:6.2f} s, now {now:6.2f} s CPU: {now / floor:.2f} times the "
-            f"floor, {now / then:.2f} times the earlier commit"
-        )
+        rows.append([name, now, floor, now / floor, then, now / then, None, None])
+    published = published_procedure(
+        arguments.cuobjdump, Path(arguments.library), sample=arguments.sample
+    )
+    rows[0][-2:] = [published.cpu_s, published.cpu_s / rows[0][1]]
+    headers = ["CPU time in s", "now", "floor", "now/floor", "earlier", "now/earlier"]
+    headers += ["published", "published/now"]
+    print(tabulate(rows, headers, tablefmt="github", floatfmt=".2f"))
+    print_load()
 
 
 if __name__ == "__main__":

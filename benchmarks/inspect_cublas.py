@@ -14,6 +14,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import print_load, run, warm_up
@@ -48,27 +49,53 @@ def main() -> None:
     print(f"negativa inspect --kernels, median of {arguments.repeat}:")
     print(f"  {ours[len(ours) // 2]}")
 
+    published = published_procedure(
+        arguments.cuobjdump, arguments.library, arguments.output, arguments.sample
+    )
+    print(published.text)
+    wall, cpu = published.wall_s, published.cpu_s
+    print(f"ours:                {our_wall:.2f} s wall, {our_cpu:.2f} s CPU")
+    print(f"ratio: {wall / our_wall:.1f} by wall time, {cpu / our_cpu:.1f} by CPU time")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the published procedure costs, and how that came about."""
+
+    wall_s: float
+    cpu_s: float
+    text: str
+
+
+def published_procedure(
+    cuobjdump: str, library: Path, output: str = "null", sample: int | None = None
+) -> Published:
+    """Run it once.
+
+    Args:
+        cuobjdump: the command.
+        library: whose cubins are extracted and dumped.
+        output: where the dumps go: "pipe", "file" or "null".
+        sample: how many cubins to dump; the rest is extrapolated. None: all.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        extract = run(
-            [arguments.cuobjdump, "-xelf", "all", arguments.library.resolve()], Path(folder)
-        )
-        print(f"cuobjdump -xelf all:\n  {extract}")
+        extract = run([cuobjdump, "-xelf", "all", library.resolve()], Path(folder))
         cubins = sorted(Path(folder).iterdir())
         chosen = cubins
-        if arguments.sample is not None and arguments.sample < len(cubins):
-            step = len(cubins) / arguments.sample
-            chosen = [cubins[int(i * step)] for i in range(arguments.sample)]
-        dumps = [dump(arguments.cuobjdump, cubin, arguments.output) for cubin in chosen]
+        if sample is not None and sample < len(cubins):
+            chosen = [cubins[int(i * len(cubins) / sample)] for i in range(sample)]
+        dumps = [dump(cuobjdump, cubin, output) for cubin in chosen]
     factor = len(cubins) / len(chosen)
     wall = sum(wall for wall, _ in dumps) * factor
     cpu = sum(cpu for _, cpu in dumps) * factor
     note = "" if factor == 1 else f", EXTRAPOLATED from {len(chosen)} of them"
-    print(f"cuobjdump -elf for each of {len(cubins):,} cubins{note}:")
-    print(f"  {wall:7.2f} s wall, {cpu:7.2f} s CPU")
-    wall, cpu = wall + extract.wall_s, cpu + extract.cpu_s
-    print(f"published procedure: {wall:.2f} s wall, {cpu:.2f} s CPU")
-    print(f"ours:                {our_wall:.2f} s wall, {our_cpu:.2f} s CPU")
-    print(f"ratio: {wall / our_wall:.1f} by wall time, {cpu / our_cpu:.1f} by CPU time")
+    text = (
+        f"cuobjdump -xelf all:\n  {extract}\n"
+        f"cuobjdump -elf for each of {len(cubins):,} cubins{note}:\n"
+        f"  {wall:7.2f} s wall, {cpu:7.2f} s CPU\n"
+        f"published procedure: {wall + extract.wall_s:.2f} s wall, {cpu + extract.cpu_s:.2f} s CPU"
+    )
+    return Published(wall + extract.wall_s, cpu + extract.cpu_s, text)
 
 
 def dump(cuobjdump: str, cubin: Path, output: str) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from itertools import compress
 
 from pytest_negativa.arch import SmArch
@@ -36,9 +37,9 @@ from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
 _CALL = struct.Struct("<II")
-_SH_NAME, _SH_TYPE, _SH_OFFSET = map(
-    SectionHeader._fields.index, ("sh_name", "sh_type", "sh_offset")
-)
+# Of a section header: its type and offset; and where the type lies.
+_PLACE = struct.Struct("<4xI16xQ")
+_SH_TYPE = 4
 
 # e_ident[EI_ABIVERSION]: 7 up to ptxas 12, then 8. Under another version e_flags and the tables
 # may have other meanings.
@@ -183,8 +184,7 @@ class _Tables:
     def __init__(self, data: bytes, names: NameTable) -> None:
         self._data = data
         self._section_table = table = _section_table(data)
-        # libcublas.so has 140,000 section headers. As rows they would take 10% of the time.
-        self._types = SHDR.column(table, _SH_TYPE)
+        self._count = len(table) // SHDR.size
         self._names = names
         self.kernels: list[Function] = []
         self.device_functions: list[Function] = []
@@ -201,7 +201,7 @@ class _Tables:
         self._index_at: dict[int, int] = {}
 
     def _section(self, index: int, what: str) -> SectionHeader:
-        if index >= len(self._types):
+        if index >= self._count:
             raise PayloadError(f"cubin: no section {index} for {what}")
         return SHDR.unpack_from(self._section_table, index * SHDR.size)
 
@@ -209,18 +209,15 @@ class _Tables:
         return section_bytes(self._data, self._section(index, what), what)
 
     def read_symbols(self, shstrndx: int) -> None:
-        types, size = self._types, len(self._data)
+        table, count, size = self._section_table, self._count, len(self._data)
         section_names = self._content(shstrndx, "section names")
-        name_offsets = SHDR.column(self._section_table, _SH_NAME)
         # From sm_100 on there is a second table, .nv.merc.symtab, with the same names.
-        for index, sh_type in enumerate(types):
-            if sh_type == SHT_SYMTAB and section_names.startswith(
-                b".symtab\0", name_offsets[index]
-            ):
+        for index in self._sections_of(SHT_SYMTAB):
+            symtab = self._section(index, "symbol table")
+            if section_names.startswith(b".symtab\0", symtab.sh_name):
                 break
         else:
             raise PayloadError("cubin: has no symbol table, so its functions are not known")
-        symtab = self._section(index, "symbol table")
         self._strings = strings = self._content(symtab.sh_link, "symbol names")
         self._symbols = section_bytes(self._data, symtab, "symbol table")
         if len(self._symbols) % SYM.size:
@@ -228,7 +225,6 @@ class _Tables:
                 f"cubin: symbol table of {len(self._symbols)} bytes, expected whole entries"
             )
         self._names.reserve_rows(len(self._symbols) // SYM.size)
-        offsets = SHDR.column(self._section_table, _SH_OFFSET)
         name_at, index_at = self._string, self._index_at
         rows = SYM.struct.iter_unpack(self._symbols)
         # Most symbols are sections.
@@ -242,11 +238,12 @@ class _Tables:
                 if kind == STT_FUNC:
                     self.externals.append(name)
                 continue
-            if st_shndx >= len(types):
-                raise PayloadError(f"cubin: symbol in section {st_shndx} of {len(types)}")
+            if st_shndx >= count:
+                raise PayloadError(f"cubin: symbol in section {st_shndx} of {count}")
             if kind == STT_FUNC:
-                offset = offsets[st_shndx] + st_value
-                if types[st_shndx] == SHT_NOBITS or offset + st_size > size:
+                sh_type, sh_offset = _PLACE.unpack_from(table, st_shndx * SHDR.size)
+                offset = sh_offset + st_value
+                if sh_type == SHT_NOBITS or offset + st_size > size:
                     raise PayloadError(
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{size:#x}"
@@ -261,15 +258,26 @@ class _Tables:
                     self.kernels.append(function)
                 else:
                     self.device_functions.append(function)
-            elif section_names.startswith(b".nv.global", name_offsets[st_shndx]):
+                continue
+            section_name = self._section(st_shndx, "symbol").sh_name
+            if section_names.startswith(b".nv.global", section_name):
                 self.global_data.append(DataSymbol(name, st_size))
-            elif section_names.startswith(b".nv.constant", name_offsets[st_shndx]):
+            elif section_names.startswith(b".nv.constant", section_name):
                 self.constant_data.append(DataSymbol(name, st_size))
 
+    def _sections_of(self, sh_type: int) -> Iterator[int]:
+        """The sections of a type. To unpack all 140,000 of libcublas.so would take long."""
+        wanted = sh_type.to_bytes(4, "little")
+        at = self._section_table.find(wanted)
+        while at >= 0:
+            index, field = divmod(at, SHDR.size)
+            if field == _SH_TYPE:
+                yield index
+            at = self._section_table.find(wanted, at + 1)
+
     def read_call_graphs(self) -> None:
-        for index, sh_type in enumerate(self._types):
-            if sh_type == _SHT_CUDA_CALLGRAPH:
-                self._read_call_graph(self._content(index, "call graph"))
+        for index in self._sections_of(_SHT_CUDA_CALLGRAPH):
+            self._read_call_graph(self._content(index, "call graph"))
 
     def _read_call_graph(self, table: bytes) -> None:
         if len(table) % _CALL.size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -46,27 +45,6 @@ class RowLayout(Generic[_Row]):
         """
         return map(self._make, self.struct.iter_unpack(data))
 
-    def column(self, data: Buffer, index: int) -> list[int]:
-        """One field of all rows. Fast for large tables.
-
-        Args:
-            data: the table.
-            index: of the field, a number, in the rows.
-
-        Raises:
-            struct.error: ``data`` has no whole number of rows.
-        """
-        return [number for (number,) in _column(self.struct.format, index).iter_unpack(data)]
-
     def pack(self, row: _Row) -> bytes:
         """The bytes of a row."""
         return self.struct.pack(*row)
-
-
-@functools.lru_cache
-def _column(layout: str, index: int) -> struct.Struct:
-    """The layout of a row whose only field is the one of that index."""
-    order, fields = layout[0], layout[1:]
-    before = struct.calcsize(order + fields[:index])
-    behind = struct.calcsize(layout) - before - struct.calcsize(order + fields[index])
-    return struct.Struct(f"{order}{before}x{fields[index]}{behind}x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -221,7 +220,9 @@ def scan_folder(folder: Path) -> Tree:
         if stat.S_ISLNK(status.st_mode):
             tree.links[name] = os.path.realpath(root / name)
             continue
-        if (temporary := temporary_at(root / name)) is not None:
+        # A path for each of a hundred thousand files would take as long as listing them.
+        hidden = name.startswith(".", name.rfind("/") + 1)
+        if hidden and (temporary := temporary_at(root / name)) is not None:
             tree.leftovers.append(temporary)
             continue
         found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
@@ -315,9 +316,10 @@ def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            # Another process may remove files meanwhile.
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found.append((entry.name, entry.stat(follow_symlinks=False)))
+            except FileNotFoundError:
+                continue  # Another process may remove files meanwhile.
     return found
 
 

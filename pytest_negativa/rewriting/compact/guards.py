@@ -262,13 +262,16 @@ def _relocation_targets(
         yield from _offsets(data, layout.size)
 
 
-def _offsets(data: bytes, entry_size: int) -> Iterator[int]:
-    whole = memoryview(data)[: len(data) - len(data) % entry_size]
+def _offsets(data: bytes, entry_size: int) -> list[int]:
     # Both kinds of rows begin as a Rel; a library may have millions.
-    for offset, info in struct.iter_unpack(f"{REL.struct.format}{entry_size - REL.size}x", whole):
-        yield offset
-        if info & 0xFFFFFFFF in _TLS_DESCRIPTORS:
-            yield offset + _WORD
+    whole = memoryview(data)[: len(data) - len(data) % entry_size]
+    offsets: list[int] = whole.cast("Q")[:: entry_size // 8].tolist()
+    # The type is the lower half of r_info.
+    types = whole.cast("I")[2 :: entry_size // 4].tolist()
+    if not _TLS_DESCRIPTORS.isdisjoint(types):
+        rows = zip(offsets, types, strict=True)
+        offsets += [offset + _WORD for offset, kind in rows if kind in _TLS_DESCRIPTORS]
+    return offsets
 
 
 def _relr_targets(data: bytes) -> Iterator[int]:
