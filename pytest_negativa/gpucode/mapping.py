@@ -230,8 +230,13 @@ class _Files:
         for twin in self._twins.get(path, ()):
             if isinstance(mapped.error, _LostError):
                 yield MappedLibrary(twin, error=_LostError(twin, None, mapped.error.problem))
-            elif mapped.error is None and self._is_as_seen(path) and self._is_as_seen(twin):
-                yield _at(twin, mapped)
+            elif (
+                mapped.error is None
+                and (seen := self.seen[twin]) is not None
+                and self._is_as_seen(path)
+                and self._is_as_seen(twin)
+            ):
+                yield _at(twin, seen.mtime_ns, mapped)
             else:
                 yield _map(twin, request, cache)
 
@@ -243,19 +248,23 @@ class _LostError(FormatError):
     """A library was not read: the process that began it died."""
 
 
-def _at(path: Path, mapped: MappedLibrary) -> MappedLibrary:
-    """The result for another file with the same content."""
-    summary, library_map = mapped.summary, mapped.library_map
+def _at(path: Path, mtime_ns: int, mapped: MappedLibrary) -> MappedLibrary:
+    """The result for another file with the same content.
+
+    Args:
+        mtime_ns: modification time of that file.
+    """
     try:
-        with ByteSource(path) as source:
-            _check_name(path, source)
-            return mapped._replace(
-                path=path,
-                summary=summary and replace_fields(summary, path=source.path),
-                library_map=library_map and _at_file(library_map, source),
-            )
-    except NegativaError as e:
+        real = os.path.realpath(path)
+        _check_name(path, real)
+    except FormatError as e:
         return MappedLibrary(path, error=e)
+    summary, library_map = mapped.summary, mapped.library_map
+    return mapped._replace(
+        path=path,
+        summary=summary and replace_fields(summary, path=real),
+        library_map=library_map and _at_file(library_map, real, mtime_ns),
+    )
 
 
 def _join_copies(
@@ -411,7 +420,7 @@ def _look_up_alone(
         with ByteSource(path) as source:
             if source.size < _MIN_CACHED_SIZE:
                 return None
-            _check_name(path, source)
+            _check_name(path, source.path)
             tables = _Tables.read(source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables
     except NegativaError as e:
@@ -429,7 +438,7 @@ def _look_up(
         library_map = cache.load_map(key, request.scope)
         if library_map is None or _lacks_digest(library_map, request):
             return None
-        library_map = _as_wanted(_at_file(library_map, source), request)
+        library_map = _as_wanted(_at_file(library_map, source.path, source.mtime_ns), request)
         if request.with_summary:
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
@@ -440,18 +449,18 @@ def _look_up(
     )
 
 
-def _check_name(path: Path, source: ByteSource) -> None:
+def _check_name(path: Path, real: str) -> None:
     """Refuse a path that is not UTF-8, since JSON can't hold it."""
     try:
-        source.path.encode()
+        real.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(path).decode(errors="backslashreplace")
         raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
 
 
-def _at_file(library_map: LibraryMap, source: ByteSource) -> LibraryMap:
+def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
     """The map with path and time of a file with the same content; it may have moved, too."""
-    library = replace_fields(library_map.library, path=source.path, mtime_ns=source.mtime_ns)
+    library = replace_fields(library_map.library, path=path, mtime_ns=mtime_ns)
     return replace_fields(library_map, library=library)
 
 
@@ -500,7 +509,7 @@ def map_source(
     try:
         if request.with_content:
             return _with_content(path, source, request, cache, known)
-        _check_name(path, source)
+        _check_name(path, source.path)
         if has_marker(source):
             return _read_slimmed(path, source, request)
         if known is None or known.stamp != source.stamp:
@@ -569,7 +578,7 @@ def _read(
     cached = library_map is not None
     if library_map is None:
         library_map = map_library(source, tables.host, request.scope)
-    library_map = _at_file(library_map, source)
+    library_map = _at_file(library_map, source.path, source.mtime_ns)
     if library_map.sections:
         if sha256 is None and request.with_digest:
             sha256 = source.sha256()

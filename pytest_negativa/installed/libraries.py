@@ -104,6 +104,7 @@ def _iter_distribution(distribution: Distribution) -> Iterator[str]:
 def _unique(paths: Iterator[str]) -> tuple[Path, ...]:
     """The files of known kinds among ``paths``, hard and symbolic links to the same file once."""
     found: dict[tuple[int, int], Path] = {}
+    folders: dict[str, str] = {}
     for path in paths:
         try:
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
@@ -114,8 +115,18 @@ def _unique(paths: Iterator[str]) -> tuple[Path, ...]:
                 continue
         except (OSError, ValueError):
             continue
-        found[status.st_dev, status.st_ino] = Path(path).resolve()
+        found[status.st_dev, status.st_ino] = Path(_real_path(path, folders))
     return tuple(found.values())
+
+
+def _real_path(path: str, folders: dict[str, str]) -> str:
+    """The real path; that of a folder is found once, since each of its parts takes a call."""
+    folder, name = os.path.split(path)
+    if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114
+        return os.path.realpath(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)
 
 
 def _may_hold_gpu_code(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libra
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import LibraryMap, Scope
-from tests.support.clusters import Cluster, KillsWorkers, cluster_of, workers_of
+from tests.support.clusters import Cluster, KillsWorkers, cluster_of, two_hosts, workers_of
 from tests.support.libraries import BIN, MULTIARCH, NEGATIVA, PLAIN, SHARED_OBJECTS, make_large
 
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
@@ -197,6 +198,41 @@ def test_a_worker_without_the_file(
     }[there]
     assert str(found.value).startswith(f"{path}: worker tcp://127.0.0.1:")
     assert f"{what}; share the folder" in str(found.value)
+
+
+@slow
+def test_two_hosts(tmp_path: Path) -> None:
+    """One reads what the other has, as long as both see it."""
+    (folder := tmp_path / "libraries").mkdir()
+    large(folder, 5)
+    with two_hosts() as (first, second):
+        cluster = Cluster(tmp_path, first, "10.77.0.1")
+
+        def inspect() -> tuple[int, str, str]:
+            command = [*first, str(NEGATIVA), "inspect", str(folder), "--json", "--no-cache"]
+            command += ["--executor", cluster.url]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout, done.stderr
+
+        try:
+            worker = cluster.add_worker(second, host="10.77.0.2")
+            status, found, error = inspect()
+            assert status == 0, error
+            expected = CliRunner().invoke(main, ["inspect", str(folder), "--json", "--no-cache"])
+            assert found == expected.stdout
+
+            worker.kill()
+            hidden = (*second, "sh", "-c", f'mount -t tmpfs none {folder}; exec "$@"', "sh")
+            cluster.add_worker(hidden, host="10.77.0.2")
+            status, _, error = inspect()
+            assert status == 1
+            assert re.search(
+                rf"error: {folder}/lib\w+.so: worker tcp://10.77.0.2:\d+ on other can't read it: "
+                "cannot be opened: No such file or directory; share the folder",
+                error,
+            )
+        finally:
+            cluster.close()
 
 
 @slow

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from tests.support.libraries import ROOT
@@ -118,6 +120,37 @@ def cluster_of(folder: Path, workers: int, **settings: str) -> Iterator[Cluster]
         yield cluster
     finally:
         cluster.close()
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """What begins the command lines of processes on two hosts, 10.77.0.1 and 10.77.0.2.
+
+    They are network namespaces with a cable between them. The second has a host name of its own.
+    """
+    names = [f"negativa{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        end, other_end = (("eth0", "netns", name) for name in names)
+        _ip("link", "add", *end, "type", "veth", "peer", *other_end)
+        for number, name in enumerate(names, 1):
+            _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+        first, second = (("ip", "netns", "exec", name) for name in names)
+        rename = ("unshare", "--uts", "--mount", "sh", "-c", 'hostname other; exec "$@"', "sh")
+        yield first, (*second, *rename)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"this system has no network namespaces for tests: {e}")
 
 
 @contextmanager
