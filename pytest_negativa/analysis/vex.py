@@ -39,9 +39,10 @@ from pytest_negativa.models.vex import (
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.loaded import soname_of
-from pytest_negativa.slimming.manifest import digest_of
+from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import default_paths, scan
 from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 
 _MOST_NAMED = 3
 _LACKS = "The file has none of the code that the list names."
@@ -68,6 +69,14 @@ class Finding(NamedTuple):
 class _Library(NamedTuple):
     names: LibraryNames
     original_sha256: str | None
+    spares: str | None
+
+
+class _KernelsLeft(NamedTuple):
+    """Names in a library's GPU code, and why there may be more kernels."""
+
+    names: frozenset[str]
+    problem: str | None
 
 
 class Libraries:
@@ -87,6 +96,11 @@ class Libraries:
         places = Places()
         self._libraries: list[_Library] = []
         self._originals = originals
+        # Large libraries take seconds to read, and many vulnerabilities may name one.
+        self._digests: dict[Path, str] = {}
+        self._left: dict[Path, _KernelsLeft] = {}
+        self._found: dict[str, Path | None] = {}
+        self._names: dict[Path, frozenset[str]] = {}
         for tree in scan(paths):
             for group in filter(tree.is_library, tree.groups):
                 path = tree.root / group.name
@@ -96,7 +110,7 @@ class Libraries:
                 kept = entry.original if entry is not None else None
                 if kept is not None:
                     self._originals = (*self._originals, Path(kept))
-                self._libraries.append(_Library(names, digest))
+                self._libraries.append(_Library(names, digest, _sent_to(path)))
 
     def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
         """What is known of each library that a vulnerability is said to be in.
@@ -108,61 +122,99 @@ class Libraries:
             code = [c for c in vulnerability.code if matches_library(c.library, library.names)]
             if code:
                 path = Path(library.names.path)
-                with ByteSource(path) as source:
-                    digest = source.sha256()
-                reasons = list(self._reasons(path, library.original_sha256, code))
-                yield Finding(path, digest, "; ".join(dict.fromkeys(reasons)) or None)
+                if path not in self._digests:
+                    with ByteSource(path) as source:
+                        self._digests[path] = source.sha256()
+                reasons = list(self._reasons(path, library, code))
+                yield Finding(path, self._digests[path], "; ".join(reasons) or None)
 
     def _reasons(
-        self, path: Path, original_sha256: str | None, code: Iterable[VulnerableCode]
+        self, path: Path, library: _Library, code: Iterable[VulnerableCode]
     ) -> Iterator[str]:
         """Why code may be there."""
+        functions = {name for one in code for name in one.functions}
+        kernels = {name for one in code for name in one.kernels}
         with ByteSource(path) as source:
             if not has_marker(source):
                 yield "it is not slimmed"
                 return
             note = note_of(path)
-            if note is not None:
-                try:
-                    yield f"its spare {find_spare(path).name} is in reach, and gives the code back"
-                    return
-                except NegativaError:
-                    original_sha256 = note.original.hex()
-            original = self._original(original_sha256, path.name)
-            functions = {name for one in code for name in one.functions}
-            kernels = {name for one in code for name in one.kernels}
+            sha256 = library.original_sha256 if note is None else note.original.hex()
+            if note is not None and (spare := _why_in_reach(path, library)) is not None:
+                yield spare
+                return
+            original = self._original(sha256, path.name)
             try:
                 if functions:
                     yield from _functions_left(source, original, functions)
                 if kernels and note is not None:
                     yield "slim --spare leaves parts of GPU code on pages that stay"
                 elif kernels:
-                    yield from _kernels_left(source, original, kernels)
+                    yield from self._kernels_left(source, original, kernels)
             except FormatError as e:
                 yield f"it can't be read: {e.problem}"
 
     def _original(self, sha256: str | None, name: str) -> Path | None:
-        for place in self._originals if sha256 is not None else ():
+        if sha256 is None:
+            return None
+        if sha256 not in self._found:
+            self._found[sha256] = self._search(sha256, name)
+        return self._found[sha256]
+
+    def _search(self, sha256: str, name: str) -> Path | None:
+        for place in self._originals:
             for path in place.rglob("*") if place.is_dir() else (place,):
                 alike = path.name.startswith(name) or not place.is_dir()
                 if alike and path.is_file() and digest_of(path) == sha256:
                     return path
         return None
 
+    def _kernels_left(
+        self, source: ByteSource, original: Path | None, kernels: set[str]
+    ) -> Iterator[str]:
+        """Why kernels may be in a library without a spare."""
+        path = Path(source.path)
+        if path not in self._left:
+            left, _ = map_slimmed(source, Scope())
+            self._left[path] = _KernelsLeft(frozenset(left.names), _why_unknown(left))
+        names, problem = self._left[path]
+        if there := kernels & names:
+            yield f"it has {_some(there)}"
+        if problem is not None:
+            yield problem
+        if unproved := kernels - names - self._known_kernels(source, original, kernels):
+            yield f"nothing shows that it ever had {_some(unproved)}; are the names right?"
+
+    def _known_kernels(
+        self, source: ByteSource, original: Path | None, kernels: set[str]
+    ) -> set[str]:
+        """The kernels that the original has, or that the library registers by name with CUDA."""
+        if original is not None:
+            if original not in self._names:
+                self._names[original] = frozenset(read_library(original, Scope()).names)
+            return kernels & self._names[original]
+        with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return {name for name in kernels if data.find(b"\0" + name.encode() + b"\0") >= 0}
+
 
 def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _kernels_left(source: ByteSource, original: Path | None, kernels: set[str]) -> Iterator[str]:
-    """Why kernels may be in a library without a spare."""
-    left, _ = map_slimmed(source, Scope())
-    if there := kernels & set(left.names):
-        yield f"it has {_some(there)}"
-    if (problem := _why_unknown(left)) is not None:
-        yield problem
-    if unproved := kernels - there - _known_kernels(source, original, kernels):
-        yield f"nothing shows that it ever had {_some(unproved)}; are the names right?"
+def _sent_to(path: Path) -> str | None:
+    """The URL that has a library's spare, as a manifest around the library says."""
+    folders = (folder for folder in path.parents if (folder / MANIFEST_NAME).is_file())
+    return next(filter(None, (load_manifest(folder).spares for folder in folders)), None)
+
+
+def _why_in_reach(path: Path, library: _Library) -> str | None:
+    """What to say if the spare of a library is in reach."""
+    if library.spares is not None:
+        return f"its spare is at {library.spares}, and gives the code back"
+    try:
+        return f"its spare {find_spare(path).name} is in reach, and gives the code back"
+    except NegativaError:
+        return None
 
 
 def _why_unknown(left: LibraryMap) -> str | None:
@@ -175,14 +227,6 @@ def _why_unknown(left: LibraryMap) -> str | None:
         if block.content is None or isinstance(block.content, LtoIr):
             return f"it has {block.kind.value}, which doesn't tell its kernels"
     return None
-
-
-def _known_kernels(source: ByteSource, original: Path | None, kernels: set[str]) -> set[str]:
-    """The kernels that the original has, or that the library registers by name with CUDA."""
-    if original is not None:
-        return kernels & set(read_library(original, Scope()).names)
-    with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return {name for name in kernels if data.find(b"\0" + name.encode() + b"\0") >= 0}
 
 
 def _functions_left(source: ByteSource, original: Path | None, names: set[str]) -> Iterator[str]:
@@ -201,8 +245,8 @@ def _functions_left(source: ByteSource, original: Path | None, names: set[str]) 
             return
         for address, (size, mangled) in functions:
             name = mangled.decode(errors="replace")
-            if wanted := {name, name.partition(".")[0]} & names:
-                found[wanted.pop()].append((address, address + size))
+            for wanted in {name, name.partition(".")[0]} & names:
+                found[wanted].append((address, address + size))
     space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
     if unknown := names - found.keys():
         yield f"its original has no {_some(unknown)}; are the names right?"
