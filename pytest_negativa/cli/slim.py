@@ -24,6 +24,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import OptionError, StoreError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.settings.value_types import did_you_mean
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -241,6 +242,10 @@ class _SlimGroup(click.Group):
         **extra: Any,
     ) -> click.Context:
         options = args[: args.index("--")] if "--" in args else args
+        word = args[0] if args else ""
+        known = word in self.commands or os.path.lexists(word)
+        if not known and (near := did_you_mean(word, self.commands)):
+            raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", parent)
         for name, command in self.commands.items():
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)

@@ -79,6 +79,7 @@ class Entry:
         member: where the file can be read at any time; None if it can be read in passing alone.
         read: reads the whole file; valid until the next entry.
         stream: a stream of the file, likewise; of files in tar archives.
+        is_folder: whether it is a folder.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Entry:
     member: Member | None = None
     read: Callable[[], bytearray] = bytearray
     stream: Callable[[], io.RawIOBase] = io.RawIOBase
+    is_folder: bool = False
 
 
 OnProblem = Callable[[FormatError], None]
@@ -344,7 +346,12 @@ class _TarStream:
 
 
 def iter_tar(
-    part: io.RawIOBase, label: str, archive: str | None, on_problem: OnProblem
+    part: io.RawIOBase,
+    label: str,
+    archive: str | None,
+    on_problem: OnProblem,
+    *,
+    folders: bool = False,
 ) -> Iterator[Entry]:
     """The files and symbolic links in a tar archive, which may be compressed.
 
@@ -353,6 +360,7 @@ def iter_tar(
         label: its path, for messages.
         archive: the file that ``part`` is a ``Part`` of; None if it is compressed itself.
         on_problem: told of files that can't be read.
+        folders: yield folders, too.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
@@ -383,6 +391,8 @@ def iter_tar(
                 f"names of more than {MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
                 "headers for all files; crafted or damaged",
             )
+        if folders and info.isdir() and (name := clean_name(info.name)):
+            yield Entry(name, is_folder=True)
         if not (info.isreg() or info.issym() or info.islnk()):
             continue
         if (name := clean_name(info.name)) is None:

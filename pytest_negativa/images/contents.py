@@ -100,6 +100,7 @@ class _Layer:
     """What a layer holds; an archive that is no image has one."""
 
     names: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
     members: dict[str, Member] = field(default_factory=dict)
     mapped: dict[str, MappedLibrary] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -164,6 +165,10 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     # A file of the same name before this one is gone when the archive is unpacked.
     for found in (layer.members, layer.mapped, layer.sizes, layer.counted, layer.links):
         found.pop(name, None)
+    if entry.is_folder:
+        layer.names.discard(name)
+        layer.folders.add(name)
+        return 0
     layer.names.add(name)
     folder = name.rpartition("/")[0]
     if folder.endswith(_DIST_INFO):
@@ -219,7 +224,7 @@ def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
         _put(layer.counted, contents.counted, seen)
         _put(layer.links, contents.links, seen)
         _put(layer.lists, contents.lists, seen)
-        cover.add(layer.names)
+        cover.add(layer.names, layer.folders)
     return members
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -239,19 +239,21 @@ def iter_layers(image: Image, on_problem: OnProblem) -> Iterator[tuple[int, Iter
     if image.is_folder:
         for name, number in last.items():
             with ByteSource(image.path / name) as source:
-                yield number, iter_tar(Part(source), source.path, source.path, on_problem)
+                part = Part(source)
+                yield number, iter_tar(part, source.path, source.path, on_problem, folders=True)
     elif image.members:
         with ByteSource(image.path) as source:
             for name, number in last.items():
                 member = image.members[name]
                 part = Part(source, member.start, member.packed_size)
                 label = f"{image.path}/{name}"
-                yield number, iter_tar(part, label, source.path, on_problem)
+                yield number, iter_tar(part, label, source.path, on_problem, folders=True)
     else:
         for entry in iter_archive(image.path, on_problem):
             if entry.name in last:
                 label = f"{image.path}/{entry.name}"
-                yield last[entry.name], iter_tar(entry.stream(), label, None, on_problem)
+                stream = entry.stream()
+                yield last[entry.name], iter_tar(stream, label, None, on_problem, folders=True)
 
 
 @dataclass(slots=True)
@@ -259,11 +261,12 @@ class Cover:
     """What upper layers hide of lower ones; add the layers from the top down."""
 
     _gone: set[str] = field(default_factory=set)
+    _folders: set[str] = field(default_factory=set)
     _opaque: set[str] = field(default_factory=set)
 
     def hides(self, path: str) -> bool:
         """Whether a file of the next layer can't be seen."""
-        if path in self._gone:
+        if path in self._gone or path in self._folders:
             return True
         folder = path
         while folder:
@@ -272,10 +275,15 @@ class Cover:
                 return True
         return False
 
-    def add(self, names: set[str]) -> None:
-        """Add a layer by the names of its files and links."""
+    def add(self, names: Iterable[str], folders: Iterable[str] = ()) -> None:
+        """Add a layer by the names of its files and links, and of its folders."""
+        self._folders.update(folders)
         for name in names:
             folder, _, base = name.rpartition("/")
+            above = folder
+            while above and above not in self._folders:
+                self._folders.add(above)
+                above = above.rpartition("/")[0]
             if base == OPAQUE:
                 self._opaque.add(folder)
             elif base.startswith(WHITEOUT):

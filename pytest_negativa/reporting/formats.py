@@ -69,7 +69,7 @@ def _github(contents: ReportContents, _options: Reports) -> Iterator[str]:
 
 
 def _json(contents: ReportContents, _options: Reports) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(contents.report), indent=1)
+    return msgspec.json.format(msgspec.json.encode(contents.report), indent=1) + b"\n"
 
 
 def _markdown(contents: ReportContents, _options: Reports) -> bytes:

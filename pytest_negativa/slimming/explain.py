@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 from pytest_negativa.arch import parse_arch
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.installed.sites import SITE_NAMES
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.listing import SlimmedLibrary
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
@@ -27,6 +30,7 @@ from pytest_negativa.slimming.recipes import devices_of
 from pytest_negativa.slimming.spares import find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
+_CODE_FILES = re.compile(rf"""[^\s/'":]+(?:{"|".join(map(re.escape, CODE_SUFFIXES))})(?![\w.])""")
 _MAPPINGS = Path("/proc/self/maps")
 _MAX_ROWS = 20
 
@@ -205,6 +209,9 @@ def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path
 
 def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
     verdict = _verdict_on(error)
+    if (file := _removed_file(error, folders)) is not None:
+        yield from file
+        return
     if not slimmed:
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
@@ -232,6 +239,33 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
         yield str(verdict)
     yield from _libraries(_likely_first(error, lacking))
     yield from _remedies(lacking)
+
+
+def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
+    """What is known of a removed file of GPU code that an error names; None if it names none."""
+    named = set(_CODE_FILES.findall(error))
+    if not named:
+        return None
+    roots: list[Path] = []
+    for folder in dict.fromkeys(f.resolve() for f in folders or _sites()):
+        roots += [*_with_manifest((folder, *folder.parents)), *_walk(folder)[0]]
+    for root in dict.fromkeys(roots):
+        for name, entry in load_manifest(root).removed.items():
+            if name.rpartition("/")[2] not in named or os.path.lexists(root / name):
+                continue
+            back = "negativa slim undo, or " if entry.original is not None else ""
+            return (
+                f"{root / name} was removed by negativa slim (by {entry.source}).",
+                f"To get it back: {back}install its distribution again.",
+                "To keep it: a test that opens it, or keep.libraries, and prove and lock again; "
+                "with --arch, name the arch of this GPU, too.",
+            )
+    return None
+
+
+def _sites() -> tuple[Path, ...]:
+    """The folders of this process's packages."""
+    return tuple(Path(folder) for folder in sys.path if Path(folder).name in SITE_NAMES)
 
 
 def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:

@@ -245,11 +245,14 @@ class TestCover:
             ("a/b", "a/b", True),
             ("a/b", "a/b/c", True),
             ("a/b", "a/bc", False),
+            ("a/b/c", "a", True),
+            ("a/b/c", "a/b", True),
+            ("a/.wh.b", "a", True),
             ("a/.wh.b", "a/b", True),
             ("a/.wh.b", "a/b/c/d", True),
             (".wh.a", "a/b", True),
             ("a/.wh..wh..opq", "a/b/c", True),
-            ("a/.wh..wh..opq", "a", False),
+            ("a/.wh..wh..opq", "a", True),
             ("a/.wh..wh..opq", "b/a", False),
             (".wh..wh..opq", "a", True),
         ],
@@ -258,6 +261,11 @@ class TestCover:
         cover = Cover()
         cover.add({upper})
         assert cover.hides(path) is hidden
+
+    def test_an_empty_folder_hides_a_file(self) -> None:
+        cover = Cover()
+        cover.add((), {"a/b"})
+        assert cover.hides("a/b") and not cover.hides("a/b/c")
 
 
 class TestHostile:

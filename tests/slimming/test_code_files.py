@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -25,6 +27,7 @@ from tests.support.builders import (
     build_region,
 )
 from tests.support.faults import PlantedFault
+from tests.support.libraries import NEGATIVA
 from tests.support.sites import digests, make_wheel, pip_install
 
 H200, B200 = ComputeCapability(9, 0), ComputeCapability(10, 0)
@@ -196,6 +199,26 @@ def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: 
     rows = undo_trees([site])
     assert [row.status for row in rows] == [SlimStatus.LEFT]
     assert left(site) == STAYS
+
+
+def test_an_error_that_names_a_removed_file_is_explained(site: Path, tmp_path: Path) -> None:
+    slim(site, keep_originals=tmp_path / "originals")
+    error = f"FileNotFoundError: No such file or directory: '{site}/kernels/cubins/a/two.cubin'"
+    text = explain_error(error, (), (site,))
+    assert "kernels/cubins/a/two.cubin was removed by negativa slim" in text
+    assert "what devices of 9.0 can load" in text and "negativa slim undo" in text
+    assert "removed by" not in explain_error(error.replace("two", "one"), (), (site,))
+
+
+def test_a_mistyped_subcommand(site: Path) -> None:
+    command = [str(NEGATIVA), "slim", "chek"]
+    run = {"capture_output": True, "text": True, "cwd": site}
+    done = subprocess.run(command, **run)  # type: ignore[call-overload]
+    assert done.returncode == 2
+    assert "chek: neither a path nor a subcommand; did you mean check?" in done.stderr
+    (site / "chek").mkdir()
+    done = subprocess.run([*command, "--arch=sm_90"], **run)  # type: ignore[call-overload]
+    assert done.returncode == 0 and "nothing to slim in chek" in done.stdout
 
 
 def test_a_spare_leaves_the_files(site: Path, tmp_path: Path) -> None:
