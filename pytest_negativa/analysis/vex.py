@@ -145,7 +145,9 @@ class Libraries:
                 return
             original = self._original(sha256, path.name)
             try:
-                if functions:
+                if functions and note is None:
+                    yield "it has no spare, and slim --spare alone removes CPU code"
+                elif functions:
                     yield from _functions_left(source, original, functions)
                 if kernels and note is not None:
                     yield "slim --spare leaves parts of GPU code on pages that stay"
@@ -183,7 +185,7 @@ class Libraries:
         if problem is not None:
             yield problem
         if unproved := kernels - names - self._known_kernels(source, original, kernels):
-            yield f"nothing shows that it ever had {_some(unproved)}; are the names right?"
+            yield f"nothing shows that it ever had {_some(unproved)} (are the names right?)"
 
     def _known_kernels(
         self, source: ByteSource, original: Path | None, kernels: set[str]
@@ -249,7 +251,7 @@ def _functions_left(source: ByteSource, original: Path | None, names: set[str]) 
                 found[wanted].append((address, address + size))
     space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
     if unknown := names - found.keys():
-        yield f"its original has no {_some(unknown)}; are the names right?"
+        yield f"its original has no {_some(unknown)} (are the names right?)"
     if there := {
         name for name, spans in found.items() if any(space.stored_size(*s) for s in spans)
     }:
