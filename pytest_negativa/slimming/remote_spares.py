@@ -122,6 +122,8 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
             check_pair(library, Path(unchecked, note.spare_name))
         except NegativaError as e:
             raise ReconstructError(f"{place}: not taken: {e}") from e
+        # Processes of all users who can read the library need it.
+        Path(unchecked, note.spare_name).chmod(0o644)
         Path(unchecked, note.spare_name).replace(target)
         sync_folder(folder)
     if str(folder) in note.folders:

@@ -37,16 +37,16 @@ class NewFile:
         self._named = named
 
     @classmethod
-    def create(cls, target: Path, hidden: Path, flag: int) -> NewFile:
+    def create(cls, target: Path, hidden: Path, flag: int, mode: int) -> NewFile:
         """Make the file; see ``new_file``."""
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            return cls(os.open(target.parent, flags | flag, 0o600), target, hidden, named=False)
+            return cls(os.open(target.parent, flags | flag, mode), target, hidden, named=False)
         except OSError as e:
             if e.errno not in _CANNOT_TMPFILE:
                 raise
         flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return cls(os.open(hidden, flags, 0o600), target, hidden, named=True)
+        return cls(os.open(hidden, flags, mode), target, hidden, named=True)
 
     def path(self) -> Path:
         """A hidden name beside the target by which other programs can open the file.
@@ -93,7 +93,7 @@ class NewFile:
 
 @contextlib.contextmanager
 def new_file(
-    target: Path, *, hidden: Path | None = None, flag: int = os.O_TMPFILE
+    target: Path, *, hidden: Path | None = None, flag: int = os.O_TMPFILE, mode: int = 0o600
 ) -> Iterator[NewFile]:
     """A file that replaces ``target`` when it is published, and is gone if it is not.
 
@@ -101,12 +101,13 @@ def new_file(
         target: its folder must exist.
         hidden: its name meanwhile, in the same folder; by default a random one.
         flag: how to open a file without a name; tests give another one.
+        mode: its permissions, less those that the umask forbids.
 
     Raises:
         OSError: it can't be made.
     """
     random = f".{target.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
-    new = NewFile.create(target, hidden or target.with_name(random), flag)
+    new = NewFile.create(target, hidden or target.with_name(random), flag, mode)
     try:
         yield new
     finally:

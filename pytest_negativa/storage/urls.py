@@ -168,7 +168,7 @@ class Url:
         """
         digest = hashlib.sha256()
         try:
-            with new_file(target) as new:
+            with new_file(target, mode=0o666) as new:
                 for piece in self._pieces(size):
                     digest.update(piece)
                     _write_sparse(new.fd, piece)
@@ -178,7 +178,6 @@ class Url:
                         f"{sha256[:12]}...; delete it there, and push again"
                     )
                 os.ftruncate(new.fd, size)
-                os.fchmod(new.fd, 0o644)
                 new.publish()
         except OSError as e:
             raise StoreError(f"{target}: cannot be written: {e.strerror}") from e
@@ -214,11 +213,10 @@ class Url:
         with self._opened("written") as (file_system, path):
             if (local := _local_path(file_system, path)) is not None:
                 local.parent.mkdir(parents=True, exist_ok=True)
-                with new_file(local) as new, source.open("rb") as file:
+                with new_file(local, mode=0o666) as new, source.open("rb") as file:
                     while piece := file.read(_PIECE):
                         _write_sparse(new.fd, piece)
                     os.ftruncate(new.fd, file.tell())
-                    os.fchmod(new.fd, 0o644)
                     new.publish()
             else:
                 file_system.put_file(os.fspath(source), path)

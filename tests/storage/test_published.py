@@ -70,6 +70,18 @@ def test_what_is_here_is_not_fetched_again(files: dict[str, Path], tmp_path: Pat
     assert fetched(url, tmp_path / "a") == {"a": "one", "b/c": "two", "b/d": "one"}
 
 
+def test_fetched_files_get_the_mode_that_the_umask_allows(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    url = Url(f"file://{tmp_path}/store/name")
+    os.umask(0o027)
+    publish("name", files, url)
+    fetched(url, tmp_path / "a")
+    for path in (tmp_path / "a" / "b" / "c", tmp_path / "store" / "cas" / "sha256"):
+        for file in [path] if path.is_file() else path.iterdir():
+            assert file.stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.planted_fault(
     "a file of a run at a URL has other bytes", says="damaged: its SHA-256 is"
 )
