@@ -7,7 +7,6 @@ Brackets stand for themselves, since signatures (``void f(float (&)[3])``) and p
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
@@ -171,6 +170,8 @@ def _words(candidates: Iterable[str]) -> dict[str, str]:
 
 
 def _nearest(glob: str, words: dict[str, str]) -> str:
+    import difflib  # only a fault needs it
+
     pieces = re.findall(r"[\w.+-]+", glob.removeprefix(DISTRIBUTION_PREFIX))
     if not pieces:
         return ""

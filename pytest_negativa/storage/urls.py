@@ -10,7 +10,6 @@ Every pytest session imports this module: nothing but the standard library.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -27,9 +26,10 @@ from pytest_negativa.errors import (
 )
 from pytest_negativa.storage.atomic import new_file, write_atomically
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*")
-_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+# Not compiled before they are needed: every command imports them.
+_URL = r"[A-Za-z][A-Za-z0-9+.-]+://"
+_FORM = r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*"
+_CREDENTIALS = r"//[^/@]*:[^/@]*@"
 # Bytes; a driver repeats the request for such a piece if it fails.
 _PIECE = 16 << 20
 _BLOCK = 64 << 10
@@ -37,7 +37,7 @@ _BLOCK = 64 << 10
 
 def is_url(text: str | os.PathLike[str]) -> bool:
     """Whether a text that may be a path is a URL."""
-    return isinstance(text, str) and _URL.match(text) is not None
+    return isinstance(text, str) and re.match(_URL, text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Url:
         Raises:
             OptionError: it has a password, a query, a second URL, or no path.
         """
-        if _PASSWORD.search(self.text):
+        if re.search(_CREDENTIALS, self.text):
             # The message must not have it either.
             raise OptionError(
                 f"{self.text.partition('://')[0]}://...: a URL with a password is not taken, for "
                 "it would get into files and logs; set credentials in the environment, or in the "
                 "configuration files of the store's tools"
             )
-        if not _FORM.fullmatch(self.text) or "::" in self.text or "/../" in f"{self.text}/":
+        if not re.fullmatch(_FORM, self.text) or "::" in self.text or "/../" in f"{self.text}/":
             raise OptionError(
                 f"{self.text.partition('?')[0]}: expected a URL such as s3://bucket/folder/name, "
                 "without a query"
@@ -81,7 +81,7 @@ class Url:
             OptionError: nothing is left then.
         """
         above = self.text.rstrip("/").rpartition("/")[0]
-        if not _FORM.fullmatch(above):
+        if not re.fullmatch(_FORM, above):
             raise OptionError(f"{self}: names no folder; expected a URL such as {self}/name")
         return Url(above)
 
@@ -166,6 +166,8 @@ class Url:
         Raises:
             StoreError: it can't be read or written, or is something else.
         """
+        import hashlib  # OpenSSL takes 2 ms to load
+
         digest = hashlib.sha256()
         try:
             with new_file(target, mode=0o666) as new:
