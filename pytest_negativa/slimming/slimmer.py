@@ -184,6 +184,7 @@ class Slimmer:
                 self._remove_abandoned_runtimes()
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
+                self._remove_unused_runtimes()
                 self._remove_files(on_done)
             finally:
                 # Also when interrupted: what was replaced must be in order.
@@ -253,6 +254,13 @@ class Slimmer:
         for task in self.work.tasks if self.options.spare is not None else ():
             for folder in self.tree.folders_of(task.names):
                 remove_abandoned(self.root / folder / RUNTIME_NAME)
+
+    def _remove_unused_runtimes(self) -> None:
+        """Remove the runtimes of libraries that were cut and failed a check."""
+        for task in self.work.tasks if self.options.spare is not None else ():
+            if task.name not in self.work.current:
+                for folder in self.tree.folders_of(task.names):
+                    remove_unused_runtime(self.root / folder)
 
     def _link_names(self) -> None:
         for name, result in self.work.links.items():

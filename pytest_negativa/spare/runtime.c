@@ -801,7 +801,9 @@ static void start_library(const Note *note) {
     leave(mask);
 }
 
-/* Another copy of this file, of another folder, may be at work in this process. */
+/* Another copy of this file, of another folder, may be at work in this process. If it is of an earlier
+ * version, it does not know our libraries: then both work, and its handler calls ours as the program's
+ * (see faults.h). */
 EXPORT int negativa_spare_version = 0;
 
 static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
@@ -810,7 +812,7 @@ static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
     if (slash == NULL || strcmp(slash + 1, "libnegativa_spare.so") != 0) return 0;
     void *handle = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
     const int *version = handle ? dlsym(handle, "negativa_spare_version") : NULL;
-    *(bool *)working = version != NULL && *version != 0;
+    *(bool *)working = version != NULL && *version >= VERSION;
     return *(bool *)working;
 }
 

@@ -17,13 +17,16 @@ import pytest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.spare import note as note_module
 from pytest_negativa.spare.misses import read_misses
-from pytest_negativa.spare.note import MAGIC
+from pytest_negativa.spare.note import MAGIC, RUNTIME_NAME
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_runtime
 from tests.support.faults import PlantedFault
 
 pytestmark = needs_runtime
+
+RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +210,45 @@ def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     expected = kit.output.split()[1]
     assert done.stdout.split() == [expected, expected, "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["earlier", "this"])
+def test_a_runtime_of_an_earlier_version_in_the_process(
+    kit: Kit, tmp_path: Path, first: str
+) -> None:
+    """It does not know libraries of this version; this one knows those of before."""
+    one, other = kit.cut(tmp_path / "earlier"), kit.cut(tmp_path / "this")
+    for path in (one.library, one.spare):
+        data = bytearray(path.read_bytes())
+        at = data.rindex(MAGIC + b"\2\0\0\0")
+        data[at + 8] = 1
+        path.write_bytes(data)
+    source = tmp_path / "spare" / "runtime.c"
+    source.parent.mkdir()
+    text = RUNTIME_SOURCE.read_text()
+    assert text.count(" VERSION = 2,") == 1
+    source.write_text(text.replace(" VERSION = 2,", " VERSION = 1,"))
+    (tmp_path / "processes").mkdir()
+    shutil.copy(RUNTIME_SOURCE.parents[1] / "processes" / "faults.h", tmp_path / "processes")
+    flags = ("-std=gnu11", "-O2", "-fvisibility=hidden", "-Wl,-z,initfirst", "-Wl,-z,nodelete")
+    runtime = one.library.with_name(RUNTIME_NAME)
+    command = ["gcc", "-shared", "-fPIC", *flags, str(source), "-o", str(runtime)]
+    subprocess.run([*command, "-ldl", "-lpthread"], check=True)
+    libraries = [one.library, other.library][:: 1 if first == "earlier" else -1]
+    script = (
+        "import ctypes, faulthandler, sys\n"
+        "libraries = [ctypes.CDLL(path) for path in sys.argv[2:]]\n"
+        "faulthandler.enable()\n"
+        "for library in libraries:\n"
+        "    print(library.sum(0, int(sys.argv[1])), library.thrown(90))\n"
+    )
+    words = [str(kit.pages), *map(str, libraries)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script, *words], capture_output=True, text=True, check=False
+    )
+    expected = f"{kit.output.split()[1]} 90\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, 2 * expected, "")
 
 
 def test_the_log_counts_pages_and_a_full_disk_does_no_harm(kit: Kit, tmp_path: Path) -> None:
