@@ -10,7 +10,6 @@ import click
 from pytest_negativa.cli.common import (
     EXECUTOR,
     EXIT_FAILED,
-    FOLDER,
     JOBS,
     NO_CACHE,
     PathOrUrl,
@@ -35,7 +34,8 @@ _MOST_ERRORS = 10
 @click.argument("folder", type=click.Path(exists=True, path_type=Path), metavar="IMAGE")
 @click.option(
     "--run",
-    type=FOLDER,
+    type=PathOrUrl(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR|URL",
     help="Show what this traced run loaded, and what its plan leaves unused.",
 )
 @click.option(
@@ -56,7 +56,7 @@ _MOST_ERRORS = 10
 @click_options("config")
 def image_report(
     folder: Path,
-    run: Path | None,
+    run: Path | Url | None,
     lock: Path | Url | None,
     devices: tuple[ComputeCapability, ...],
     top: int,
@@ -81,13 +81,14 @@ def image_report(
     from pytest_negativa.images.suite import load_suite, suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
     from pytest_negativa.storage.lockfile import load_lock
-    from pytest_negativa.storage.runs import Run
+    from pytest_negativa.storage.runs import RunsFolder
 
     if run is not None and lock is not None:
         raise click.UsageError("--run or --lock, not both")
+    settings = settings_of(flags)
     suite = None
     if run is not None:
-        suite = load_suite(Run(run.resolve()))
+        suite = load_suite(RunsFolder(Path(settings.directory)).find(str(run)))
     elif lock is not None:
         suite = suite_of_lock(load_lock(lock))
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
@@ -95,7 +96,7 @@ def image_report(
             folder,
             suite,
             devices,
-            None if no_cache else open_cache(settings_of(flags).cache),
+            None if no_cache else open_cache(settings.cache),
             workers,
             progress.update,
         )

@@ -147,7 +147,7 @@ def push(words: tuple[str, ...], **flags: Any) -> None:
 def fetch(urls: tuple[str, ...], **flags: Any) -> None:
     """Fetch runs from URLs to which they were pushed.
 
-    Every command that takes a RUN takes a URL, too, and fetches the run first. A run that is here
+    Every command with --run takes a URL, too, and fetches the run first. A run that is here
     already is not fetched again.
 
     Exit status: 0, or 1 if a run can't be fetched, or another one of the same id is here.

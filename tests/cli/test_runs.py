@@ -133,6 +133,8 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     assert json.loads((quickstart.folder / "report.json").read_text())["run_id"] == first
     assert "1 library" in quickstart.negativa("runs", "show", f"{store}/shard-1").stdout
     assert {first, second} < {folder.name for folder in quickstart.runs()}
+    shown = quickstart.negativa("image-report", "quickstart", "--run", f"{store}/shard-1").stdout
+    assert "libquickstart.so" in shown
 
     # A run that is here is not replaced.
     (quickstart.results / first / "trace.json").write_text("mine")
