@@ -14,9 +14,9 @@
  * It must be the first of several auditors: in _dl_audit_symbind_alt, which dlsym calls, glibc 2.36
  * does not step on to the next one after an auditor that has no la_symbind.
  *
- * The wrappers take every parameter as a word. The System V ABI for x86-64 passes integers and
- * pointers each in a register or an eight-byte slot of the stack, so words go through unchanged,
- * and one too many does no harm.
+ * The wrappers take every parameter as a word. The ABIs for Linux of x86-64 (System V) and aarch64
+ * (AAPCS64) pass integers and pointers each in a register or an eight-byte slot of the stack, so
+ * words go through unchanged, and one too many does no harm.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -22,12 +22,15 @@ from pytest_negativa.hostcode.page_logs import (
 )
 from pytest_negativa.hostcode.usage import FileKey, identify
 from pytest_negativa.models.hostcode import HostFile
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import FUNCTIONS, compile_paged, compile_program, symbols_of
 from tests.support.sessions import unmeasured_environ
 
-pytestmark = needs_compiler
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(why_unwatchable() is not None, reason=str(why_unwatchable())),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -40,10 +41,12 @@ from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
-from tests.support.sites import digests, wrong_files
+from tests.support.sessions import unmeasured_environ
+from tests.support.sites import digests, make_wheel, wrong_files
 
 pytestmark = [needs_compiler, needs_runtime]
 
+DOCKERFILE = Path(__file__).parents[2] / "examples" / "docker" / "Dockerfile.spare"
 SM_80 = ComputeCapability(8, 0)
 """The libraries have no code for it."""
 CODE = 238_000
@@ -130,6 +133,34 @@ def test_without_a_spare_a_library_may_refuse_to_start(site: Made, tmp_path: Pat
     assert "then negativa lock --add-misses DIR, and slim again.\n" in refused.stderr
     environ = {"NEGATIVA_SPARE_DIR": str(tmp_path / "elsewhere")}
     assert subprocess.run(words, env=environ, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_an_image_needs_its_spares_for_removed_code_alone(installed: Made, tmp_path: Path) -> None:
+    """What RUN runs in examples/docker/Dockerfile.spare, in folders of the test."""
+    text = re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text()).replace("\\\n", " ")
+    [_, install_and_slim] = re.findall(r"(?m)^RUN +(.+)$", text)
+    wheel = make_wheel(tmp_path, "gpu-code", "1.0", {ONE: installed.one, TWO: installed.two})
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "requirements.txt").write_text(f"--no-index\n{wheel}\n")
+    # The tool's environment is the one of the test.
+    python, tool = Path(sys.executable), tmp_path / "tool" / "bin" / "negativa"
+    tool.parent.mkdir(parents=True)
+    tool.symlink_to(python.with_name("negativa"))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    environ = {**unmeasured_environ(), "PYTHON": version, "ARCHS": f"sm_{SM_80.major}{SM_80.minor}"}
+    environ.pop("PYTHONPATH", None)
+    environ["PATH"] = f"{python.parent}:{environ['PATH']}"
+    script = re.sub(r'(?<=[ "])/(?=(app|tool|tmp|spares)\b)', f"{tmp_path}/", install_and_slim)
+    subprocess.run(["sh", "-euc", script], env=environ, check=True)
+    site = tmp_path / "app" / "lib" / f"python{version}" / "site-packages"
+    assert (site / ONE).stat().st_size < installed.one.stat().st_size
+    expected = read_code(installed.one).stdout
+    assert read_code(site / ONE).stdout == expected
+    (tmp_path / "spares").rename(tmp_path / "volume")
+    without = read_code(site / ONE)
+    assert without.returncode == -signal.SIGSEGV
+    assert "its spare libone.so.1." in without.stderr
 
 
 @pytest.mark.slow
