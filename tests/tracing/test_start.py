@@ -46,6 +46,8 @@ def test_environment_of_children() -> None:
         "NEGATIVA_RUN_ID": "run-1",
         "NEGATIVA_ROOT": "/project",
         "NEGATIVA_LACKS": "negativa-7",
+        # Of a service that this process may belong to: all children are traced.
+        "NEGATIVA_SAMPLE": "",
         "NEGATIVA_CUPTI": "/c.so",
     }
 
