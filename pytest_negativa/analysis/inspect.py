@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,12 @@ from pytest_negativa.storage.records import encode_hook, utf8
 JSON_VERSION = 2
 """Of the JSON output. History: 1 had one device in each summary, 2 has a list."""
 
+_NO_LIBRARIES = '"libraries": []'
+
 OnDone = Callable[[int, int], None]
 """Called with the bytes of libraries done and of all libraries."""
+
+Take = Callable[[MappedLibrary], MappedLibrary]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,12 @@ def inspect_libraries(
     cache: MapCache | None = None,
     workers: Workers | None = None,
     on_done: OnDone | None = None,
+    take: Take = lambda mapped: mapped,
 ) -> tuple[InspectedSet, ...]:
     """Map all libraries that the arguments stand for, of slimmed ones what is left.
+
+    Args:
+        take: called with each library as it is read; what it returns is kept.
 
     Raises:
         OptionError: an argument stands for nothing.
@@ -97,9 +106,10 @@ def inspect_libraries(
     found: list[InspectedSet] = []
     for archives, group in groups:
         if archives:
-            found += (_inspect_archive(Path(a), request, workers, on_done) for a in group)
+            sets = (_inspect_archive(Path(a), request, workers, on_done) for a in group)
+            found += (s._replace(mapped=tuple(map(take, s.mapped))) for s in sets)
         else:
-            found += _inspect_files(tuple(group), request, cache, workers, on_done)
+            found += _inspect_files(tuple(group), request, cache, workers, on_done, take)
     return tuple(found)
 
 
@@ -128,6 +138,7 @@ def _inspect_files(
     cache: MapCache | None,
     workers: Workers | None,
     on_done: OnDone | None,
+    take: Take,
 ) -> tuple[InspectedSet, ...]:
     sets = tuple(find_libraries(a, with_dependencies=request.with_dependencies) for a in arguments)
     sizes = {path: _size(path) for s in sets for path in s.paths}
@@ -136,7 +147,7 @@ def _inspect_files(
         on_done(0, total)
     mapped: dict[object, MappedLibrary] = {}
     for library in map_libraries(tuple(sizes), request.map_request, cache, workers):
-        mapped[library.path] = library
+        mapped[library.path] = take(library)
         done += sizes[library.path]
         if on_done is not None:
             on_done(done, total)
@@ -151,29 +162,70 @@ def _size(path: Path) -> int:
         return 0
 
 
-def render_json(inspected: Sequence[InspectedSet], request: InspectionRequest) -> str:
-    """The JSON output; schema in ``schemas/inspection.schema.json``."""
+class JsonTexts:
+    """The JSON of each library. It lies in a file, for that of a folder may not fit in memory."""
+
+    def __init__(self, request: InspectionRequest) -> None:
+        self._request = request
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this lives)
+        self._places: dict[str, tuple[int, int]] = {}
+
+    def __enter__(self) -> JsonTexts:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def take(self, mapped: MappedLibrary) -> MappedLibrary:
+        """Write a library; returns it without what only the JSON needs."""
+        if mapped.summary is None:
+            return mapped
+        request = self._request
+        library = InspectedLibrary(
+            summary=mapped.summary,
+            map=mapped.library_map if request.details else None,
+            removed=mapped.removed,
+            loadable=(
+                what_devices_load(mapped.library_map, request.required)
+                if mapped.library_map
+                else ()
+            ),
+        )
+        text = msgspec.json.format(msgspec.json.encode(library, enc_hook=encode_hook), indent=1)
+        self._places[str(mapped.path)] = self._file.tell(), len(text)
+        self._file.write(text)
+        return mapped if request.required else mapped._replace(library_map=None)
+
+    def read(self, path: Path) -> str:
+        """The text of a library that was written."""
+        start, size = self._places[str(path)]
+        self._file.seek(start)
+        return self._file.read(size).decode()
+
+
+def render_json(
+    inspected: Sequence[InspectedSet], request: InspectionRequest, texts: JsonTexts
+) -> Iterator[str]:
+    """The JSON output in parts; schema in ``schemas/inspection.schema.json``."""
     document = Inspection(
         format_version=JSON_VERSION,
-        libraries=tuple(
-            InspectedLibrary(
-                summary=m.summary,
-                map=m.library_map if request.details else None,
-                removed=m.removed,
-                loadable=(
-                    what_devices_load(m.library_map, request.required) if m.library_map else ()
-                ),
-            )
-            for s in inspected
-            for m in s.mapped
-            if m.summary is not None
-        ),
+        libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
         dead=dead_code(inspected) if request.dead else (),
         duplicates=_duplicates(inspected) if request.duplicates else None,
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
-    return msgspec.json.format(data, indent=1).decode()
+    begin, libraries, end = msgspec.json.format(data, indent=1).decode().partition(_NO_LIBRARIES)
+    yield begin
+    paths = [m.path for s in inspected for m in s.mapped if m.summary is not None]
+    if not paths:
+        yield libraries
+    for number, path in enumerate(paths):
+        yield ",\n  " if number else '"libraries": [\n  '
+        yield texts.read(path).replace("\n", "\n  ")
+    if paths:
+        yield "\n ]"
+    yield f"{end}\n"
 
 
 def _duplicates(inspected: Sequence[InspectedSet]) -> Duplicates:

@@ -110,6 +110,7 @@ def inspect(
     from pytest_negativa.analysis.arch_gates import missing_archs, too_much_dead
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,
+        JsonTexts,
         errors_of,
         inspect_libraries,
         render_json,
@@ -134,9 +135,14 @@ def inspect(
     )
     cache = None if no_cache else open_cache(settings_of(flags).cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
-        inspected = inspect_libraries(request, cache, workers, progress.update)
+        if as_json:
+            texts = click.get_current_context().with_resource(JsonTexts(request))
+            inspected = inspect_libraries(request, cache, workers, progress.update, texts.take)
+        else:
+            inspected = inspect_libraries(request, cache, workers, progress.update)
     if as_json:
-        click.echo(render_json(inspected, request))
+        for part in render_json(inspected, request, texts):
+            click.echo(part, nl=False)
     else:
         for number, part in enumerate(render_text(inspected, request)):
             click.echo(f"\n{part}" if number else part)
