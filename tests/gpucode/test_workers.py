@@ -25,6 +25,7 @@ from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.clusters import Cluster, KillsWorkers, cluster_of, two_hosts, workers_of
 from tests.support.libraries import BIN, MULTIARCH, NEGATIVA, PLAIN, SHARED_OBJECTS, make_large
+from tests.support.sessions import Project
 
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
 SUMMARY = MapRequest(scope=Scope())
@@ -145,6 +146,16 @@ class TestCluster:
         assert done[0].stdout == done[1].stdout
         assert done[0].stderr == done[1].stderr
         assert done[0].returncode == done[1].returncode
+
+    def test_plans(self, cluster: Cluster, project: Project) -> None:
+        """locate, debloat and combine get the same plan."""
+        project.write("test_a.py", "def test_passes():\n    pass\n")
+        project.pytest("-q", "--negativa")
+        expected = project.plan()
+        project.negativa("locate", "--executor", cluster.url)
+        assert project.plan() == expected
+        project.negativa("combine", ".negativa/latest", "--executor", cluster.url)
+        assert project.plan() == expected
 
 
 @slow
