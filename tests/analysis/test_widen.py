@@ -42,7 +42,7 @@ def slim(site: Made, lock: Lock, spares: Path) -> None:
 def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     library_map = read(site.one)
     kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}
-    block = next(b for b in library_map.iter_code() if b.start not in kept and b.size > 19_000)
+    block = next(b for b in library_map.iter_code() if b.start not in kept and b.size > 39_000)
     lock_file, logs = tmp_path / "negativa.lock", tmp_path / "logs"
     save_lock(site.lock, lock_file)
 
