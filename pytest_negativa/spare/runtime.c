@@ -175,7 +175,7 @@ typedef struct {
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
-static _Atomic uint32_t all_misses;
+static _Atomic uint32_t all_misses; /* that brought pages back */
 static _Atomic uint32_t library_count;
 
 static const char *spare_folder, *log_folder; /* of the environment, or NULL */
@@ -492,9 +492,11 @@ static bool is_there(uintptr_t page) {
  * does not help, the fault is the program's own: false. */
 static bool try_again(uintptr_t address) {
     enum { THREADS = 64, MOST_TRIES = 100 };
-    static _Atomic uint64_t last[THREADS]; /* address, thread and number of tries */
-    uint64_t thread = (uint64_t)call3(SYS_gettid, 0, 0, 0);
-    uint64_t key = address << 16 | (thread & 255) << 8;
+    static _Atomic uint64_t last[THREADS]; /* address, misses, thread and number of tries */
+    uint64_t thread = (uint64_t)call3(SYS_gettid, 0, 0, 0), served = atomic_load(&all_misses);
+    /* With the misses so far: a library that is loaded again may miss this page again, and the
+     * thread lose again. Tries count only while nothing comes back. */
+    uint64_t key = (address ^ served << 20) << 16 | (thread & 255) << 8;
     _Atomic uint64_t *slot = &last[thread % THREADS];
     uint64_t old = atomic_load(slot), tries = (old ^ key) >> 8 ? 1 : (old & 255) + 1;
     if (tries > MOST_TRIES) return false;
@@ -631,7 +633,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
         return false;
     }
     bool many = atomic_fetch_add(&library->misses, 1) >= MANY_MISSES;
-    many |= atomic_fetch_add(&all_misses, 1) >= MANY_IN_ALL;
+    many |= atomic_load(&all_misses) >= MANY_IN_ALL;
     Pages pages = {page, page + PAGE};
     if (many) {
         pages.start = page & -(uintptr_t)WINDOW, pages.end = pages.start + WINDOW;
@@ -645,6 +647,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
         if (!atomic_exchange(&library->told, true)) tell_refused(note, file, done);
         return false;
     }
+    atomic_fetch_add(&all_misses, 1);
     if (many) log_beside(library, offset - (page - pages.start), pages.end - pages.start);
     return true;
 }
@@ -657,16 +660,13 @@ static int (*real_pkey_mprotect)(void *, size_t, int, int);
 /* Makes a page that came back memory of the process, with this protection, as the program wants to
  * write to it. Another thread may have been quicker, and written. */
 static void own_page(uintptr_t page, int protection) {
-    long copy = map(0, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    long copy = copy_of((const char *)page, PAGE);
     if (failed(copy)) return;
     uint64_t mask = enter();
-    bool shared = call3(SYS_mprotect, (long)page, PAGE, protection) == -EACCES;
-    if (shared) {
-        for (size_t i = 0; i < PAGE / 8; i++) ((uint64_t *)copy)[i] = ((const uint64_t *)page)[i];
-        shared = !failed(move_copy(copy, page, PAGE, protection));
-    }
+    bool moved = call3(SYS_mprotect, (long)page, PAGE, protection) == -EACCES &&
+                 !failed(move_copy(copy, page, PAGE, protection));
     leave(mask);
-    if (!shared) call3(SYS_munmap, copy, PAGE, 0);
+    if (!moved) call3(SYS_munmap, copy, PAGE, 0);
 }
 
 /* A program that makes code writable, to patch it, would find an empty page in a gap. Pages of the
@@ -850,8 +850,9 @@ __attribute__((constructor)) static void begin(int count, char **words, char **e
     if (log_folder) mkdir(log_folder, 0777);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
     void *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (shared == MAP_FAILED || madvise(shared, PAGE, MADV_WIPEONFORK) != 0)
-        refuse("they need memory, and Linux 4.14 or newer");
+    if (shared == MAP_FAILED) refuse("no memory is left");
+    /* If the system can't (before Linux 4.14), a child may wait once: see PATIENCE. */
+    madvise(shared, PAGE, MADV_WIPEONFORK);
     entered = shared;
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
     if (!faults_wrap_libc(libc.dlfo_link_map) ||

@@ -117,6 +117,13 @@ def test_threads_race_for_pages_and_set_handlers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_thread_may_always_be_the_second_at_a_page(tmp_path: Path) -> None:
+    """As one of a pool that uses a library which is loaded again and again."""
+    words = [str(compile_harness(tmp_path, "undefined")), "tries", str(tmp_path)]
+    assert subprocess.run(words, capture_output=True, check=False).stdout == b"done\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_tables(tmp_path: Path, seed: int) -> None:
     """Refused, or served from where they say: nothing outside is read or changed."""

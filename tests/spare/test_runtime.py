@@ -123,6 +123,12 @@ def test_a_process_with_all_mappings_that_it_may_have(kit: Kit, cut: Cut) -> Non
     assert "as many mappings as vm.max_map_count allows" in done.stderr
 
 
+def test_a_system_that_wipes_no_memory_on_fork(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    shim = compile_shared("spare/no_wipe.c", tmp_path / "libno_wipe.so")
+    done = kit.run("plain", cut.library, environ={"LD_PRELOAD": str(shim)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
+
+
 @pytest.mark.parametrize("style", ["gnu", "sysv"])
 def test_a_missing_function_is_told_by_name(tmp_path: Path, style: str) -> None:
     original = compile_shared(

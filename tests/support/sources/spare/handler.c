@@ -4,6 +4,7 @@
  * before an inaccessible page, so whatever reads behind it dies; and what comes back must be in a
  * hole of the library.
  * race FOLDER: eight threads bring the same pages back, and change the program's handler meanwhile.
+ * tries FOLDER: a thread that is never the first at a page, and one whose fault stays.
  */
 #define constructor unused /* begin() would take the signal from the sanitizer */
 #include "../../../../pytest_negativa/spare/runtime.c"
@@ -221,9 +222,22 @@ static void *race(void *own) {
     return NULL;
 }
 
+/* ---- tries ---- */
+
+static void tries(void) {
+    for (int i = 0; i < 1000; i++, all_misses++) check(try_again(0x7f0000001000), "gave up");
+    for (int i = 0; i < 100; i++) check(try_again(0x7f0000001000), "gave up early");
+    check(!try_again(0x7f0000001000), "tries for ever");
+    puts("done");
+}
+
 int main(int count, char **arguments) {
     if (count < 3) return 2;
     const char *folder = arguments[count - 1];
+    if (strcmp(arguments[1], "tries") == 0) {
+        tries();
+        return 0;
+    }
     static char logs[PATH_MAX];
     snprintf(logs, sizeof logs, "%s/logs", folder);
     mkdir(logs, 0777);
