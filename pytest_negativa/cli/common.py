@@ -89,7 +89,7 @@ EXECUTOR = click.option(
     "--executor",
     metavar="URL",
     callback=_check_executor,
-    help="Let a Dask cluster read the libraries: dask://HOST:PORT.",
+    help="Read the libraries on a Dask cluster: dask://HOST:PORT.",
 )
 MATCH = click.option(
     "--match",

@@ -243,7 +243,7 @@ class _SlimGroup(click.Group):
     ) -> click.Context:
         options = args[: args.index("--")] if "--" in args else args
         word = args[0] if args else ""
-        known = word in self.commands or os.path.lexists(word)
+        known = word.startswith("-") or word in self.commands or os.path.lexists(word)
         if not known and (near := did_you_mean(word, self.commands)):
             raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", parent)
         for name, command in self.commands.items():
