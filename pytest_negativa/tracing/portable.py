@@ -30,7 +30,7 @@ from pytest_negativa.storage.runs import TRACE_SUFFIX, holds_samples
 from pytest_negativa.storage.system import open_regular
 from pytest_negativa.tracing.files import read_lines
 
-_MARKS = (b'"record":"header"', b'"record":"library"')
+_MARK = b'"record":"library"'
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -56,10 +56,11 @@ def copy_portable(
     of_samples = holds_samples(trace.parent)
     try:
         with open_regular(trace) as source, part.open("wb") as target:
-            for line in read_lines(source):
-                # Few lines name a path; decoding all of them would take most of the time.
+            for number, line in enumerate(read_lines(source)):
+                # Few lines name a path; decoding all of them would take most of the time. The
+                # header is decoded however it is written: a sample must not pass as a session.
                 portable = line
-                if any(mark in line for mark in _MARKS):
+                if number == 0 or _MARK in line:
                     portable = _portable(line, digests, paths, of_samples=of_samples)
                 digest.update(portable)
                 target.write(portable)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.trace import LibraryRecord, TracedLibrary
+from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests, save_digests
-from pytest_negativa.storage.runs import find_traces
+from pytest_negativa.storage.runs import Run, find_traces
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.portable import copy_portable
 from tests.support.traces import header, records, write
@@ -52,6 +52,17 @@ def combine(parts: Sequence[Path], target: Path) -> Path:
 
 def usage_of(folder: Path) -> bytes:
     return msgspec.json.encode(merge_traces(find_traces(folder)))
+
+
+def test_a_sample_does_not_pass_as_a_session(tmp_path: Path) -> None:
+    """Not even by a header that is written unusually."""
+    run = Run(tmp_path / "run")
+    run.trace_dir.mkdir(parents=True)
+    trace = write(run.trace_dir, header(7, role=Role.SOLO), records("a"))
+    run.mark_samples()
+    trace.write_bytes(trace.read_bytes().replace(b'"record":"header"', b'"record" : "header"'))
+    [process] = merge_traces(find_traces(combine([run.trace_dir], tmp_path / "all"))).processes
+    assert process.header.role is Role.SAMPLE
 
 
 shards = st.lists(
