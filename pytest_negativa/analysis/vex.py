@@ -6,7 +6,7 @@ library had it, so that a misspelled one is no good news. What can't be told is 
 
 from __future__ import annotations
 
-import mmap
+import os
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
@@ -41,14 +41,16 @@ from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.loaded import soname_of
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import default_paths, scan
-from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.spare.note import Note
 
 _MOST_NAMED = 3
 _LACKS = "The file has none of the code that the list names."
 _BASIS = (
     "pytest-negativa read the file. It does not tell whether the list names all code of the "
-    "vulnerability."
+    "vulnerability. Code that a compiler copied into other functions counts only if the list names "
+    "these functions."
 )
 
 
@@ -96,6 +98,8 @@ class Libraries:
         places = Places()
         self._libraries: list[_Library] = []
         self._originals = originals
+        self._paths = paths
+        self._spares: dict[str, Path] | None = None
         # Large libraries take seconds to read, and many vulnerabilities may name one.
         self._digests: dict[Path, str] = {}
         self._left: dict[Path, _KernelsLeft] = {}
@@ -128,6 +132,14 @@ class Libraries:
                 reasons = list(self._reasons(path, library, code))
                 yield Finding(path, self._digests[path], "; ".join(reasons) or None)
 
+    def missing(self, vulnerability: Vulnerability) -> list[str]:
+        """Those globs of a vulnerability that no library has."""
+        return [
+            code.library
+            for code in vulnerability.code
+            if not any(matches_library(code.library, one.names) for one in self._libraries)
+        ]
+
     def _reasons(
         self, path: Path, library: _Library, code: Iterable[VulnerableCode]
     ) -> Iterator[str]:
@@ -140,7 +152,7 @@ class Libraries:
                 return
             note = note_of(path)
             sha256 = library.original_sha256 if note is None else note.original.hex()
-            if note is not None and (spare := _why_in_reach(path, library)) is not None:
+            if note is not None and (spare := self._why_in_reach(path, note, library)):
                 yield spare
                 return
             original = self._original(sha256, path.name)
@@ -149,12 +161,42 @@ class Libraries:
                     yield "it has no spare, and slim --spare alone removes CPU code"
                 elif functions:
                     yield from _functions_left(source, original, functions)
+                    if original is not None and (twins := functions & self._names_in(original)):
+                        # The function on the CPU that launches a kernel has the kernel's name.
+                        yield f"its GPU code has {_some(twins)}, too: list it among the kernels"
                 if kernels and note is not None:
                     yield "slim --spare leaves parts of GPU code on pages that stay"
                 elif kernels:
                     yield from self._kernels_left(source, original, kernels)
             except FormatError as e:
                 yield f"it can't be read: {e.problem}"
+
+    def _why_in_reach(self, path: Path, note: Note, library: _Library) -> str | None:
+        """What to say if the spare of a library is in reach, or may be."""
+        if library.spares is not None:
+            return f"its spare is at {library.spares}, and gives the code back"
+        if self._spares is None:
+            # In the tree of an image, spares do not lie where the libraries will find them. And
+            # each program may set its own folder.
+            self._spares = {
+                name: Path(folder, name)
+                for place in self._paths
+                for folder, _, names in os.walk(place)
+                for name in names
+                if name.endswith(".spare")
+            }
+        places = [Path(folder, note.spare_name) for folder in spare_folders(path, note)]
+        if (elsewhere := self._spares.get(note.spare_name)) is not None:
+            places.append(elsewhere)
+        for place in places:
+            try:
+                place.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as e:
+                return f"{place}: nothing tells whether its spare is there: {e.strerror}"
+            return f"its spare {place.name} is in reach, and gives the code back"
+        return None
 
     def _original(self, sha256: str | None, name: str) -> Path | None:
         if sha256 is None:
@@ -192,11 +234,20 @@ class Libraries:
     ) -> set[str]:
         """The kernels that the original has, or that the library registers by name with CUDA."""
         if original is not None:
-            if original not in self._names:
-                self._names[original] = frozenset(read_library(original, Scope()).names)
-            return kernels & self._names[original]
-        with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return {name for name in kernels if data.find(b"\0" + name.encode() + b"\0") >= 0}
+            return kernels & self._names_in(original)
+        # Names elsewhere are those of symbols, such as CPU functions.
+        texts = [
+            b"\0" + source.read(s.offset, s.size)
+            for s in read_host_elf(source).sections
+            if s.name.startswith(".rodata")
+        ]
+        return {k for k in kernels if any(b"\0" + k.encode() + b"\0" in text for text in texts)}
+
+    def _names_in(self, original: Path) -> frozenset[str]:
+        """The names in an original's GPU code."""
+        if original not in self._names:
+            self._names[original] = frozenset(read_library(original, Scope()).names)
+        return self._names[original]
 
 
 def _folder(path: Path) -> Path:
@@ -207,16 +258,6 @@ def _sent_to(path: Path) -> str | None:
     """The URL that has a library's spare, as a manifest around the library says."""
     folders = (folder for folder in path.parents if (folder / MANIFEST_NAME).is_file())
     return next(filter(None, (load_manifest(folder).spares for folder in folders)), None)
-
-
-def _why_in_reach(path: Path, library: _Library) -> str | None:
-    """What to say if the spare of a library is in reach."""
-    if library.spares is not None:
-        return f"its spare is at {library.spares}, and gives the code back"
-    try:
-        return f"its spare {find_spare(path).name} is in reach, and gives the code back"
-    except NegativaError:
-        return None
 
 
 def _why_unknown(left: LibraryMap) -> str | None:
@@ -265,7 +306,7 @@ def _some(names: set[str]) -> str:
 
 
 def make_document(
-    findings: Sequence[tuple[Vulnerability, Sequence[Finding]]],
+    findings: Sequence[tuple[Vulnerability, Sequence[Finding], bool]],
     *,
     author: str,
     timestamp: str,
@@ -274,7 +315,7 @@ def make_document(
     """State what was found. The same findings make the same document.
 
     Args:
-        findings: by vulnerability.
+        findings: by vulnerability, and whether all of its libraries were found.
         author: who states it.
         timestamp: the time in RFC 3339.
         product: IRI of what the libraries are part of; None: each library is a product.
@@ -287,8 +328,8 @@ def make_document(
         tooling=f"pytest-negativa {version('pytest-negativa')}",
         statements=tuple(
             statement
-            for vulnerability, found in findings
-            for statement in _statements(vulnerability, found, product)
+            for vulnerability, found, is_complete in findings
+            for statement in _statements(vulnerability, found, product, is_complete)
         ),
     )
     number = uuid.uuid5(uuid.NAMESPACE_URL, msgspec.json.encode(document).decode())
@@ -296,11 +337,17 @@ def make_document(
 
 
 def _statements(
-    vulnerability: Vulnerability, findings: Iterable[Finding], product: str | None
+    vulnerability: Vulnerability,
+    findings: Iterable[Finding],
+    product: str | None,
+    is_complete: bool,
 ) -> Iterator[VexStatement]:
     by_reason: defaultdict[str | None, set[tuple[str, str]]] = defaultdict(set)
     for finding in findings:
         by_reason[finding.reason].add((finding.path.name, finding.sha256))
+    # Readers of OpenVEX may ask for the product alone, whatever its subcomponents. So it is not
+    # affected only if all of the libraries are not; else each such library stands for itself.
+    is_whole = is_complete and by_reason.keys() == {None}
     for reason, files in sorted(by_reason.items(), key=lambda item: item[0] or ""):
         components = tuple(
             VexComponent(
@@ -313,7 +360,7 @@ def _statements(
             vulnerability=VexVulnerability(name=vulnerability.name),
             products=(
                 components
-                if product is None
+                if product is None or (reason is None and not is_whole)
                 else (VexComponent(id=product, subcomponents=components),)
             ),
             status=VexStatus.NOT_AFFECTED if reason is None else VexStatus.UNDER_INVESTIGATION,

@@ -322,6 +322,12 @@ def note_of(library: Path) -> Note | None:
         return read_note(source)
 
 
+def spare_folders(library: Path, note: Note) -> list[str]:
+    """The folders in which the runtime would look for the spare of a library."""
+    set_by_user = os.environ.get(_ENVIRONMENT)
+    return [*([set_by_user] if set_by_user else []), *note.folders, str(library.parent)]
+
+
 def find_spare(library: Path) -> Path:
     """The spare of a library, where the runtime would find it.
 
@@ -332,8 +338,7 @@ def find_spare(library: Path) -> Path:
     note = note_of(library)
     if note is None:
         raise ReconstructError(f"{library}: is no library with a spare")
-    set_by_user = os.environ.get(_ENVIRONMENT)
-    folders = [*([set_by_user] if set_by_user else []), *note.folders, str(library.parent)]
+    folders = spare_folders(library, note)
     problem = "it is in none of these folders"
     for folder in folders:
         spare = Path(folder, note.spare_name)

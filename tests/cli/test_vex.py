@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import local_functions
+from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
 from tests.support.cutting import build_kit, needs_runtime
 from tests.support.faults import PlantedFault
@@ -74,12 +75,17 @@ class Vex:
 
     def state(self, *options: object, status: int = 0, **code: Any) -> Any:
         """The statements about code of a library, checked to be OpenVEX."""
-        lists = {"format_version": 1, "vulnerabilities": [{"name": "CVE-2026-1", "code": [code]}]}
+        return self.state_all(*options, code=[code], status=status)
+
+    def state_all(self, *options: object, code: Sequence[object], status: int = 0) -> Any:
+        """The same about code of several libraries."""
+        lists = {"format_version": 1, "vulnerabilities": [{"name": "CVE-2026-1", "code": code}]}
         self.list.write_text(json.dumps(lists))
         target = self.folder / "vex.json"
         words = ["vex", self.list, self.site, "--author", "The owner", "-o", target, *options]
         result = CliRunner().invoke(main, [*map(str, words)])
         assert result.exit_code == status, result.output
+        self.warnings = result.stderr
         if status:
             return result.stderr
         document = json.loads(target.read_bytes())
@@ -161,6 +167,41 @@ def test_a_name_that_is_wrong(vex: Vex, gone: list[str], fault: PlantedFault) ->
 
 
 @pytest.mark.planted_fault(
+    "The list of a CVE names a CPU function as a kernel", says="nothing shows that it ever had"
+)
+def test_a_cpu_function_is_no_kernel(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    path = vex.site / "libmultiarch.so"
+    with ByteSource(path) as source:
+        functions = {name.decode() for _, (_, name) in named_functions(source)}
+        left, _ = map_slimmed(source, Scope())
+    name = min(functions - set(left.names) - set(gone))
+    assert b"\0" + name.encode() + b"\0" in path.read_bytes()
+    fault.check(vex.reason(library="lib*", kernels=[name]))
+
+
+@pytest.mark.planted_fault(
+    "A product has a second copy of a library, which is whole", says="it is not slimmed"
+)
+def test_one_of_two_copies(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+    """Some readers of OpenVEX pass over the subcomponents: the product itself is not cleared."""
+    (vex.site / "other").mkdir()
+    shutil.copy(MULTIARCH, vex.site / "other/libmultiarch.so")
+    cleared, open_ = vex.state("--product", "pkg:oci/ours@sha256:aa", library="lib*", kernels=gone)
+    assert cleared["status"] == "not_affected"
+    assert [p["@id"][:28] for p in cleared["products"]] == ["pkg:generic/libmultiarch.so?"]
+    assert [p["@id"] for p in open_["products"]] == ["pkg:oci/ours@sha256:aa"]
+    fault.check(open_["status_notes"])
+
+
+def test_a_library_of_the_list_is_not_here(vex: Vex, gone: list[str]) -> None:
+    """The library is cleared, and the product is not."""
+    code = [{"library": "libm*", "kernels": gone}, {"library": "libelse.so*", "kernels": gone}]
+    [cleared] = vex.state_all("--product", "pkg:oci/ours@sha256:aa", code=code)
+    assert cleared["status"] == "not_affected" and "subcomponents" not in cleared["products"][0]
+    assert "CVE-2026-1: no library here is libelse.so*" in vex.warnings
+
+
+@pytest.mark.planted_fault(
     "A library was installed again since it was slimmed", says="it is not slimmed"
 )
 def test_the_original(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
@@ -233,6 +274,11 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
     fault.check(vex.reason("--original", kit.library, **code))
     shutil.move(cut.spare, tmp_path / "elsewhere")
     assert "its original is needed" in vex.reason(**code)
+    # A service may name its folder of spares itself; and one in the tree of an image is in reach.
+    (vex.site / "spares").mkdir()
+    (vex.site / "spares" / cut.spare.name).touch()
+    assert "is in reach, and gives" in vex.reason("--original", kit.library, **code)
+    (vex.site / "spares" / cut.spare.name).unlink()
     assert vex.lacks("--original", kit.library, **code)
     kept = vex.reason(
         "--original", kit.library, library="libpages.so", functions=[name, "misspelled"]
