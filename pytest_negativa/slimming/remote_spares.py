@@ -50,20 +50,24 @@ def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
         return [row for tree in trees for row in _push_tree(tree, url)]
 
 
-def _push_tree(tree: Tree, url: Url) -> Iterator[SlimRow]:
-    # Noted first: a spare that could not be sent is still missing at a known place.
+def _push_tree(tree: Tree, url: Url) -> list[SlimRow]:
+    rows = [_push_one(tree, name, url) for name, _note in _with_spares(tree)]
     manifest = load_manifest(tree.root)
-    if manifest.slimmed:
+    # A URL that takes nothing is no place to look at.
+    if manifest.slimmed and any(row.status is SlimStatus.SOUND for row in rows):
         manifest = msgspec.structs.replace(manifest, spares=url.text)
         save_manifest(tree.root, manifest, token_of(manifest))
-    for name, _note in _with_spares(tree):
-        try:
-            spare = find_spare(tree.root / name)
-            sent = publish(spare.name, {spare.name: spare}, url / spare.name)
-            detail = "its spare was sent" if sent.sent else "its spare was there"
-            yield _row(tree, name, SlimStatus.SOUND, detail)
-        except (NegativaError, OSError) as e:
-            yield _row(tree, name, SlimStatus.FAILED, str(e))
+    return rows
+
+
+def _push_one(tree: Tree, name: str, url: Url) -> SlimRow:
+    try:
+        spare = find_spare(tree.root / name)
+        sent = publish(spare.name, {spare.name: spare}, url / spare.name)
+    except (NegativaError, OSError) as e:
+        return _row(tree, name, SlimStatus.FAILED, str(e))
+    detail = "its spare was sent" if sent.sent else "its spare was there"
+    return _row(tree, name, SlimStatus.SOUND, detail)
 
 
 def fetch_spares(

@@ -440,4 +440,4 @@ def _may_need_runtime(path: Path) -> bool:
     try:
         return path.is_file() and note_of(path) is not None
     except FormatError:
-        return False
+        return True  # Without its runtime no cut library can be loaded.

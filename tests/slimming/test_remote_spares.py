@@ -100,6 +100,16 @@ def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     assert undo_trees((site.folder,)) and load_manifest(site.folder).spares is None
 
 
+def test_a_url_that_takes_nothing_is_not_noted(
+    sent: tuple[Made, Path, Url], tmp_path: Path
+) -> None:
+    site, _spares, url = sent
+    (tmp_path / "file").touch()
+    rows = push_spares([site.folder], Url(f"file://{tmp_path}/file/store"))
+    assert {row.status for row in rows} == {SlimStatus.FAILED}
+    assert load_manifest(site.folder).spares == url.text
+
+
 def test_only_what_was_missed(sent: tuple[Made, Path, Url]) -> None:
     site, spares, _url = sent
     lose(spares)

@@ -32,11 +32,17 @@ from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_folder, note_of
+from pytest_negativa.slimming.spares import (
+    SparePolicy,
+    find_spare,
+    hold_folder,
+    note_of,
+    remove_unused_runtime,
+)
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
-from pytest_negativa.spare.note import RUNTIME_NAME
+from pytest_negativa.spare.note import RUNTIME_NAME, runtime_library
 from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime
 from tests.support.faults import PlantedFault
@@ -385,6 +391,19 @@ __attribute__((constructor)) static void check() {
     if (bytes.find(std::string("libnegativa_") + "spare") != std::string::npos) _exit(3);
 }
 """
+
+
+def test_a_folder_with_a_library_that_can_not_be_read_keeps_its_runtime(tmp_path: Path) -> None:
+    library, runtime = tmp_path / "libany.so", tmp_path / RUNTIME_NAME
+    built = runtime_library()
+    assert built is not None
+    shutil.copy(built, runtime)
+    library.write_bytes(Path(sys.executable).resolve().read_bytes()[:1000])
+    remove_unused_runtime(tmp_path)
+    assert runtime.exists()
+    library.write_text("GROUP ( libc.so.6 )")
+    remove_unused_runtime(tmp_path)
+    assert not runtime.exists()
 
 
 @pytest.mark.slow
