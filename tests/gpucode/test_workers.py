@@ -25,6 +25,7 @@ from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.clusters import Cluster, KillsWorkers, cluster_of, two_hosts, workers_of
 from tests.support.libraries import BIN, MULTIARCH, NEGATIVA, PLAIN, SHARED_OBJECTS, make_large
+from tests.support.modules import require_modules
 from tests.support.sessions import Project
 
 DIGEST = MapRequest(scope=Scope(), with_map=True, with_digest=True)
@@ -294,6 +295,7 @@ def test_urls_of_another_form(url: str) -> None:
 
 @slow
 def test_no_scheduler_there() -> None:
+    require_modules("distributed", extra="dask")
     done = CliRunner().invoke(main, ["inspect", str(PLAIN), "--executor", "dask://127.0.0.1:9"])
     assert done.exit_code == 1
     assert "negativa: error: dask://127.0.0.1:9: no Dask scheduler answers: " in done.stderr

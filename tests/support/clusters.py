@@ -17,6 +17,7 @@ import pytest
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from tests.support.libraries import ROOT
+from tests.support.modules import require_modules
 from tests.support.sessions import unmeasured_environ
 
 _DEADLINE_S = 300
@@ -39,6 +40,7 @@ class Cluster:
         host: str = "127.0.0.1",
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        require_modules("distributed", extra="dask")
         self._folder = folder
         self._host = host
         self._environ = {**unmeasured_environ(), "PYTHONPATH": str(ROOT), **(settings or {})}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pytest_negativa.storage.urls import Url
+from tests.support.modules import require_modules
 from tests.support.sessions import unmeasured_environ
 
 _NUMBERS = itertools.count()
@@ -83,6 +84,7 @@ def s3_server(folder: Path) -> Iterator[S3]:
     Args:
         folder: for their files.
     """
+    require_modules("moto", "flask", "flask_cors", "s3fs", extra="test-stores")
     # Processes that end by a signal can't write what coverage has measured.
     environ = unmeasured_environ()
     with contextlib.ExitStack() as stack:
