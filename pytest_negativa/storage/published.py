@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, describe_fault
 from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.urls import Url
@@ -135,9 +135,14 @@ def fetch(
 
     def fetch_file(file: PublishedFile) -> None:
         path = target / file.path
-        if not is_there(path, file):
+        try:
+            if is_there(path, file):
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
-            (blobs / file.sha256).fetch(path, file.size, file.sha256)
+        except (OSError, ValueError) as e:
+            # Such as a name that is too long, or that is a file's and a folder's.
+            raise StoreError(f"{path}: cannot be written: {describe_fault(e)}") from e
+        (blobs / file.sha256).fetch(path, file.size, file.sha256)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(fetch_file, files))

@@ -29,7 +29,8 @@ from pytest_negativa.storage.atomic import new_file, write_atomically
 # Not compiled before they are needed: every command imports them.
 _URL = r"[A-Za-z][A-Za-z0-9+.-]+://"
 _FORM = r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*"
-_CREDENTIALS = r"//[^/@]*:[^/@]*@"
+# A password may hold slashes, as those of S3 do; a port is none. A user of HTTP is a token.
+_CREDENTIALS = r"//[^/@]*:(?!\d+/)[^@]*@|(?i:^https?)://[^/]*@"
 # Bytes; a driver repeats the request for such a piece if it fails.
 _PIECE = 16 << 20
 _BLOCK = 64 << 10

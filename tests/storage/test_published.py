@@ -144,6 +144,16 @@ def test_a_manifest_that_leads_out_is_refused(path: str, tmp_path: Path) -> None
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("name", ["a/b", "x" * 300])
+def test_names_that_cannot_be_written(name: str, files: dict[str, Path], tmp_path: Path) -> None:
+    """A file has the name of a folder, or the name is too long."""
+    url = memory_url()
+    publish("name", {"a": files["a"], name: files["a"]}, url)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(StoreError, match="cannot be written: "):
+        fetched(url, tmp_path / "target")
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

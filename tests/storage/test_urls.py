@@ -47,10 +47,21 @@ def test_what_is_no_plain_url_is_refused(text: str) -> None:
     assert "secret" not in str(error.value)
 
 
-def test_a_password_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["ftp://me:secret@host/a", "s3://KEY:se/secret+/a@bucket/a", "https://secret@host/a"],
+)
+def test_a_password_is_refused_and_not_shown(text: str) -> None:
     with pytest.raises(OptionError, match="a URL with a password is not taken") as error:
-        Url("ftp://me:secret@host/a")
+        Url(text)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["hdfs://host:9000/user@home/a", "sftp://me@host/a", "s3://bucket/a:b@c"]
+)
+def test_no_password_is_taken_for_one(text: str) -> None:
+    assert str(Url(text)) == text
 
 
 def test_the_parts_of_a_url() -> None:
