@@ -463,8 +463,8 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
     PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
     interpreter that runs negativa.
 
-    Exit status: 0; 1 if a spare is missing or can't be sent; 2 wrong usage; 128 + N if signal N
-    interrupted it.
+    Exit status: 0; 1 if a spare is missing or damaged, or can't be sent; 2 wrong usage; 128 + N if
+    signal N interrupted it.
     """
     from pytest_negativa.slimming.remote_spares import push_spares
 

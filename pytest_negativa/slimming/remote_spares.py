@@ -63,6 +63,8 @@ def _push_tree(tree: Tree, url: Url) -> list[SlimRow]:
 def _push_one(tree: Tree, name: str, url: Url) -> SlimRow:
     try:
         spare = find_spare(tree.root / name)
+        # The one that is here may be removed once it is there.
+        check_pair(tree.root / name, spare)
         sent = publish(spare.name, {spare.name: spare}, url / spare.name)
     except (NegativaError, OSError) as e:
         return _row(tree, name, SlimStatus.FAILED, str(e))
@@ -110,9 +112,12 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
         check_pair(library, target)
         return "its spare is here"
     try:
-        return f"its spare is {find_spare(library)}"
+        found = find_spare(library)
     except ReconstructError:
         pass
+    else:
+        check_pair(library, found)
+        return f"its spare is {found}"
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa slim push URL")
     place = Url(url) / note.spare_name

@@ -76,6 +76,13 @@ def lose(spares: Path) -> None:
         spare.unlink()
 
 
+def change_code(spare: Path, target: Path) -> None:
+    data = bytearray(spare.read_bytes())
+    start = next(i for i in range(0, len(data), 4096) if any(data[i : i + 4096]))
+    data[start + 100] ^= 1
+    target.write_bytes(data)
+
+
 def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -> None:
     site, spares, url = sent
     assert load_manifest(site.folder).spares == url.text
@@ -98,6 +105,23 @@ def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     elsewhere = details(fetch_spares([site.folder], tmp_path / "other"))
     assert elsewhere[ONE] == f"its spare is {lost}"
     assert undo_trees((site.folder,)) and load_manifest(site.folder).spares is None
+
+
+@pytest.mark.planted_fault(
+    "a spare that is to be sent is damaged", says="does not give the original back"
+)
+def test_a_damaged_spare_is_not_sent(
+    sent: tuple[Made, Path, Url], tmp_path: Path, fault: PlantedFault
+) -> None:
+    site, spares, _url = sent
+    spare, url = find_spare(site.one), memory_url()
+    change_code(spare, spare)
+    rows = {row.path: row for row in push_spares([site.folder], url)}
+    assert (rows[ONE].status, rows[TWO].status) == (SlimStatus.FAILED, SlimStatus.SOUND)
+    fault.check(rows[ONE].detail or "")
+    for folder in (spares, tmp_path / "other"):
+        rows = {row.path: row for row in fetch_spares([site.folder], folder)}
+        assert (rows[ONE].status, rows[TWO].status) == (SlimStatus.FAILED, SlimStatus.SOUND)
 
 
 def test_a_url_that_takes_nothing_is_not_noted(
@@ -134,10 +158,7 @@ def test_other_code_in_the_store(
     site, spares, url = sent
     spare = find_spare(site.one)
     changed = tmp_path / spare.name
-    data = bytearray(spare.read_bytes())
-    start = next(i for i in range(0, len(data), 4096) if any(data[i : i + 4096]))
-    data[start + 100] ^= 1
-    changed.write_bytes(data)
+    change_code(spare, changed)
     publish(spare.name, {spare.name: changed}, url / spare.name)
     lose(spares)
     rows = {row.path: row for row in fetch_spares([site.folder], spares)}
