@@ -30,9 +30,12 @@ def plan_code_files(
     if opened is None:
         return ()
     images = (*usage.memory_images, *usage.compiled)
-    digests = {image.sha256: record_digest(image.sha256) for image in images}
+    digests: set[str | None] = {image.sha256 for image in images}
+    # The file may lie in another environment, which nothing watched.
+    digests |= {used.library.sha256 for used in usage.libraries if used.images}
+    loaded = {record_digest(sha256) for sha256 in digests if sha256 is not None}
     incomplete = _why_incomplete(usage)
-    plans = tuple(plan_files(opened.distributions, usage, settings, incomplete, digests))
+    plans = tuple(plan_files(opened.distributions, usage, settings, incomplete, loaded))
     if with_plans and plans:
         save_files_plans(run, plans)
     return plans

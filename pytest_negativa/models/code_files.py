@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from pytest_negativa.models.base import Offset, Record
 
 CODE_FILES_VERSION = 1
@@ -67,6 +69,12 @@ class FilesPlan(Record, frozen=True, kw_only=True, omit_defaults=True):
     def unused_bytes(self) -> int:
         """Size of those that may go."""
         return sum(self.unused.values())
+
+    @property
+    def unused_sha256(self) -> str:
+        """Of the distribution's files in RECORD, and of which of them may go."""
+        text = "\n".join((self.distribution, self.version, self.digest, *sorted(self.unused)))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def paths(self) -> dict[str, str]:

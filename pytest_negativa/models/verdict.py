@@ -300,6 +300,7 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
         distribution, version: what installed them.
         site: real path of the folder of the distribution.
         files, size: how many, and their bytes.
+        unused_sha256: which ones, see ``models.code_files.FilesPlan``.
         opened: paths below the site of those that a process opened in a round; they are kept.
         unseen: why others may have been opened, too, so that all are kept; None if not.
     """
@@ -309,6 +310,7 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
     site: str
     files: Offset
     size: Offset
+    unused_sha256: str
     opened: tuple[str, ...] = ()
     unseen: str | None = None
 

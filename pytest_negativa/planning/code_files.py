@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -20,18 +20,17 @@ def plan_files(
     usage: Usage,
     settings: Settings,
     incomplete: str | None,
-    digest_of: Mapping[str, str],
+    loaded: Collection[str],
 ) -> Iterator[FilesPlan]:
     """Decide about the files of each distribution: a file that no process opened is unused.
 
     Args:
         watched: what the run's watch saw.
-        usage: what the run's processes loaded.
+        usage: what the run's processes loaded, from these folders or from others.
         settings: what is to be kept.
         incomplete: why the run may need more than it opened; None if not.
-        digest_of: RECORD's digest field by SHA-256 of each image that lay in memory.
+        loaded: RECORD's digest field of each image in memory, and of each file with images.
     """
-    loaded = set(digest_of.values())
     paths = {used.library.path for used in usage.libraries if used.images}
     for one in watched:
         reason = incomplete
@@ -64,6 +63,8 @@ def plan_files(
 
 def _policy(settings: Settings, names: LibraryNames) -> str | None:
     """Why the settings keep a file."""
+    if settings.keep.archs:
+        return f"keep.archs: nothing tells what GPUs of {', '.join(settings.keep.archs)} need"
     if not is_selected(settings.libraries, names):
         return "not looked at, by libraries.include or libraries.exclude"
     globs = (glob for glob in settings.keep.libraries if matches_library(glob, names))
@@ -73,22 +74,20 @@ def _policy(settings: Settings, names: LibraryNames) -> str | None:
 
 def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:
     """What several runs together opened of the distributions that all of them watched."""
-    first, *others = runs or ((),)
     found = []
-    for one in first:
-        same = [next((two for two in run if _key(two) == _key(one)), None) for run in others]
-        known = [two for two in same if two is not None]
-        if len(known) < len(others):
+    for one in runs[0] if runs else ():
+        # A run may have the distribution in two folders, and open files of either.
+        same = [[two for two in run if _key(two) == _key(one)] for run in runs]
+        if not all(same):
             continue
-        opened = {*one.opened, *(name for two in known for name in two.opened)}
-        unseen = next((two.unseen for two in (one, *known) if two.unseen is not None), None)
-        files = {name: file for two in (one, *known) for name, file in two.files.items()}
+        known = [two for run in same for two in run]
+        files = {name: file for two in known for name, file in two.files.items()}
         found.append(
             replace(
                 one,
                 files=dict(sorted(files.items())),
-                opened=tuple(sorted(opened)),
-                unseen=unseen,
+                opened=tuple(sorted({name for two in known for name in two.opened})),
+                unseen=next((two.unseen for two in known if two.unseen is not None), None),
             )
         )
     return tuple(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import struct
 from bisect import bisect_right
 from collections import Counter
@@ -138,40 +139,49 @@ def make_lock(
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
         include=include,
         exclude=exclude,
-        files=tuple(filter(None, (_lock_files(one, verdict, unproved) for one in files))),
+        files=tuple(filter(None, (_lock_files(g, verdict, unproved) for g in _same_files(files)))),
     )
     return seal(lock)
 
 
-def _lock_files(plan: FilesPlan, verdict: Verdict | None, unproved: bool) -> LockedFiles | None:
+def _same_files(plans: Sequence[FilesPlan]) -> Collection[Sequence[FilesPlan]]:
+    """The plans by what is installed. A lock can't tell two folders with the same files apart."""
+    same: dict[tuple[str, str], list[FilesPlan]] = {}
+    for plan in plans:
+        same.setdefault((plan.distribution, plan.digest), []).append(plan)
+    return same.values()
+
+
+def _lock_files(
+    plans: Sequence[FilesPlan], verdict: Verdict | None, unproved: bool
+) -> LockedFiles | None:
     """The files of a distribution as the lock has them; None if all of them stay."""
     doubt = None
-    kept = set(plan.kept)
-    parts = () if verdict is None else verdict.each_kind
-    rows = [_row_of_files(part, plan) for part in parts]
+    kept = {name for plan in plans for name in plan.kept}
     if verdict is None:
         doubt = _NOT_VERIFIED
     elif not verdict.proved:
         doubt = LibraryStatus.NOT_PROVED.value
-    for row in rows:
-        if row is None or row.files != len(plan.unused):
+    for plan, part in itertools.product(plans, () if verdict is None else verdict.each_kind):
+        row = _row_of_files(part, plan)
+        if row is None:
             doubt = _PLANNED_ANEW
         elif row.unseen is not None:
             doubt = f"nothing tells what the tests opened: {row.unseen}"
         else:
             kept.update(row.opened)
-    if (doubt is not None and not unproved) or not plan.unused.keys() - kept:
+    unused = {n: size for plan in plans for n, size in plan.unused.items() if n not in kept}
+    if (doubt is not None and not unproved) or not unused:
         return None
-    total = plan.kept_bytes + plan.unused_bytes
-    unused = sum(size for name, size in plan.unused.items() if name not in kept)
+    one = plans[0]
     return LockedFiles(
-        distribution=plan.distribution,
-        version=plan.version,
-        record_sha256=plan.digest,
-        files=len(plan.kept) + len(plan.unused),
+        distribution=one.distribution,
+        version=one.version,
+        record_sha256=one.digest,
+        files=len(kept) + len(unused),
         kept_files=len(kept),
-        size=total,
-        unused_bytes=unused,
+        size=max(plan.kept_bytes + plan.unused_bytes for plan in plans),
+        unused_bytes=sum(unused.values()),
         not_proved=doubt,
         digest=_UNSEALED,
         kept=tuple(sorted(kept)),
@@ -179,8 +189,8 @@ def _lock_files(plan: FilesPlan, verdict: Verdict | None, unproved: bool) -> Loc
 
 
 def _row_of_files(verdict: Verdict, plan: FilesPlan) -> ProvedFiles | None:
-    wanted = plan.distribution, plan.version, plan.site
-    return next((r for r in verdict.files if (r.distribution, r.version, r.site) == wanted), None)
+    wanted = plan.site, plan.unused_sha256
+    return next((r for r in verdict.files if (r.site, r.unused_sha256) == wanted), None)
 
 
 def _lock_or_leave(

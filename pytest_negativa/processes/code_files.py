@@ -65,7 +65,9 @@ class CodeFileWatch:
                 name: CodeFile(digest=line.digest, size=int(line.size))
                 for name, line in sorted(here.items())
             }
-            unseen = (reason for path, reason in opens.unseen.items() if path in paths)
+            unseen = [reason for path, reason in opens.unseen.items() if path in paths]
+            if any(os.path.isfile(path) for path in paths.keys() - self._here):  # noqa: PTH113
+                unseen.append("a file appeared meanwhile, and was not watched")
             found.append(
                 WatchedFiles(
                     distribution=one.name,
@@ -74,7 +76,7 @@ class CodeFileWatch:
                     digest=one.digest,
                     files=files,
                     opened=tuple(sorted(paths[path] for path in opens.times if path in paths)),
-                    unseen=next(unseen, None),
+                    unseen=next(iter(unseen), None),
                 )
             )
         return OpenedFiles(format_version=CODE_FILES_VERSION, distributions=tuple(found))

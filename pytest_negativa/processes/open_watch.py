@@ -22,10 +22,13 @@ from typing import Any
 
 _IN_OPEN = 0x20  # linux/inotify.h
 _IN_Q_OVERFLOW = 0x4000
+_IN_IGNORED = 0x8000  # the inode is gone, or its file system
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then a name
 _BUFFER = 1 << 16
 # A search reads /proc of all processes.
 _MOST_SEARCHES = 50
+
+_REPLACED = "the file was replaced or removed meanwhile"
 
 _LIMITS = {
     "inotify_init1": "fs.inotify.max_user_instances",
@@ -130,7 +133,7 @@ class OpenWatch:
             with contextlib.suppress(OSError):
                 if _file_at(path) == file:
                     continue
-            self._unseen.setdefault(path, "the file was replaced or removed meanwhile")
+            self._unseen.setdefault(path, _REPLACED)
 
     def finish(self) -> None:
         """End the watch."""
@@ -172,6 +175,10 @@ class OpenWatch:
         for watch, mask in _events(data):
             if mask & _IN_Q_OVERFLOW:
                 self._unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
+            if mask & _IN_IGNORED:
+                # A new file may have got the number of the inode.
+                for path in self._by_watch[watch]:
+                    self._unseen.setdefault(path, _REPLACED)
             if not mask & _IN_OPEN:
                 continue
             for path in self._by_watch[watch]:

@@ -25,7 +25,8 @@ from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.code_files import CodeDistribution, find_code_distributions
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
@@ -63,6 +64,7 @@ class Package:
         unused: those that go.
         gone: names of those that an earlier run removed, and its entries.
         kept, kept_bytes: how many stay, and their size.
+        changed: names of those that stay because their content is another than RECORD's.
         problem: why nothing is removed.
         status: of the row if there is a problem.
     """
@@ -73,6 +75,7 @@ class Package:
     gone: dict[str, RemovedFile] = field(default_factory=dict)
     kept: int = 0
     kept_bytes: int = 0
+    changed: list[str] = field(default_factory=list)
     problem: str | None = None
     status: SlimStatus = SlimStatus.FAILED
 
@@ -100,7 +103,15 @@ class Package:
             before=size + self.kept_bytes,
             after=self.kept_bytes,
             detail=f"{removed:,} of {format_items(total, 'file', 'files')} removed",
+            notes=self._notes,
         )
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        if not self.changed:
+            return ()
+        first, files = self.changed[0], format_items(len(self.changed), "file", "files")
+        return (f"{files} left: another content than in RECORD, so not what was proved: {first}",)
 
     def row_before(self) -> SlimRow | None:
         """The row that is known before the work; None if there is work, or nothing to tell."""
@@ -110,6 +121,10 @@ class Package:
         if self.gone and not self.unused:
             size = sum(entry.size for entry in self.gone.values())
             return self.row(SlimStatus.ALREADY, len(self.gone), size)
+        if self.changed and not self.unused:
+            return SlimRow.unchanged(
+                self.name, SlimStatus.DIFFERENT, self.kept_bytes, self._notes[0]
+            )
         return None
 
 
@@ -161,7 +176,9 @@ def find_by_archs(
             continue
         name = package_of(group.name)
         package = packages.setdefault(name, Package(name, source))
-        if _is_needed(path, head, devices, keep_ptx=keep_ptx):
+        # Under another name the file may be anything to a program, or a backup.
+        others = not all(map(is_named_like_code, group.names))
+        if others or _is_needed(path, head, devices, keep_ptx=keep_ptx):
             package.keep(group)
         else:
             package.unused.append(group)
@@ -173,10 +190,10 @@ def find_by_archs(
     return list(packages.values())
 
 
-def package_by_lock(
+def packages_by_lock(
     tree: Tree, manifest: SlimManifest, locked: LockedFiles, source: str
-) -> Package | None:
-    """The files of a lock's distribution; None if it is not installed here.
+) -> Iterator[Package]:
+    """The files of a lock's distribution, for each folder that it is installed in.
 
     Args:
         tree, manifest: of the folder.
@@ -184,35 +201,52 @@ def package_by_lock(
         source: the lock in words.
     """
     if tree.partial:
-        return None
+        return
     wanted = canonicalize_name(locked.distribution)
     found = find_code_distributions(map(str, tree.sites))
-    one = next((d for d in found if canonicalize_name(d.name) == wanted), None)
-    if one is None:
-        return None
-    package = Package(f"{one.name} {one.version}", source)
-    names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
-    gone = dict(removed_from(tree, manifest))
-    for name, below in names.items():
-        group = tree.group_of(name)
-        if group is not None:
-            # Another name of the file may be what a program opens.
-            others = set(group.names) - names.keys()
-            head = head_of(tree.root / name)
-            if below in locked.kept or others or head is None or not is_loadable(head):
-                package.keep(group)
-            else:
-                package.unused.append(group)
-        elif name in gone:
-            package.gone[name] = gone[name]
-            if below in locked.kept:
-                package.problem = _NOT_AGAIN
-    if one.digest != locked.record_sha256 or one.version != locked.version:
+    named = [one for one in found if canonicalize_name(one.name) == wanted]
+    same = [one for one in named if one.digest == locked.record_sha256]
+    for one in same:
+        yield _package_by_lock(tree, manifest, locked, one, source)
+    if named and not same:
+        package = Package(f"{named[0].name} {named[0].version}", source)
         package.status = SlimStatus.DIFFERENT
         package.problem = (
             f"not the files that were proved (of {locked.distribution} {locked.version}); left as "
             "they are: install these, or prove and lock the ones here"
         )
+        yield package
+
+
+def _package_by_lock(
+    tree: Tree, manifest: SlimManifest, locked: LockedFiles, one: CodeDistribution, source: str
+) -> Package:
+    package = Package(f"{one.name} {one.version}", source)
+    names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
+    gone = dict(removed_from(tree, manifest))
+    kept = set(locked.kept)
+    groups: dict[FileGroup, None] = {}
+    for name, below in names.items():
+        if (group := tree.group_of(name)) is not None:
+            groups[group] = None
+        elif name in gone:
+            package.gone[name] = gone[name]
+            if below in kept:
+                package.problem = _NOT_AGAIN
+    for group in groups:
+        # Any name of the file may be what a program opens.
+        is_kept = any(names.get(name) in kept or name not in names for name in group.names)
+        head = head_of(tree.root / group.name)
+        if is_kept or head is None or not is_loadable(head):
+            package.keep(group)
+            continue
+        sha256 = digest_of(tree.root / group.name)
+        recorded = {one.rows[names[name]].digest for name in group.names}
+        if sha256 is not None and recorded == {record_digest(sha256)}:
+            package.unused.append(group)
+        else:
+            package.keep(group)
+            package.changed.append(group.name)
     return package
 
 

@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.code_files import Package, package_by_lock
+from pytest_negativa.slimming.code_files import Package, packages_by_lock
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
@@ -368,10 +368,9 @@ def _add_packages(folders: Sequence[_Folder], lock: Lock, source: str) -> Iterat
     for files in lock.files:
         found = False
         for folder in folders:
-            package = package_by_lock(folder.tree, folder.manifest, files, source)
-            if package is not None:
-                folder.work.add_packages([package])
-                found = True
+            packages = list(packages_by_lock(folder.tree, folder.manifest, files, source))
+            folder.work.add_packages(packages)
+            found |= bool(packages)
         if not found:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"

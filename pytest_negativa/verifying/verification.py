@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import Verdict, Versions
+from pytest_negativa.models.verdict import ProvedFiles, Verdict, Versions
 from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.redirect import (
     make_logs_folder,
@@ -132,7 +133,7 @@ class Verification:
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
             opened=opened_originals([r.opens for r in rounds]),
-            files=tuple(judge_files(self._files, [r.opens for r in self._rounds])),
+            files=self._judge_files(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
@@ -156,14 +157,18 @@ class Verification:
                 f"{which} on the originals to see whether it always does"
             )
             self._run_originals(tests if some else None, settles=True)
-            files = tuple(judge_files(self._files, [r.opens for r in self._rounds]))
             attempt = replace(
                 attempt,
                 originals=self._originals,
                 all_rounds=tuple(self._rounds),
-                files=files,
+                files=self._judge_files(),
             )
         return attempt
+
+    def _judge_files(self) -> tuple[ProvedFiles, ...]:
+        found = find_code_distributions(plan.site for plan in self._files)
+        installed = {(str(one.site), one.digest) for one in found}
+        return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
 
     def write_copies(
         self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False

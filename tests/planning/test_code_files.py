@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.code_files import CodeFile, FilesPlan, WatchedFiles
+from pytest_negativa.models.lock import LockedFiles
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.planning.code_files import plan_files, unite
+from pytest_negativa.planning.lock import make_lock
+from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.defaults import DEFAULTS
+from tests.support.sites import verdict_of
 from tests.support.usages import usage_of
 
 WATCHED = WatchedFiles(
@@ -26,7 +34,7 @@ def planned(
     incomplete: str | None = None,
     memory: str = "other",
 ) -> FilesPlan:
-    [plan] = plan_files([watched], usage_of(), settings, incomplete, {"0": f"sha256={memory}"})
+    [plan] = plan_files([watched], usage_of(), settings, incomplete, {f"sha256={memory}"})
     assert set(plan.kept) | set(plan.unused) == set(watched.files)
     assert plan.kept_bytes + plan.unused_bytes == 30
     return plan
@@ -71,3 +79,48 @@ def test_runs_together_use_what_any_of_them_opened() -> None:
     # A run that did not watch the same files may need any of them.
     assert unite([[WATCHED], [replace(other, version="2.0")]]) == ()
     assert unite([[WATCHED], []]) == ()
+
+
+def test_a_run_may_have_the_files_in_two_folders() -> None:
+    other = replace(WATCHED, opened=("k/b.cubin",), site="/elsewhere")
+    for both in unite([[WATCHED, other]]), unite([[WATCHED], [WATCHED, other]]):
+        assert {one.opened for one in both} == {("k/a.cubin", "k/b.cubin")}
+
+
+def test_the_gpus_of_other_machines_may_need_any_file() -> None:
+    other = replace(DEFAULTS, keep=replace(DEFAULTS.keep, archs=("sm_80",)))
+    assert not planned(settings=other).unused
+
+
+def lock_of(
+    plans: Sequence[FilesPlan], judged: Sequence[FilesPlan], *rounds: Opens
+) -> tuple[LockedFiles, ...]:
+    installed = {(plan.site, "d") for plan in plans}
+    verdict = replace(verdict_of(), files=tuple(judge_files(judged, rounds, installed)))
+    return make_lock("run", [], verdict, Places().of, files=plans).files
+
+
+def test_the_lock_keeps_what_a_round_opened() -> None:
+    plan = planned()
+    [files] = lock_of([plan], [plan], Opens({"/site/k/b.cubin": 1}))
+    assert files.kept == ("k/a.cubin", "k/b.cubin")
+    assert (files.files, files.kept_files, files.size, files.unused_bytes) == (3, 2, 30, 10)
+
+
+def test_one_of_two_folders_with_the_same_files_may_need_more() -> None:
+    """A lock finds them by RECORD, which is the same."""
+    plans = [planned(), planned(replace(WATCHED, opened=("k/b.cubin",), site="/elsewhere"))]
+    [files] = lock_of(plans, plans)
+    assert files.kept == ("k/a.cubin", "k/b.cubin")
+
+
+def test_only_what_was_proved_is_locked() -> None:
+    plan = planned()
+    # Another one of them is kept since, or the distribution was installed anew.
+    anew = planned(replace(WATCHED, opened=("k/b.cubin",)))
+    assert (plan.unused_bytes, len(plan.unused)) == (anew.unused_bytes, len(anew.unused))
+    assert lock_of([anew], [plan]) == ()
+    other = planned(replace(WATCHED, digest="of before"))
+    assert lock_of([other], [other]) == ()
+    [row] = judge_files([other], [], {("/site", "d")})
+    assert row.unseen == "its RECORD is another one than when it was traced"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.processes import open_watch
 from pytest_negativa.processes.open_watch import OpenWatch
 
 # Opens the file, maps it, and closes it.
@@ -86,3 +87,14 @@ def test_events_that_the_kernel_dropped_are_a_lack_for_each_file(file: Path) -> 
     watch = OpenWatch([str(file), "/b.so"])
     watch.add_events(struct.pack("iIII", -1, 0x4000, 0, 0))  # IN_Q_OVERFLOW of linux/inotify.h
     assert watch.opens.unseen == dict.fromkeys((str(file), "/b.so"), "too many opens at a time")
+
+
+def test_a_file_that_is_made_anew_with_the_same_inode_is_another_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ext4 gives the number of the inode to the next file that is made.
+    monkeypatch.setattr(open_watch, "_file_at", lambda _path: (0, 0))
+    with OpenWatch([str(file)]) as watch:
+        file.unlink()
+        file.write_bytes(b"")
+    assert watch.opens.unseen == {str(file): "the file was replaced or removed meanwhile"}

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.code_files import FilesPlan
+from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
@@ -19,6 +26,7 @@ from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_tr
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.builders import (
     CubinSpec,
     ElementSpec,
@@ -28,7 +36,7 @@ from tests.support.builders import (
 )
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
-from tests.support.sites import digests, make_wheel, pip_install
+from tests.support.sites import digests, make_wheel, pip_install, verdict_of
 
 H200, B200 = ComputeCapability(9, 0), ComputeCapability(10, 0)
 LONG = "x" * 249 + ".cubin"
@@ -228,3 +236,69 @@ def test_a_spare_leaves_the_files(site: Path, tmp_path: Path) -> None:
     options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
     slim_trees(SlimRequest(paths=(site,), devices=(H200,), options=options))
     assert before.items() <= digests(site).items()
+
+
+def locked(site: Path, *kept: str) -> Lock:
+    """A lock that keeps these of the files."""
+    [one] = find_code_distributions([str(site)])
+    sizes = {name: int(row.size) for name, row in one.rows.items()}
+    stays = {name for name in one.rows if Path(name).name in kept}
+    plan = FilesPlan(
+        distribution=one.name,
+        version=one.version,
+        site=str(site),
+        digest=one.digest,
+        kept=dict.fromkeys(stays, "opened"),
+        kept_bytes=sum(sizes[name] for name in stays),
+        unused={name: size for name, size in sizes.items() if name not in stays},
+    )
+    files = tuple(judge_files([plan], [], {(str(site), one.digest)}))
+    return make_lock("run", [], replace(verdict_of(), files=files), Places().of, files=[plan])
+
+
+def by_lock(site: Path, *kept: str, lock: Lock | None = None) -> list[SlimRow]:
+    request = SlimRequest(paths=(site,), lock=lock or locked(site, *kept))
+    return [row for row in slim_trees(request).rows if row.path.startswith("kernels")]
+
+
+@pytest.mark.planted_fault(
+    "A file of GPU code was changed after its installation, and a lock has it as unused.",
+    says="1 file left: another content than in RECORD, so not what was proved",
+)
+def test_a_file_that_was_changed_stays(site: Path, fault: PlantedFault) -> None:
+    changed = site / "kernels/cubins/a/two.cubin"
+    changed.write_bytes(cubin(80, "own"))
+    [row] = by_lock(site, "one.cubin")
+    assert (row.status, row.detail) == (SlimStatus.SLIMMED, "3 of 7 files removed")
+    fault.check("\n".join(row.notes))
+    assert changed.read_bytes() == cubin(80, "own")
+    [again] = by_lock(site, "one.cubin")
+    assert (again.status, again.notes) == (SlimStatus.ALREADY, row.notes)
+
+
+def test_a_file_that_is_needed_under_one_of_its_names_stays(site: Path, tmp_path: Path) -> None:
+    """A tool may make files with the same content one file."""
+    one, same = site / "kernels/cubins/a/one.cubin", site / "kernels/cubins/same.cubin"
+    os.link(one, same)
+    record = next(site.glob("*.dist-info/RECORD"))
+    row = next(r for r in record.read_text().splitlines() if "/one.cubin" in r)
+    record.write_text(record.read_text() + row.replace("a/one.cubin", "same.cubin") + "\n")
+    by_lock(site, "same.cubin")
+    assert left(site) == {"one.cubin", "same.cubin", "none.cubin", "linked.cubin"}
+    by_lock(site, "none.cubin")
+    assert left(site) == {"none.cubin", "linked.cubin"}
+
+
+def test_two_folders_with_the_same_files_are_slimmed_alike(site: Path, tmp_path: Path) -> None:
+    other = tmp_path / "b/site-packages"
+    shutil.copytree(site, other)
+    lock = locked(site, "one.cubin")
+    rows = slim_trees(SlimRequest(paths=(site, other), lock=lock)).rows
+    assert [row.status for row in rows] == [SlimStatus.SLIMMED] * 2
+    assert left(site) == left(other) == {"one.cubin", "none.cubin", "linked.cubin"}
+
+
+def test_a_file_with_a_name_of_another_kind_stays(site: Path) -> None:
+    os.link(site / "kernels/cubins/a/two.cubin", site / "kernels/zzz.backup")
+    slim(site)
+    assert left(site) == {*STAYS, "two.cubin", "zzz.backup"}
