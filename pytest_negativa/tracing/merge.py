@@ -306,6 +306,10 @@ class _Merger:
         if self._devices:
             for process in sorted(self._loading - self._with_devices):
                 self.mark_incomplete("devices-unknown", "nothing tells its devices", process)
+        whole = {n for n, head in enumerate(self._headers) if head.role is not Role.SAMPLE}
+        if self._devices and whole and not whole & self._with_devices:
+            # Alone, such a session makes nothing unused. With samples it must not, either.
+            self.mark_incomplete("devices-unknown", "samples alone tell their devices", None)
         compiled = {
             sha256
             for sha256, image in self._memory.items()

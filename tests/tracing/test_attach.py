@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.trace import Role
+from pytest_negativa.models.trace import LibraryRecord, Role
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.attach import Sampling, attach_environment
@@ -231,6 +231,23 @@ def test_a_trace_that_claims_to_be_no_sample(tmp_path: Path, fault: PlantedFault
     usage = merge_traces([path])
     [used] = usage.libraries
     fault.check(str(Contents(usage).of(used.library).lack))
+
+
+@pytest.mark.planted_fault(
+    "Tests used no GPU, and a sample tells one", says="samples alone tell their devices"
+)
+def test_devices_of_samples_alone(tmp_path: Path, fault: PlantedFault) -> None:
+    """Without a device a session makes nothing unused; samples only add."""
+    no_gpu = [line for line in records() if isinstance(line, LibraryRecord)]
+    traces = [write(tmp_path, header(), no_gpu)]
+    assert merge_traces(traces).devices == ()
+    traces.append(write(tmp_path, header(8, Role.SAMPLE), records("k")))
+    [lack] = merge_traces(traces).incomplete
+    assert lack.process is None
+    fault.check(lack.text)
+    assert not merge_traces(traces[1:]).incomplete
+    traces.append(write(tmp_path, header(9), records()))
+    assert not merge_traces(traces).incomplete
 
 
 @pytest.mark.slow
