@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
+from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 from tests.support.cutting import build_kit, needs_runtime
 from tests.support.faults import PlantedFault
-from tests.support.libraries import MULTIARCH
+from tests.support.libraries import DOCS, MULTIARCH
 from tests.support.slimmed import compact, plan_for, read
 
 # What OpenVEX 0.2.0 asks of a document (github.com/openvex/spec), as far as we write it.
@@ -288,3 +290,10 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
     sent = {"format_version": 1, "slimmed": {}, "left": {}, "spares": "s3://store/spares"}
     (vex.site / "negativa-slim.json").write_text(json.dumps(sent))
     assert "its spare is at s3://store/spares" in vex.reason("--original", kit.library, **code)
+
+
+def test_the_list_in_the_guide_is_read(tmp_path: Path) -> None:
+    [text] = re.findall(r"^```yaml\n(.*?)^```$", (DOCS / "guides/vex.md").read_text(), re.S | re.M)
+    (tmp_path / "cves.yaml").write_text(text)
+    [vulnerability] = load_vulnerabilities(tmp_path / "cves.yaml").vulnerabilities
+    assert vulnerability.name == "CVE-2026-0001" and len(vulnerability.code) == 2

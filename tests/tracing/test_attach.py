@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,17 +176,23 @@ def test_odd_settings_trace_nothing(attached: Attached) -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root may become another user")
-def test_another_user(attached: Attached) -> None:
+def test_another_user(driver: Path) -> None:
     """Without the right to write there, the service runs untraced, and says nothing."""
-    attached.sample()
-    other = f"os.setgid(65534); os.setuid(65534)\n{USES}"
-    attached.play(other)
-    assert not attached.run.trace_files()
-    attached.run.trace_dir.chmod(0o1777)
-    for folder in list(attached.run.trace_dir.parents)[:3]:
+    injection = injection_library()
+    assert injection is not None
+    # pytest's own temporary folders are closed to others.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         folder.chmod(0o755)
-    attached.play(other)
-    assert len(attached.run.trace_files()) == 1
+        copies = (Path(shutil.copy(path, folder)) for path in (driver, injection))
+        with contextlib.closing(Attached(folder, *copies)) as attached:
+            attached.sample()
+            other = f"os.setgid(65534); os.setuid(65534)\n{USES}"
+            attached.play(other)
+            assert not attached.run.trace_files()
+            attached.run.trace_dir.chmod(0o1777)
+            attached.play(other)
+            assert len(attached.run.trace_files()) == 1
 
 
 @pytest.mark.planted_fault(
