@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.analysis.code_files import widen_files
 from pytest_negativa.analysis.misses import open_original
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
@@ -36,11 +39,13 @@ class Widened:
         lock: sealed.
         added: by path of the library, how many elements and frames it keeps more, or more of.
         not_locked: names of libraries with misses that the lock doesn't have.
+        files: by distribution, how many files it keeps more; None: all, as nothing tells which.
     """
 
     lock: Lock
     added: dict[str, int]
     not_locked: tuple[str, ...]
+    files: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Widened:
@@ -69,13 +74,16 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
     )
 
 
-def widen_by_use(lock: Lock, usage: Usage, settings: Settings) -> Widened:
+def widen_by_use(
+    lock: Lock, usage: Usage, settings: Settings, opened: Iterable[WatchedFiles] = ()
+) -> Widened:
     """Keep the GPU code that other runs used, such as samples of a service.
 
     Args:
         lock: what was proved.
         usage: of these runs. What it may lack keeps code, except that samples lack anything.
         settings: what to keep besides, and where maps are cached.
+        opened: which files that are GPU code those runs opened that watched it.
 
     Raises:
         NegativaError: a library of the lock was used and is not here, or does not fit the lock.
@@ -100,7 +108,16 @@ def widen_by_use(lock: Lock, usage: Usage, settings: Settings) -> Widened:
         if rows[-1] != row:
             more = sum(new not in row.kept for new in rows[-1].kept)
             added[row.path] = more
-    return Widened(seal(replace(lock, libraries=tuple(rows))), added, ())
+    files = tuple(widen_files(lock.files, usage, opened, sys.path))
+    kept = {one.record_sha256: one.kept_files for one in files}
+    more_files = {
+        one.distribution: kept[one.record_sha256] - one.kept_files
+        if one.record_sha256 in kept
+        else None
+        for one in lock.files
+        if kept.get(one.record_sha256) != one.kept_files
+    }
+    return Widened(seal(replace(lock, libraries=tuple(rows), files=files)), added, (), more_files)
 
 
 def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:

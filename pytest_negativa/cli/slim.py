@@ -191,15 +191,24 @@ def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) 
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.storage.lockfile import load_lock, save_lock
+    from pytest_negativa.storage.results import load_opened
     from pytest_negativa.tracing.merge import merge_when_ended
 
-    traces = [trace for name in names for trace in named_run(name, settings).require_traces()]
-    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings)
+    runs = [named_run(name, settings) for name in names]
+    traces = [trace for run in runs for trace in run.require_traces()]
+    found = filter(None, map(load_opened, runs))
+    opened = [one for files in found for one in files.distributions]
+    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings, opened)
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, "element that was used", "elements that were used")
         click.echo(f"{printable(name)}: keeps {elements}")
-    if not done.added:
+    for name, more in done.files.items():
+        kept = "all of its files: nothing tells which were used"
+        if more is not None:
+            kept = format_items(more, "file that was used", "files that were used")
+        click.echo(f"{printable(name)}: keeps {kept}")
+    if not (done.added or done.files):
         click.echo(f"{path}: nothing of what it removes was used")
 
 

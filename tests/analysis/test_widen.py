@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
+from pytest_negativa.analysis.code_files import widen_files
 from pytest_negativa.analysis.widen import missed_code, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.lock import Lock
+from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.models.code_files import WatchedFiles
+from pytest_negativa.models.lock import Lock, LockedFiles
 from pytest_negativa.models.plan import KeepReason
+from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usage
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.spare.misses import Miss, Misses, read_logs
 from pytest_negativa.storage.lockfile import load_lock, save_lock
+from pytest_negativa.tracing.merge import merge_traces
 from tests.support.compacting import needs_compiler, read, vaddr_of
 from tests.support.cutting import needs_runtime
 from tests.support.made_site import ONE, Made
+from tests.support.sites import digest_field
+from tests.support.traces import header, records, write
 
 SM_90 = ComputeCapability(9, 0)
 READ = """
@@ -101,3 +111,67 @@ def test_a_library_that_is_not_in_the_lock(site: Made) -> None:
     misses = Misses("libother.so", bytes(32), 8192, {0: Miss(1, 0, False)})
     done = widen_lock(site.lock, [misses], [])
     assert (done.lock, done.added, done.not_locked) == (site.lock, {}, ("libother.so",))
+
+
+@pytest.fixture
+def cubins(tmp_path: Path) -> LockedFiles:
+    """A distribution in a folder ``site``; a lock keeps one of its four files."""
+    names = [f"k/{letter}.cubin" for letter in "abcd"]
+    rows = [f"{name},{digest_field(name.encode())},10" for name in names]
+    metadata = tmp_path / "site" / "kit-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.0\n\n")
+    (metadata / "RECORD").write_text("".join(f"{row}\n" for row in rows))
+    [found] = find_code_distributions([str(tmp_path / "site")])
+    return LockedFiles(
+        distribution="kit",
+        version="1.0",
+        record_sha256=found.digest,
+        files=4,
+        kept_files=1,
+        size=40,
+        unused_bytes=30,
+        digest="0" * 64,
+        kept=("k/d.cubin",),
+    )
+
+
+def loaded(folder: Path, *libraries: TracedLibrary) -> Usage:
+    """What samples tell that loaded these files."""
+    folder.mkdir()
+    lines = [
+        replace(line, library=one) if isinstance(line, LibraryRecord) else line
+        for one in libraries
+        for line in records("k")
+    ]
+    return merge_traces([write(folder, header(role=Role.SAMPLE), lines)])
+
+
+def test_files_that_samples_loaded_stay(cubins: LockedFiles, tmp_path: Path) -> None:
+    site = str(tmp_path / "site")
+    usage = loaded(tmp_path / "by-path", TracedLibrary(path=f"{site}/k/a.cubin", size=10))
+    [more] = widen_files([cubins], usage, (), [site])
+    assert (more.kept, more.kept_files, more.unused_bytes) == (("k/a.cubin", "k/d.cubin"), 2, 20)
+    # In a container, at another path.
+    digest = hashlib.sha256(b"k/b.cubin").hexdigest()
+    usage = loaded(tmp_path / "by-digest", TracedLibrary(path="/b", size=10, sha256=digest))
+    [more] = widen_files([cubins], usage, (), [site])
+    assert more.kept == ("k/b.cubin", "k/d.cubin")
+    # Another run watched which files were opened.
+    opened = WatchedFiles(
+        distribution="kit", version="1.0", site="/", digest=cubins.record_sha256, files={},
+        opened=("k/c.cubin",),
+    )  # fmt: skip
+    [more] = widen_files([cubins], usage, [opened], [site])
+    assert more.kept == ("k/b.cubin", "k/c.cubin", "k/d.cubin")
+    assert list(widen_files([more], usage, [opened], [site])) == [more]
+
+
+def test_all_files_stay_if_nothing_tells_which(cubins: LockedFiles, tmp_path: Path) -> None:
+    usage = loaded(tmp_path / "traces", TracedLibrary(path="/b", size=10))
+    assert list(widen_files([cubins], usage, (), [str(tmp_path)])) == []
+    unseen = WatchedFiles(
+        distribution="kit", version="1.0", site="/", digest=cubins.record_sha256, files={},
+        opened=(), unseen="too many",
+    )  # fmt: skip
+    assert list(widen_files([cubins], usage, [unseen], [str(tmp_path / "site")])) == []
