@@ -69,9 +69,14 @@ class Finding(NamedTuple):
 
 
 class _Library(NamedTuple):
-    names: LibraryNames
+    path: Path
+    names: tuple[LibraryNames, ...]
     original_sha256: str | None
     spares: str | None
+
+    def matches(self, glob: str) -> bool:
+        """Whether one of its hard links does."""
+        return any(matches_library(glob, names) for names in self.names)
 
 
 class _KernelsLeft(NamedTuple):
@@ -108,13 +113,17 @@ class Libraries:
         for tree in scan(paths):
             for group in filter(tree.is_library, tree.groups):
                 path = tree.root / group.name
-                names = LibraryNames(str(path), soname_of(path), places.of(str(path)).distribution)
+                soname = soname_of(path)
+                names = tuple(
+                    LibraryNames(str(link), soname, places.of(str(link)).distribution)
+                    for link in (tree.root / name for name in group.names)
+                )
                 entry = known.get(str(path))
                 digest = entry.original_sha256 if entry is not None else None
                 kept = entry.original if entry is not None else None
                 if kept is not None:
                     self._originals = (*self._originals, Path(kept))
-                self._libraries.append(_Library(names, digest, _sent_to(path)))
+                self._libraries.append(_Library(path, names, digest, _sent_to(path)))
 
     def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
         """What is known of each library that a vulnerability is said to be in.
@@ -123,9 +132,9 @@ class Libraries:
             FormatError: a library can't be read.
         """
         for library in self._libraries:
-            code = [c for c in vulnerability.code if matches_library(c.library, library.names)]
+            code = [c for c in vulnerability.code if library.matches(c.library)]
             if code:
-                path = Path(library.names.path)
+                path = library.path
                 if path not in self._digests:
                     with ByteSource(path) as source:
                         self._digests[path] = source.sha256()
@@ -137,7 +146,7 @@ class Libraries:
         return [
             code.library
             for code in vulnerability.code
-            if not any(matches_library(code.library, one.names) for one in self._libraries)
+            if not any(one.matches(code.library) for one in self._libraries)
         ]
 
     def _reasons(

@@ -181,6 +181,13 @@ def test_a_cpu_function_is_no_kernel(vex: Vex, gone: list[str], fault: PlantedFa
     fault.check(vex.reason(library="lib*", kernels=[name]))
 
 
+def test_another_hard_link(vex: Vex, gone: list[str]) -> None:
+    path = vex.site / "libmultiarch.so"
+    (vex.site / "libzero.so").hardlink_to(path)
+    assert vex.lacks(library="libzero.so", kernels=gone)
+    assert vex.lacks(library="libmultiarch.so", kernels=gone)
+
+
 @pytest.mark.planted_fault(
     "A product has a second copy of a library, which is whole", says="it is not slimmed"
 )
