@@ -4,11 +4,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { PAGE = 4096, PAGES = 512, THREADS = 8, ROUNDS = 3 };
+/* After 2,000 misses more pages come back at once. */
+enum { PAGE = 4096, PAGES = 2600, POINTERS = 1 << 15, THREADS = 8, ROUNDS = 3 };
 
 static char zeros[3 * PAGE];
 /* ld.so writes these. */
-__attribute__((used)) static char *pointers[PAGES * 64] = {zeros, [PAGES * 32] = zeros};
+__attribute__((used)) static char *pointers[POINTERS] = {zeros, [POINTERS / 2] = zeros};
 /* A symbol that other libraries may use. */
 char exported[16 * PAGE] = {'E'};
 /* The last bytes of the file; behind them are zeros that the file does not have. */
@@ -17,8 +18,9 @@ __attribute__((aligned(PAGE), section(".data.last"))) static char code[PAGES * P
 static void *hammer_some(void *own) {
     unsigned seed = (unsigned)(uintptr_t)own;
     for (int i = 0; i < ROUNDS * PAGES; i++) {
-        /* All threads are at the same page, else there is no race. */
-        char *page = code + (size_t)(i % PAGES) * PAGE;
+        /* All threads are at the same page, else there is no race. The pages beside it may be
+         * there, and written to. */
+        char *page = code + (size_t)(i * 1021 % PAGES) * PAGE;
         if (rand_r(&seed) % 4 == 0 && page[PAGE - 1] != 0) return "a byte changed";
         page[(uintptr_t)own]++;
         atomic_fetch_add((_Atomic int *)(page + 64), 1);
