@@ -73,6 +73,17 @@ class _Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_module, text) in _COMMANDS.items()])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        is_option = word.startswith("-")
+        if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+            from pytest_negativa.settings.value_types import did_you_mean
+
+            ctx.fail(f"No such command {word!r}{did_you_mean(word, _COMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with interruptible():

@@ -254,7 +254,8 @@ class _SlimGroup(click.Group):
         word = args[0] if args else ""
         known = word.startswith("-") or word in self.commands or os.path.lexists(word)
         if not known and (near := did_you_mean(word, self.commands)):
-            raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", parent)
+            here = click.Context(self, parent, info_name)
+            raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", here)
         for name, command in self.commands.items():
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
@@ -295,7 +296,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "lock_file",
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE|URL",
-    help=f"Read from this lock what stays.  [default: {_LOCK}]",
+    help=f"Read from this lock what stays.  [default without --arch: {_LOCK}]",
 )
 @click.option(
     "--arch",
@@ -662,8 +663,8 @@ def _show_spares(request: SlimRequest, report: SlimReport) -> None:
     on_disk = sum(path.stat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
     place = _places(*request.paths if request.target is None else (request.target,))
     click.echo(
-        f"negativa: {printable(str(spare.folder))} has what was removed ({format_bytes(on_disk)} "
-        f"on disk); negativa slim undo {place} puts it back",
+        f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
+        f"{format_bytes(on_disk)} on disk); negativa slim undo {place} puts it back",
         err=True,
     )
 

@@ -10,6 +10,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.toolkit import cuda_major
 from pytest_negativa.models.library import Scope
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.recipes import ByArchs
 from pytest_negativa.slimming.worklist import Task
 
@@ -40,7 +41,8 @@ def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability
         if old and isinstance(task.recipe, ByArchs) and (text := _why_impossible(task, old))
     ]
     if found:
-        more = f" (and {len(found) - 1:,} more libraries)" if len(found) > 1 else ""
+        count = format_items(len(found) - 1, "more library", "more libraries")
+        more = f" (and {count})" if len(found) > 1 else ""
         raise OptionError(
             f"--arch: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
             "all the same"

@@ -140,7 +140,9 @@ def scan(paths: Sequence[Path]) -> list[Tree]:
         paths = default_paths()
     for path in paths:
         if not path.exists():
-            raise OptionError(f"{path}: no such file or folder")
+            is_name = len(path.parts) == 1 and not path.suffix
+            hint = "; slim takes paths, not names of distributions" if is_name else ""
+            raise OptionError(f"{path}: no such file or folder{hint}")
     folders = sorted({path.resolve() for path in paths if path.is_dir()})
     files = [path for path in paths if not path.is_dir()]
     for inner in (*folders, *(file.resolve() for file in files)):

@@ -352,7 +352,8 @@ def find_spare(library: Path) -> Path:
                 problem = str(e)
     raise ReconstructError(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back, or set {_ENVIRONMENT} to its folder"
+        f"bring it back (negativa slim fetch does, if slim push sent it), or set {_ENVIRONMENT} to "
+        "its folder"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.cli.run import debloat
@@ -69,3 +70,10 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
 def test_debloat_says_what_it_does_not_do() -> None:
     shown = debloat.get_short_help_str(limit=80)
     assert "race" in shown and "report" in shown and "slim removes" in shown
+
+
+def test_a_mistyped_command() -> None:
+    done = CliRunner().invoke(main, ["inspct"])
+    assert done.exit_code == 2
+    assert "No such command 'inspct'; did you mean inspect?" in done.stderr
+    assert "No such command 'zzzz'.\n" in CliRunner().invoke(main, ["zzzz"]).stderr

@@ -216,7 +216,7 @@ class TestSlim:
             (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
             (("--lock", "gone.lock"), "does not exist"),
-            (("--arch", "sm_90", "gone"), "no such file or folder"),
+            (("--arch", "sm_90", "gone"), "; slim takes paths, not names of distributions"),
             (("--arch", "sm_90", "--", "--undo"), "--undo: no such file or folder"),
             (("--arch", "sm_90", "SITE/gpu"), "give one of them"),
             (("--arch", "sm_90", "--target", "SITE/copy"), "can't be in"),

@@ -599,7 +599,7 @@ def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     size = format_bytes(sum(path.stat().st_blocks * 512 for path in spares.glob("*.spare")))
     assert (
-        f"negativa: {spares} has what was removed ({size} on disk); "
+        f"negativa: {spares} has what was removed (all spares there: {size} on disk); "
         f"negativa slim undo {site.folder} puts it back"
     ) in done.stderr
     again = CliRunner().invoke(main, [*arguments, str(site.folder)])
