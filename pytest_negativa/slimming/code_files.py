@@ -43,7 +43,7 @@ from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimRow, 
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.manifest import digest_of, save_manifest
-from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take_out
+from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 
@@ -422,6 +422,9 @@ def undo_files(
             back[package].append(entry)
         if not dry_run:
             del manifest.removed[name]
+    if any(back.values()) and not dry_run:
+        # The entries are forgotten next. One call is faster than one for each of thousands.
+        os.sync()
     for package, entries in back.items():
         size = sum(entry.size for entry in entries)
         if entries:
@@ -442,6 +445,8 @@ def _put_back(path: Path, entry: RemovedFile, token: str) -> None:
     aside = Path(entry.original)
     if digest_of(aside) != entry.sha256:
         raise ReconstructError(f"{aside} is gone, or no longer that file")
+    if path.parent.resolve() != path.parent:
+        raise ReconstructError(f"a link leads from {path.parent} to another folder now")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Some names are so long that a hidden name made of them would be too long.
     staged = staged_name(path.with_name("file"), token)
@@ -450,10 +455,7 @@ def _put_back(path: Path, entry: RemovedFile, token: str) -> None:
         copy_file(aside, staged)
         staged.chmod(entry.mode)
         os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
-        try:
-            os.link(staged, path)
-        except FileExistsError:
-            raise TakenError(path) from None
+        take_free(staged, path)
     finally:
         staged.unlink(missing_ok=True)
 

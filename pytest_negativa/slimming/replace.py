@@ -173,7 +173,7 @@ def take_out(place: Path, state: FileState, token: str, *, by_ctime: bool = True
     except FileNotFoundError:
         raise TakenError(place, "it was removed") from None
     if not _leads_to(swap, state, by_ctime=False):
-        _take_free(swap, place)
+        take_free(swap, place)
         swap.unlink(missing_ok=True)
         raise TakenError(place)
     swap.unlink()
@@ -212,7 +212,7 @@ def _take(swap: Path, place: Path, state: FileState | None, *, by_ctime: bool) -
     exchanged = False
     try:
         if state is None:
-            _take_free(swap, place)
+            take_free(swap, place)
         elif not _leads_to(place, state, by_ctime=by_ctime):
             raise TakenError(place)
         else:
@@ -235,7 +235,13 @@ def _take(swap: Path, place: Path, state: FileState | None, *, by_ctime: bool) -
             raise TakenError(place)
 
 
-def _take_free(swap: Path, place: Path) -> None:
+def take_free(swap: Path, place: Path) -> None:
+    """Give a file the name ``place``, which leads to none; the name ``swap`` may stay or go.
+
+    Raises:
+        TakenError: another file has the name.
+        OSError: it can't be given.
+    """
     try:
         os.link(swap, place)
     except FileExistsError:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -35,6 +39,7 @@ from tests.support.builders import (
     build_region,
 )
 from tests.support.faults import PlantedFault
+from tests.support.kills import FULL_DISK, points, run
 from tests.support.libraries import NEGATIVA
 from tests.support.sites import digests, make_wheel, pip_install, verdict_of
 
@@ -303,3 +308,69 @@ def test_a_file_with_a_name_of_another_kind_stays(site: Path) -> None:
     os.link(site / "kernels/cubins/a/two.cubin", site / "kernels/zzz.backup")
     slim(site)
     assert left(site) == {*STAYS, "two.cubin", "zzz.backup"}
+
+
+@pytest.mark.planted_fault(
+    "A package that lost files is a link to a developer's folder since, and undo is asked for it.",
+    says="kernels/cubins/a to another folder now; install it again",
+)
+def test_undo_writes_to_no_other_folder(site: Path, tmp_path: Path, fault: PlantedFault) -> None:
+    slim(site, keep_originals=tmp_path / "originals")
+    (site / "kernels").rename(tmp_path / "own")
+    (site / "kernels").symlink_to(tmp_path / "own")
+    before = digests(tmp_path / "own")
+    rows = undo_trees([site])
+    assert {row.status for row in rows} == {SlimStatus.FAILED}
+    fault.check(rows[0].detail or "")
+    assert digests(tmp_path / "own") == before
+
+
+def test_undo_without_hard_links(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def no_links(*paths: Path, **options: Any) -> None:
+        if not options:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        link(*paths, **options)  # of a file without a name
+
+    before = digests(site)
+    monkeypatch.setattr(os, "link", no_links)
+    slim(site, keep_originals=tmp_path / "originals")
+    [back] = undo_trees([site])
+    assert back.status is SlimStatus.UNDONE
+    assert digests(site) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGKILL, FULL_DISK], ids=str)
+@pytest.mark.parametrize("what", ["slim", "undo"])
+def test_a_run_that_is_killed_loses_no_file(site: Path, tmp_path: Path, by: int, what: str) -> None:
+    originals = tmp_path / "work/originals"
+    below = tmp_path / "work/site-packages"
+    commands: dict[str, Sequence[str | Path]] = {
+        "slim": [NEGATIVA, "slim", "--arch=sm_90", "--keep-originals", originals, below],
+        "undo": [NEGATIVA, "slim", "undo", below],
+    }
+
+    def make() -> None:
+        shutil.rmtree(tmp_path / "work", ignore_errors=True)
+        shutil.copytree(site, below)
+        if what == "undo":
+            assert run(commands["slim"], tmp_path / "work").status == 0
+
+    before = digests(site)
+    make()
+    changes = run(commands[what], tmp_path / "work").changes
+    for at in points(changes, seed=by, most=6):
+        make()
+        run(commands[what], tmp_path / "work", at=at, by=by)
+        kept = set(digests(originals).values()) if originals.exists() else set()
+        assert set(before.values()) <= {*digests(below).values(), *kept}, at
+        again = run(commands[what], tmp_path / "work")
+        assert again.status == 0, (at, again)
+        if what == "slim":
+            assert left(below) == STAYS, at
+            assert run(commands["undo"], tmp_path / "work").status == 0
+        assert digests(below) == before, at
