@@ -25,7 +25,6 @@ from pytest_negativa.installed.record import RecordLine, record_digest, update_r
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    MANIFEST_VERSION,
     LeftFile,
     Origin,
     RecordFile,
@@ -241,8 +240,8 @@ class Slimmer:
                 yield self.root / below
 
     def _copy_of_manifest(self) -> SlimManifest:
-        return SlimManifest(
-            format_version=MANIFEST_VERSION,
+        return msgspec.structs.replace(
+            self.manifest,
             slimmed=dict(self.manifest.slimmed),
             left=dict(self.manifest.left),
             records=dict(self.manifest.records),
