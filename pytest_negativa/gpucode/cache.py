@@ -41,6 +41,10 @@ _SUFFIX = ".map"
 # Bytes of an entry at a URL, and of a map. The largest known, of libtorch_cuda, have 4 and 60 MB.
 _MAX_ENTRY = 1 << 28
 _MAX_MAP = 1 << 31
+# So many processes may fill a folder at a time without passing its limit.
+_WRITERS = 64
+# By folder and limit: bytes that this process may add before it looks at all entries again.
+_ROOM: dict[tuple[Path, int], int] = {}
 # No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
@@ -192,7 +196,7 @@ class MapCache:
             if self._url is not None and library_map.library.sha256 is not None:
                 name = self._path(self.content_key(library_map.library.sha256), library_map.scope)
                 self._share(name.name, data)
-            self._drop_oldest()
+            self._keep_limit(len(data))
 
     def _path(self, key: str, scope: Scope) -> Path:
         if scope.headers_only:
@@ -203,8 +207,23 @@ class MapCache:
             name = "+".join(sorted(scope.devices))
         return self._directory / f"{key}.{name}{_SUFFIX}"
 
-    def _drop_oldest(self) -> None:
-        """Delete the oldest entries above the limit, and files that killed writers left."""
+    def _keep_limit(self, added: int) -> None:
+        """Look at the folder if this process may have filled its share of the room in it.
+
+        Looking at each save would take time that grows with the square of the entries.
+        """
+        folder = self._directory, self._limit
+        left = _ROOM.get(folder, 0) - added
+        if left <= 0:
+            left = (self._limit - self._drop_oldest()) // _WRITERS
+        _ROOM[folder] = left
+
+    def _drop_oldest(self) -> int:
+        """Delete the oldest entries above the limit, and files that killed writers left.
+
+        Returns:
+            The bytes of all entries before.
+        """
         entries = sorted(self._iter_entries(), reverse=True)
         total = 0
         seen = set()
@@ -216,6 +235,7 @@ class MapCache:
                 # Another process may have dropped it already.
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
+        return total
 
     def _iter_entries(self) -> Iterator[tuple[int, int, int, str]]:
         """Time of the last use, ns; size, bytes; inode; path."""
