@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ import msgspec
 import zstandard
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import NegativaError, NotFoundError
+from pytest_negativa.errors import NegativaError, NotFoundError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
@@ -45,6 +46,8 @@ _MAX_MAP = 1 << 31
 _WRITERS = 64
 # By folder and limit: bytes that this process may add before it looks at all entries again.
 _ROOM: dict[tuple[Path, int], int] = {}
+# For the first answer of a store.
+_PATIENCE_S = 30
 # No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
@@ -61,8 +64,32 @@ def open_cache(settings: Cache) -> MapCache | None:
     url = None if settings.url is None else Url(settings.url)
     if url is not None:
         # Later a refusal only costs time. Wrong credentials would cost it for ever.
-        (url / "negativa").size()
+        _require_answer(url)
     return MapCache(Path(settings.dir), settings.limit, url=url)
+
+
+def _require_answer(url: Url) -> None:
+    """Ask the store something.
+
+    Raises:
+        StoreError: it refuses, or doesn't answer. A driver may wait for many minutes.
+        OptionError: the URL can't be used.
+    """
+    failures = []
+
+    def ask() -> None:
+        try:
+            (url / "negativa").size()
+        except NegativaError as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    if thread.is_alive():
+        raise StoreError(f"{url}: the store does not answer for {_PATIENCE_S} s")
+    if failures:
+        raise failures[0]
 
 
 class MapCache:

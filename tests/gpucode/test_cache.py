@@ -6,15 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec import AbstractFileSystem, register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.gpucode import cache as cache_module
 from pytest_negativa.gpucode.cache import MapCache, open_cache
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import read_library
@@ -381,6 +384,26 @@ def machines(library: Path, tmp_path: Path) -> Callable[[str], MappedLibrary]:
         return one(copy, ALL, open_cache(settings))
 
     return map_copy
+
+
+class Mute(AbstractFileSystem):  # type: ignore[misc]
+    """A store that never answers, until the test is over."""
+
+    protocol = "mute"
+    is_over = threading.Event()
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        self.is_over.wait()
+        raise FileNotFoundError(path)
+
+
+def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session must not wait for it as long as drivers do."""
+    register_implementation("mute", Mute, clobber=True)
+    monkeypatch.setattr(cache_module, "_PATIENCE_S", 0.1)
+    with pytest.raises(StoreError, match="mute://a/b: the store does not answer for"):
+        open_cache(Cache(dir=str(tmp_path), limit=LIMIT, url="mute://a/b"))
+    Mute.is_over.set()
 
 
 def shared_entry() -> str:
