@@ -462,7 +462,7 @@ static _Atomic uint32_t *entered;
 
 enum {
     PAUSE_NS = 20 * 1000,
-    /* Pauses; over 2 s. A child of vfork that was killed meanwhile never leaves. */
+    /* Pauses; 7 s, or more on a busy machine. A child of vfork that was killed meanwhile never leaves. */
     PATIENCE = 100 * 1000,
 };
 
