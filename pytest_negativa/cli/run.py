@@ -280,7 +280,7 @@ def _combine(
     healed = healed_at(paths, parts)
     copies = copy_traces(parts, run, paths)
     combine_pages(run, [part.run for part in parts])
-    combine_opened(run, [part.run for part in parts if part.traces])
+    combine_opened(run, [part.run for part in parts])
     run.mark_partial(why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()

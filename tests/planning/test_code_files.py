@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.code_files import combine_opened
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.code_files import CodeFile, FilesPlan, WatchedFiles
+from pytest_negativa.models.code_files import (
+    CODE_FILES_VERSION,
+    CodeFile,
+    FilesPlan,
+    OpenedFiles,
+    WatchedFiles,
+)
 from pytest_negativa.models.lock import LockedFiles
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.planning.code_files import plan_files, unite
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.storage.results import load_opened, save_opened
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.defaults import DEFAULTS
 from tests.support.sites import verdict_of
@@ -124,3 +134,16 @@ def test_only_what_was_proved_is_locked() -> None:
     assert lock_of([other], [other]) == ()
     [row] = judge_files([other], [], {("/site", "d")})
     assert row.unseen == "its RECORD is another one than when it was traced"
+
+
+def test_a_run_without_a_watch_may_need_all_files(tmp_path: Path) -> None:
+    first, second, both = (Run(tmp_path / name) for name in ("first", "second", "both"))
+    seen = OpenedFiles(format_version=CODE_FILES_VERSION, distributions=(WATCHED,))
+    for run in first, second, both:
+        run.make()
+    save_opened(first, seen)
+    combine_opened(both, [first, second])
+    assert load_opened(both) is None
+    save_opened(second, seen)
+    combine_opened(both, [first, second])
+    assert load_opened(both) == seen
