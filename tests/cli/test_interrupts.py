@@ -44,8 +44,9 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import Scope
 paths = list(Path({str(tmp_path)!r}).iterdir())
+workers = LocalProcesses(2)
 with interruptible():
-    for _ in map_libraries(paths, MapRequest(Scope()), LocalProcesses(2), min_parallel_size=0):
+    for _ in map_libraries(paths, MapRequest(Scope()), None, workers, min_parallel_size=0):
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
         os.kill(os.getpid(), {number})
 """
