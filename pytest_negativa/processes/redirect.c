@@ -268,12 +268,10 @@ static void put_path(const char *path) {
 }
 
 /* Appends the line, as a whole or not: O_APPEND, one write. */
-static void write_line(int create) {
+static void append_line(int fd) {
     line.data[line.length++] = '\n';
     bool written = false;
-    int fd = log_path[0] ? open_file(log_path, O_WRONLY | O_APPEND | create, 0644) : -1;
     if (fd >= 0) {
-        has_log = true;
         /* Writing past RLIMIT_FSIZE would be a signal that ends the process. */
         struct rlimit limit;
         struct statx status;
@@ -282,10 +280,16 @@ static void write_line(int create) {
                      (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
                       status.stx_size + line.length <= limit.rlim_cur));
         written = fits && syscall(SYS_write, fd, line.data, line.length) == (ssize_t)line.length;
-        close_file(fd);
     }
     if (!written) lost_lines++;
     line.length = 0;
+}
+
+static void write_line(int create) {
+    int fd = log_path[0] ? open_file(log_path, O_WRONLY | O_APPEND | create, 0644) : -1;
+    if (fd >= 0) has_log = true;
+    append_line(fd);
+    if (fd >= 0) close_file(fd);
 }
 
 static void start_line(const char *kind) {
@@ -330,6 +334,13 @@ static void start_log(const char *folder) {
     memcpy(log_path, line.data, line.length);
     log_path[line.length] = 0;
 
+    int fd = open_file(folder, O_WRONLY | O_APPEND | O_TMPFILE, 0644);
+    char unnamed[40] = "";
+    line.length = 0;
+    put_string("/proc/self/fd/");
+    put_number((uint64_t)(unsigned)fd);
+    memcpy(unnamed, line.data, line.length);
+
     static char executable[PATH_MAX];
     if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) {
         const char *name = (const char *)getauxval(AT_EXECFN);
@@ -342,7 +353,19 @@ static void start_log(const char *folder) {
     put_char('\t');
     put_number(started);
     put_path(executable);
-    write_line(O_CREAT | O_EXCL);
+    /* The file gets its name after its first line: a process that is killed before leaves none. */
+    size_t length = line.length;
+    if (fd >= 0) {
+        append_line(fd);
+        has_log = syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
+        close_file(fd);
+    }
+    if (!has_log) {
+        /* Some file systems have no such files, and /proc may be missing. */
+        lost_lines = 0;
+        line.length = length;
+        write_line(O_CREAT | O_EXCL);
+    }
 }
 
 /* ---- Looking for a library ---- */
