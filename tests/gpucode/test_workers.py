@@ -276,14 +276,27 @@ def test_a_worker_with_another_installation(tmp_path: Path, code: str, problem: 
 
 @slow
 def test_a_scheduler_that_goes_away(tmp_path: Path) -> None:
-    paths = large(tmp_path, 6)
-    with (
-        cluster_of(tmp_path, 1) as cluster,
-        workers_of(cluster) as workers,
-        pytest.raises(WorkerError, match="the scheduler went away; run the command again"),
-    ):
-        for _ in map_libraries(paths, DIGEST, None, workers):
-            cluster.close()
+    (folder := tmp_path / "libraries").mkdir()
+    # The worker never ends with one of them.
+    (tmp_path / "prepare.py").write_text(
+        "import sys, time\n"
+        "def wait(event, arguments):\n"
+        "    if event == 'open' and 'libnames' in str(arguments[0]):\n"
+        "        time.sleep(3600)\n"
+        "sys.addaudithook(wait)\n"
+    )
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.add_worker(DASK_DISTRIBUTED__WORKER__PRELOAD=f"['{tmp_path / 'prepare.py'}']")
+        cluster.wait_for(1)
+        with (
+            workers_of(cluster) as workers,
+            pytest.raises(WorkerError, match="the scheduler went away; run the command again"),
+        ):
+            for _ in map_libraries(large(folder, 6), DIGEST, None, workers):
+                cluster.close()
+    finally:
+        cluster.close()
 
 
 @pytest.mark.parametrize("url", ["dask:8786", "http://host:1", "dask://host", "dask://:12"])

@@ -74,17 +74,26 @@ def slimmed(installed: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_killed_at_any_moment(site: Made, installed: Made, slimmed: dict[str, str]) -> None:
     os.link(site.two, site.folder / "gpu/linked.so")
     before = digests(site.folder)
-    started = time.monotonic()
-    process = start(site)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    duration = time.monotonic() - started
-    rng = random.Random(4711)
-    seen = set()
-    for _ in range(MOST):
+
+    def renew() -> None:
         subprocess.run(["rm", "-rf", site.folder], check=True)
         subprocess.run(["cp", "-a", installed.folder, site.folder], check=True)
         os.link(site.two, site.folder / "gpu/linked.so")
+
+    durations = []
+    # The first start may be much slower than the others.
+    for _ in range(3):
+        renew()
+        started = time.monotonic()
+        process = start(site)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        durations.append(time.monotonic() - started)
+    duration = min(durations)
+    rng = random.Random(4711)
+    seen = set()
+    for _ in range(MOST):
+        renew()
         process = start(site)
         # The first third it only imports; under load the next start may be quicker.
         time.sleep(duration * rng.uniform(0.3, 1.02))
