@@ -46,14 +46,15 @@ _MAX_MAP = 1 << 31
 _WRITERS = 64
 # By folder and limit: bytes that this process may add before it looks at all entries again.
 _ROOM: dict[tuple[Path, int], int] = {}
-# For the first answer of a store.
-_PATIENCE_S = 30
 # No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
-def open_cache(settings: Cache) -> MapCache | None:
+def open_cache(settings: Cache, patience_s: float = 30) -> MapCache | None:
     """The cache that the settings name; None for a user without a home.
+
+    Args:
+        patience_s: seconds that the store of its URL has for its first answer.
 
     Raises:
         StoreError: the store of its URL refuses, or doesn't answer.
@@ -64,11 +65,11 @@ def open_cache(settings: Cache) -> MapCache | None:
     url = None if settings.url is None else Url(settings.url)
     if url is not None:
         # Later a refusal only costs time. Wrong credentials would cost it for ever.
-        _require_answer(url)
+        _require_answer(url, patience_s)
     return MapCache(Path(settings.dir), settings.limit, url=url)
 
 
-def _require_answer(url: Url) -> None:
+def _require_answer(url: Url, patience_s: float) -> None:
     """Ask the store something.
 
     Raises:
@@ -85,9 +86,9 @@ def _require_answer(url: Url) -> None:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(patience_s)
     if thread.is_alive():
-        raise StoreError(f"{url}: the store does not answer for {_PATIENCE_S} s")
+        raise StoreError(f"{url}: the store does not answer for {patience_s:g} s")
     if failures:
         raise failures[0]
 

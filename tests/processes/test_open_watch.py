@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes import open_watch
 from pytest_negativa.processes.open_watch import OpenWatch
 
 # Opens the file, maps it, and closes it.
@@ -93,7 +92,10 @@ def test_a_file_that_is_made_anew_with_the_same_inode_is_another_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # ext4 gives the number of the inode to the next file that is made.
-    monkeypatch.setattr(open_watch, "_file_at", lambda _path: (0, 0))
+    real, before = os.stat, file.stat()
+    monkeypatch.setattr(
+        os, "stat", lambda path, **options: before if path == str(file) else real(path, **options)
+    )
     with OpenWatch([str(file)]) as watch:
         file.unlink()
         file.write_bytes(b"")
