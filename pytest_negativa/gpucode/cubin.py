@@ -9,6 +9,7 @@ Sources: the ELF gABI for headers and symbols. For NVIDIA's own types, the outpu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Iterator
@@ -283,21 +284,23 @@ class _Tables:
         if len(table) % _CALL.size:
             raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
         self._names.reserve_rows(len(table) // _CALL.size)
+        # A function is in many rows.
+        symbol = functools.cache(self._symbol)
         part = None
         for first, second in _CALL.iter_unpack(table):
             if first == 0 and second in _PARTS:
                 part = second
             elif part == _PART_CALLS:
-                self.calls.append(Call(self._symbol(first), self._symbol(second)))
+                self.calls.append(Call(symbol(first), symbol(second)))
             elif part == _PART_REFERENCES:
-                self.references.append(Call(self._symbol(first), self._symbol(second)))
+                self.references.append(Call(symbol(first), symbol(second)))
             elif part == _PART_ADDRESS_TAKEN:
                 self.address_taken.append(
-                    Signature(self._symbol(first), self._string(second, "prototype"))
+                    Signature(symbol(first), self._string(second, "prototype"))
                 )
             elif part == _PART_INDIRECT_CALLS:
                 self.indirect_calls.append(
-                    Signature(self._symbol(first), self._string(second, "prototype"))
+                    Signature(symbol(first), self._string(second, "prototype"))
                 )
             else:
                 # A wrong guess could make a function unreachable that is not.
