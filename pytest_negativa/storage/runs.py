@@ -9,6 +9,8 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``cpu/``: which pages of CPU code its processes touched, a file for each process, and
   ``files.json``, the contents of the libraries; ``cpu.json``: what these add up to.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
+- ``opened.json``: which files that are GPU code themselves were opened; ``files.json``: what is
+  decided about them.
 - ``report.json``: what the run's report shows.
 - ``failed``: why the run did not end well; absent if it did.
 - ``samples``: its traces are of processes outside of any session (``Role.SAMPLE``), whatever they
@@ -20,9 +22,10 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``healed.json``: what healing gave back; ``unhealed.json``: the plans before a search that is
   not finished; ``healing.jsonl``: the answers of that search so far.
 
-The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run, and ``round.json``,
-which tells its program what to do. ``.negativa/latest`` leads to the last run, and
-``.negativa/reconstructed`` holds the copies of libraries.
+The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run; ``round.json``, which
+tells its program what to do; ``redirect/``, a log for each of its processes; and ``reports/``.
+``.negativa/latest`` leads to the last run, and ``.negativa/reconstructed`` holds the copies of
+libraries.
 
 Every traced process imports this module when it starts, so the module imports little.
 """
