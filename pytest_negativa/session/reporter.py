@@ -169,7 +169,11 @@ class Reporter:
         usage = self._merge()
         self._run.mark_incomplete("its pytest process was not seen to end after the report")
         self._save_opened()
-        contents = self._conclude(usage)
+        try:
+            contents = self._conclude(usage)
+        except Exception as e:
+            self._run.mark_incomplete(f"its report failed: {e}")
+            raise
         self._traced.disregard_children()
         self._reported = usage
         self._show(contents)
