@@ -274,13 +274,7 @@ class _Analyzer:
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
                 return warning.text
-        for process in self._usage.processes:
-            # Tests may kill their children; a process that runs tests has an end, unless it was
-            # killed or its trace could not be written. What the rest of its tests needs may lie
-            # in any library.
-            if not process.ended and process.header.role.runs_tests:
-                return f"the trace of process {process.header.pid} has no end"
-        return None
+        return self._usage.why_unended()
 
     def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
         images = [

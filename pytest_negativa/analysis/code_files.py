@@ -97,12 +97,7 @@ def widen_files(
 
 def _why_incomplete(usage: Usage) -> str | None:
     """Why the run may need files that it did not open; None if it doesn't."""
-    for warning in usage.incomplete:
-        return warning.text
-    for process in usage.processes:
-        if not process.ended and process.header.role.runs_tests:
-            return f"the trace of process {process.header.pid} has no end"
-    return None
+    return next((warning.text for warning in usage.incomplete), usage.why_unended())
 
 
 def combine_opened(run: Run, parts: Sequence[Run]) -> None:

@@ -523,10 +523,12 @@ def slim_fetch(
     Exit status: 0; 1 if a spare can't be fetched; 2 wrong usage; 128 + N if signal N interrupted
     it.
     """
+    from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.remote_spares import fetch_spares
     from pytest_negativa.spare.misses import read_logs
 
-    only = {misses.original for misses in read_logs(logs) if misses.pages} if logs else None
+    found = read_logs(logs, print_warning)
+    only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
         rows = fetch_spares((*paths, *sites), folder.absolute(), only)
     _finish_check(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json)

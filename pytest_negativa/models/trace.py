@@ -579,6 +579,17 @@ class Usage(Record, frozen=True, kw_only=True):
             for first in memory_image.use.firsts():
                 yield None, self.context_of(first)
 
+    def why_unended(self) -> str | None:
+        """Why any library or file may have been used more: tests are missing. None: they aren't.
+
+        Tests may kill their children. A process that runs tests has an end, unless it was killed or
+        its trace could not be written.
+        """
+        for process in self.processes:
+            if not process.ended and process.header.role.runs_tests:
+                return f"the trace of process {process.header.pid} has no end"
+        return None
+
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""
         for library in self.libraries:

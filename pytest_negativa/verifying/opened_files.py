@@ -25,10 +25,11 @@ def judge_files(
         installed: what is there now: site and digest of each distribution with such files.
     """
     for plan in plans:
-        opened = sorted({plan.paths[p] for o in rounds for p in o.times if p in plan.paths})
+        paths = plan.paths
+        opened = sorted({paths[p] for o in rounds for p in o.times if p in paths})
         same = (plan.site, plan.digest) in installed
         unseen = [] if same else [_INSTALLED_ANEW]
-        unseen += [o.unseen[p] for o in rounds for p in o.unseen if p in plan.paths]
+        unseen += [o.unseen[p] for o in rounds for p in o.unseen if p in paths]
         yield ProvedFiles(
             distribution=plan.distribution,
             version=plan.version,
