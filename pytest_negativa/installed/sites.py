@@ -74,15 +74,12 @@ class Site:
         return (one for one in self.installed() if canonicalize_name(one.name) in closure)
 
     def _distributions(self) -> list[importlib.metadata.PathDistribution]:
+        # Not `distributions()`: where the backport importlib_metadata is imported, that gives
+        # distributions of its class.
+        context = importlib.metadata.DistributionFinder.Context(path=[str(self.folder)])
+        found = importlib.metadata.MetadataPathFinder.find_distributions(context)
         # An interrupted removal leaves a distribution without a name.
-        found = importlib.metadata.distributions(path=[str(self.folder)])
-        return [
-            d
-            for d in found
-            if isinstance(d, importlib.metadata.PathDistribution)
-            and d.metadata
-            and d.metadata["Name"]
-        ]
+        return [d for d in found if d.metadata and d.metadata["Name"]]
 
     def _installed(self, distribution: importlib.metadata.PathDistribution) -> Installed | None:
         # No public attribute has the folder of the metadata.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,23 @@ def test_installed_outside_of_the_site(tmp_path: Path, monkeypatch: pytest.Monke
     assert Places().of(str(library)) == Place(str(library))
     monkeypatch.syspath_prepend(site)
     assert Places().of(str(library)) == Place(str(library), "my-code", "1.5")
+
+
+def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:
+    """Once imported, it finds the distributions of the whole process, and as its own class.
+
+    Dask and OpenTelemetry import it.
+    """
+    site = tmp_path / "site-packages"
+    pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/x.so": MULTIARCH}))
+    code = (
+        "import sys, importlib_metadata\n"
+        "from pytest_negativa.installed.sites import Places\n"
+        "print(Places().of(sys.argv[1]).distribution)\n"
+    )
+    command = [sys.executable, "-c", code, str(site / "my/x.so")]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout == "my-code\n"
 
 
 def test_gone_since() -> None:
