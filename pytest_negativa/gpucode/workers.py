@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pytest_negativa.errors import OptionError, WorkerError
+from pytest_negativa.errors import OptionError, WorkerError, describe_fault
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -29,7 +29,6 @@ Warn = Callable[[str], None]
 
 # How many tasks are handed out at a time: their results wait in memory.
 _MOST_PENDING = 256
-_CONNECT_SECONDS = 30
 _NAME = "pytest-negativa"
 _INSTALL = "pip install 'pytest-negativa[dask]'"
 _SCHEMES = {"dask": "tcp", "dask+tls": "tls"}
@@ -213,10 +212,14 @@ class DaskCluster:
 
             from distributed import Client
 
+            # Dask's decoder can raise anything for another program's answer, even MemoryError.
             try:
-                self._client = Client(self._address, timeout=_CONNECT_SECONDS, set_as_default=False)
-            except (OSError, ValueError) as e:
-                raise WorkerError(f"{self._url}: no Dask scheduler answers: {e}") from e
+                _connect_once(self._address)
+                self._client = Client(self._address, set_as_default=False)
+            except Exception as e:
+                raise WorkerError(
+                    f"{self._url}: no Dask scheduler answers: {describe_fault(e)}"
+                ) from e
             # A function of Python's: a worker that can't import ours would end.
             found = self._client.run(version, _NAME, on_error="return")
             for worker, there in found.items():
@@ -248,6 +251,33 @@ class DaskCluster:
         """Leave the cluster."""
         if self._client is not None:
             self._client.close()
+
+
+def _connect_once(address: str) -> None:
+    """Connect to a scheduler and leave it.
+
+    ``Client`` alone would wait for good: it sets no limit to the greeting of an open port.
+
+    Raises:
+        TimeoutError: no greeting came within Dask's ``distributed.comm.timeouts.connect``.
+    """
+    import asyncio
+
+    import dask
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    setting = "distributed.comm.timeouts.connect"
+    seconds = dask.utils.parse_timedelta(dask.config.get(setting))
+
+    async def connect_and_leave() -> None:
+        comm = await connect(address, **Security().get_connection_args("client"))
+        await comm.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(connect_and_leave(), seconds))
+    except asyncio.TimeoutError as e:
+        raise TimeoutError(f"no greeting within {seconds:g} s ({setting})") from e
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -306,12 +307,49 @@ def test_urls_of_another_form(url: str) -> None:
     assert f"{url}: expected dask://HOST:PORT or dask+tls://HOST:PORT" in done.stderr
 
 
-@slow
-def test_no_scheduler_there() -> None:
+def start_with_executor(url: str) -> subprocess.Popen[str]:
+    """A command with Dask's limit for connections set to 2 s."""
     require_modules("distributed", extra="dask")
-    done = CliRunner().invoke(main, ["inspect", str(PLAIN), "--executor", "dask://127.0.0.1:9"])
-    assert done.exit_code == 1
-    assert "negativa: error: dask://127.0.0.1:9: no Dask scheduler answers: " in done.stderr
+    return subprocess.Popen(
+        [str(NEGATIVA), "inspect", str(PLAIN), "--executor", url],
+        env={**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@slow
+@pytest.mark.parametrize(
+    ("scheme", "problem"),
+    [("dask", "OSError: Timed out trying to connect"), ("dask+tls", "TypeError: TLS expects")],
+)
+def test_no_scheduler_there(scheme: str, problem: str) -> None:
+    url = f"{scheme}://127.0.0.1:9"
+    with start_with_executor(url) as process:
+        _, error = process.communicate()
+    assert process.returncode == 1
+    assert error.startswith(f"negativa: error: {url}: no Dask scheduler answers: {problem}")
+
+
+@slow
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        (b"", "TimeoutError: no greeting within 2 s (distributed.comm.timeouts.connect)"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "MemoryError"),
+    ],
+    ids=["silent", "SSH"],
+)
+def test_a_port_that_speaks_no_dask(says: bytes, problem: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"dask://127.0.0.1:{server.getsockname()[1]}"
+        with start_with_executor(url) as process:
+            client, _ = server.accept()
+            with client:
+                client.sendall(says)
+                _, error = process.communicate()
+    assert process.returncode == 1
+    assert error == f"negativa: error: {url}: no Dask scheduler answers: {problem}\n"
 
 
 def test_without_dask() -> None:
