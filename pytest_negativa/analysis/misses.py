@@ -150,11 +150,6 @@ def _find_code(source: ByteSource, misses: Misses) -> tuple[MissedCode, ...]:
     )
 
 
-def _most_first(item: tuple[_Place, int]) -> tuple[int, str, int]:
-    place, count = item
-    return -count, place.kind.value, place.offset or 0
-
-
 def _missed_code(
     place: _Place,
     library_map: LibraryMap,

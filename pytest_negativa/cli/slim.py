@@ -465,7 +465,7 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) 
 @_sites
 @as_json_option("slim")
 def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
-    """Send the spares of slimmed libraries to URL, such as s3://bucket/spares.
+    """Send spares to URL, such as s3://bucket/spares.
 
     negativa-slim.json in each slimmed folder keeps the URL, for negativa slim fetch. Spares that
     are there are not sent again. Several folders may use one URL.
@@ -511,11 +511,12 @@ def slim_fetch(
     logs: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Fetch the spares that slimmed libraries lack, from the URL of negativa slim push.
+    """Fetch the spares that libraries lack.
 
-    Run it before the program starts: a library looks for its spare when it is loaded. A spare is
-    taken only if it gives the original back, by its digest. LOG is a log of what came back, or a
-    folder of logs, which has what was missing when a process died of it, too.
+    They come from the URL of negativa slim push. Run it before the program starts: a library looks
+    for its spare when it is loaded. A spare is taken only if it gives the original back, by its
+    digest. LOG is a log of what came back, or a folder of logs. It has what was missing when a
+    process died of it, too.
 
     PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
     interpreter that runs negativa.

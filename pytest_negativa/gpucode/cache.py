@@ -88,7 +88,7 @@ def _require_answer(url: Url, patience_s: float) -> None:
     thread.start()
     thread.join(patience_s)
     if thread.is_alive():
-        raise StoreError(f"{url}: the store does not answer for {patience_s:g} s")
+        raise StoreError(f"{url}: no answer from the store in {patience_s:g} s")
     if failures:
         raise failures[0]
 

@@ -160,16 +160,6 @@ def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -
     return host._replace(segments=_read_segments(header, tables)) if with_segments else host
 
 
-def read_segments(source: ByteSource) -> tuple[HostSegment, ...]:
-    """Read the program headers of a host ELF file, which need not have section headers.
-
-    Raises:
-        FormatError: not an ELF file, not one for a 64-bit little-endian host, or with tables that
-            leave the file.
-    """
-    return _read_segments(_check_magic(source), _Tables(source))
-
-
 def _check_magic(source: ByteSource | Window) -> ElfHeader:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")

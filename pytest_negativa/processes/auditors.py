@@ -53,7 +53,7 @@ def why_no_auditor(library: Path | None) -> str | None:
 
 def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
     """The variables to set so that processes load an auditor, before those of ``environ``."""
-    others = without_auditor(environ, library)
+    others = _without_auditor(environ, library)
     return {
         AUDIT_VARIABLE: _join(str(library), others.get(AUDIT_VARIABLE)),
         # The last value of a tunable counts, so a user's own stays. glibc warns of an empty part.
@@ -61,7 +61,7 @@ def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
     }
 
 
-def without_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, str]:
+def _without_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
     """The environment without an auditor; values that the user has set stay."""
     result = dict(environ)
     for name, part in ((AUDIT_VARIABLE, str(library)), (TUNABLES_VARIABLE, _TUNABLE)):

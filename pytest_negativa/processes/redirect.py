@@ -36,7 +36,7 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.processes.auditors import why_no_auditor, with_auditor, without_auditor
+from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
@@ -314,12 +314,6 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
         TABLE_VARIABLE: str(table.absolute()),
         LOGS_VARIABLE: str(logs.absolute()),
     }
-
-
-def without_redirect(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without our part; values that the user has set stay."""
-    result = {k: v for k, v in environ.items() if k not in (TABLE_VARIABLE, LOGS_VARIABLE)}
-    return without_auditor(result, redirect_library())
 
 
 # ---- The logs ----

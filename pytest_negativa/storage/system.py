@@ -136,7 +136,13 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
         OSError: it can't be opened, is no regular file, or is a link that is not to be followed.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file = os.fdopen(os.open(path, flags), "rb")
+    descriptor = os.open(path, flags)
+    try:
+        file = os.fdopen(descriptor, "rb")
+    except OSError:
+        # Python refuses folders, and leaves them open.
+        os.close(descriptor)
+        raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))

@@ -51,7 +51,7 @@ class Url:
         """Refuse what is no plain URL.
 
         Raises:
-            OptionError: it has a password, a query, a second URL, or no path.
+            OptionError: it has a password, a query, a second URL, or no (absolute) path.
         """
         if re.search(_CREDENTIALS, self.text):
             # The message must not have it either.
@@ -65,6 +65,9 @@ class Url:
                 f"{self.text.partition('?')[0]}: expected a URL such as s3://bucket/folder/name, "
                 "without a query"
             )
+        if re.match(r"(?i:file)://(?!/)", self.text):
+            # By RFC 8089 it would be a host; fsspec takes it for a path in the current folder.
+            raise OptionError(f"{self.text}: expected an absolute path: file:///folder/name")
 
     def __str__(self) -> str:
         return self.text
@@ -91,17 +94,19 @@ class Url:
 
     def _open(self) -> tuple[Any, str]:
         """The fsspec file system of the URL, and the path there."""
+        # What is missing, all URLs of this kind need.
+        kind = f"{self.text.partition('://')[0]}:// URLs"
         try:
             from fsspec.core import url_to_fs
         except ImportError as e:
             raise OptionError(
-                f"{self}: URLs need fsspec; install it with: pip install 'pytest-negativa[urls]'"
+                f"{kind} need fsspec; install it with: pip install 'pytest-negativa[urls]'"
             ) from e
         try:
             file_system, path = url_to_fs(self.text)
         except (ImportError, ValueError) as e:
             # Both messages of fsspec say what to install, or that the protocol is unknown.
-            raise OptionError(f"{self}: {e}") from e
+            raise OptionError(f"{kind}: {e}") from e
         return file_system, path
 
     @contextlib.contextmanager

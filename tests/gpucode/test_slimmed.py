@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
-from pytest_negativa.gpucode.elf import HostSegment, read_segments
+from pytest_negativa.gpucode.elf import HostSegment, read_host_elf
 from pytest_negativa.gpucode.elf_tables import SHT_SYMTAB, STT_FUNC, SYM
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
@@ -445,7 +445,7 @@ class TestAddresses:
         path = BIN / "libmultiarch.so"
         section = read_library(path, Scope(headers_only=True)).sections[0]
         with ByteSource(path) as source:
-            space = AddressSpace(source, read_segments(source))
+            space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
             assert space.read(section.vaddr, section.span.size) == source.read(
                 section.span.start, section.span.size
             )

@@ -190,3 +190,11 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
         read_regular(tmp_path / "pipe")
     with pytest.raises(OSError, match="symbolic links"):
         read_regular(tmp_path / "link", follow=False)
+
+
+def test_a_folder_is_not_left_open(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
+    descriptors = Path("/proc/self/fd").iterdir()
+    # The one that lists them is closed by now.
+    assert tmp_path not in [fd.readlink() for fd in descriptors if fd.is_symlink()]

@@ -39,6 +39,7 @@ def test_what_is_a_url(text: str, expected: bool) -> None:
         "s3://",
         "s3://bucket/a b",
         "s3://bucket/a\n",
+        "file://folder/a",
     ],
 )
 def test_what_is_no_plain_url_is_refused(text: str) -> None:
@@ -122,9 +123,13 @@ def test_what_is_not_the_promised_content_gets_no_name(url: Url, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("gs://bucket/a", "Please install gcsfs"), ("nothing://a/b", "Protocol not known: nothing")],
+    [
+        ("gs://bucket/a", "gs:// URLs: Please install gcsfs"),
+        ("nothing://a/b", "nothing:// URLs: Protocol not known: nothing"),
+    ],
 )
-def test_a_missing_driver_is_named(text: str, says: str) -> None:
+def test_a_missing_driver_is_named(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(OptionError, match=says):
         Url(text).size()
 

@@ -21,7 +21,7 @@ from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.files import TraceReader
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
-from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels
 from tests.support.libraries import IS_ROOT, MULTIARCH
@@ -50,11 +50,6 @@ class Attached(Injected):
         self.environ |= attach_environment(self.run, sampling, {}) | {
             "NEGATIVA_CUPTI": self.environ["NEGATIVA_CUPTI"]
         }
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_shared("driver.c", tmp_path_factory.mktemp("driver") / "libcuda.so.1")
 
 
 @pytest.fixture

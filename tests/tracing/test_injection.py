@@ -26,11 +26,6 @@ USES = "start(); assert use('k') == 0\n"
 IN_TMPFS = "mount -t tmpfs -o size={size} none {folder} && "
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_shared("driver.c", tmp_path_factory.mktemp("driver") / "libcuda.so.1")
-
-
 @pytest.fixture
 def injected(tmp_path: Path, driver: Path) -> Iterator[Injected]:
     injection = injection_library()

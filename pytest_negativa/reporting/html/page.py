@@ -309,10 +309,6 @@ def _grouped(elements: list[_Element], most: int) -> tuple[list[_Element], Seque
     return rows, numbers
 
 
-def _row_of(numbers: Sequence[int], element: int) -> int:
-    return element if element < 0 else numbers[element]
-
-
 def _largest(
     kernels: list[_Kernel], copies: list[tuple[int, int]], most: int
 ) -> tuple[list[_Kernel], list[tuple[int, int]]]:
