@@ -624,7 +624,6 @@ def _spare(
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
     from pytest_negativa.slimming.wheel import SUFFIX, slim_wheel
@@ -643,10 +642,9 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
         else:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
     if request.lock is not None and _is_foreign(request.lock, report):
-        count = format_items(len(request.lock.libraries), "library", "libraries")
         click.echo(
-            f"negativa: warning: of {count} in the lock, none is in {_places(*request.paths)}: is "
-            "it the lock of another environment?",
+            f"negativa: warning: nothing of the lock is in {_places(*request.paths)}: is it the "
+            "lock of another environment?",
             err=True,
         )
     nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
@@ -689,7 +687,8 @@ def _show_wheel(request: SlimRequest) -> None:
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     from pytest_negativa.models.slimming import UNMET
 
-    return sum(row.status in UNMET for row in report.rows) == len(lock.libraries) > 0
+    wanted = len(lock.libraries) + len(lock.files)
+    return sum(row.status in UNMET for row in report.rows) >= wanted > 0
 
 
 def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:

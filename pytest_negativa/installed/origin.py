@@ -44,18 +44,18 @@ class Origins:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        self._by_path = {
-            path: installed
-            for site in sites
-            for installed in site.installed()
-            for path in installed.libraries
-        }
+        self._by_path: dict[str, Origin] = {}
+        for site in sites:
+            for installed in site.installed():
+                if installed.libraries:
+                    origin = _of_distribution(installed)
+                    self._by_path.update(dict.fromkeys(installed.libraries, origin))
         self._conda: dict[Path, dict[str, Origin]] = {}
 
     def of(self, path: Path) -> Origin | None:
         """The distribution that a file belongs to; ``path`` is absolute and normalized."""
-        if (installed := self._by_path.get(str(path))) is not None:
-            return _of_distribution(installed)
+        if (origin := self._by_path.get(str(path))) is not None:
+            return origin
         for prefix in path.parents:
             if (prefix / _CONDA_LISTS).is_dir():
                 if prefix not in self._conda:

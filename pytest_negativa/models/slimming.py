@@ -110,7 +110,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
         source: what told that no program needs it, for people: the lock, or archs.
         original: where the file lies; None if it was not kept.
-        recorded: a RECORD has a row for it.
+        recorded: a RECORD had a row for it, with this digest.
     """
 
     sha256: Sha256

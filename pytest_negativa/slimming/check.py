@@ -120,7 +120,7 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
 
 def _remedy(entry: SlimmedFile) -> str:
     undo = "" if entry.original is None else "negativa slim undo, or "
-    return undo + how_to_reinstall(entry)
+    return undo + how_to_reinstall(entry.origin)
 
 
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import CodeDistribution, find_code_distributions
+from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import SITE_NAMES
+from pytest_negativa.installed.sites import SITE_NAMES, Site
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
     HEAD_SIZE,
@@ -39,10 +40,16 @@ from pytest_negativa.models.file_kinds import (
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LockedFiles
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import (
+    Origin,
+    RemovedFile,
+    SlimManifest,
+    SlimRow,
+    SlimStatus,
+)
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.manifest import digest_of, save_manifest
+from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, save_manifest
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder
@@ -251,10 +258,25 @@ def _package_by_lock(
 
 
 def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
-    """The files that the manifest says were removed, and that are gone."""
+    """The files that what is installed lacks because of slimming."""
+    return ((name, entry) for name, entry, is_missing in _removed(tree, manifest) if is_missing)
+
+
+def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
+    """Forget removed files that are back, or that nothing has any more that is installed."""
+    for name in [name for name, _, is_missing in _removed(tree, manifest) if not is_missing]:
+        del manifest.removed[name]
+
+
+def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile, bool]]:
+    """The files that slimming removed, and whether what is installed lacks each."""
+    recorded = tree.recorded(set(manifest.removed)) if not tree.partial else {}
     for name, entry in sorted(manifest.removed.items()):
-        if tree.group_of(name) is None and not tree.partial and not tree.is_hidden((name,)):
-            yield name, entry
+        if tree.partial or tree.is_hidden((name,)):
+            continue
+        digest = record_digest(entry.sha256)
+        is_installed = not entry.recorded or digest in recorded.get(name, ())
+        yield name, entry, is_installed and tree.group_of(name) is None
 
 
 def _is_needed(
@@ -308,9 +330,8 @@ def remove_files(
         StoreError: the manifest can't be written; then no file is removed.
     """
     states: dict[FileGroup, FileState] = {}
-    failed = False
-    before = dict(manifest.removed)
-    recorded = tree.recorded(set(package.names)).keys()
+    failed: list[str] = []
+    recorded = tree.recorded(set(package.names))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         paths = [tree.root / group.name for group in package.unused]
         for group, sha256 in zip(package.unused, pool.map(digest_of, paths), strict=True):
@@ -320,8 +341,7 @@ def remove_files(
                 states[group], original = _keep(tree, group, sha256, keep_originals, token)
                 mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
             except (OSError, NegativaError) as e:
-                failed = True
-                yield _failed(package, group, e)
+                failed.append(_failed(package, group, e))
                 continue
             entry = RemovedFile(
                 sha256=sha256,
@@ -331,8 +351,10 @@ def remove_files(
                 source=package.source,
                 original=original,
             )
+            digest = record_digest(sha256)
             for name in group.names:
-                manifest.removed[name] = replace(entry, recorded=name in recorded)
+                is_recorded = digest in recorded.get(name, ())
+                manifest.removed[name] = replace(entry, recorded=is_recorded)
     if keep_originals is not None and states:
         sync_folder(keep_originals)
     save_manifest(root, manifest, token)
@@ -342,11 +364,10 @@ def remove_files(
             for number, name in enumerate(group.names if root == tree.root else ()):
                 take_out(root / name, state, token, by_ctime=not number)
         except (OSError, NegativaError) as e:
-            failed = True
             for name in group.names:
                 if os.path.lexists(root / name):
-                    _restore(manifest.removed, before, name)
-            yield _failed(package, group, e)
+                    del manifest.removed[name]
+            failed.append(_failed(package, group, e))
         else:
             removed.append(group)
     for folder in {(root / name).parent for group in removed for name in group.names}:
@@ -357,13 +378,14 @@ def remove_files(
         size += sum(entry.size for entry in package.gone.values())
         count = len(removed) + len(package.gone)
         yield package.row(SlimStatus.SLIMMED, count, size)
+    if failed:
+        detail = f"{_several(failed)} cannot be removed"
+        yield SlimRow.unchanged(package.name, SlimStatus.FAILED, package.kept_bytes, detail)
 
 
-def _restore(entries: dict[str, RemovedFile], before: dict[str, RemovedFile], name: str) -> None:
-    if name in before:
-        entries[name] = before[name]
-    else:
-        entries.pop(name, None)
+def _several(problems: Sequence[str]) -> str:
+    more = len(problems) - 1
+    return problems[0] + (f" (and {format_items(more, 'more file', 'more files')})" if more else "")
 
 
 def _keep(
@@ -377,11 +399,13 @@ def _keep(
     return linked or group.state, str(aside)
 
 
-def _failed(package: Package, group: FileGroup, error: Exception) -> SlimRow:
-    reason = error.strerror if isinstance(error, OSError) else error
+def _failed(package: Package, group: FileGroup, error: Exception) -> str:
     package.keep(group)
-    detail = f"cannot be removed: {reason}"
-    return SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail)
+    return f"{group.name}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    return str((error.strerror if isinstance(error, OSError) else None) or error)
 
 
 def undo_files(
@@ -390,41 +414,29 @@ def undo_files(
     """Put back the files that slimming removed, and take them out of the manifest.
 
     A file that is there stays: it was installed again. The files of a distribution that is no
-    longer installed stay away.
+    longer installed, or is another version now, stay away.
 
     Yields:
-        A row for each package, and one for each file that can't be put back.
+        A row for each package, and one for each distribution with files that can't be put back.
     """
-    recorded = tree.recorded(set(manifest.removed))
     back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
-    for name, entry in sorted(manifest.removed.items()):
-        if tree.partial or tree.is_hidden((name,)):
-            continue
-        package = package_of(name)
-        is_uninstalled = entry.recorded and name not in recorded
-        if tree.group_of(name) is not None or is_uninstalled:
-            back.setdefault(package, [])
-        elif entry.original is None:
-            detail = "it was removed, and was not kept; install it again"
-            yield SlimRow.unchanged(name, SlimStatus.FAILED, 0, detail)
-            continue
-        else:
+    failed: dict[str, str] = {}
+    for name, entry, is_missing in list(_removed(tree, manifest)):
+        entries = back[package_of(name)]
+        if is_missing:
             try:
-                if not dry_run:
-                    _put_back(tree.root / name, entry, token)
-                elif digest_of(Path(entry.original)) != entry.sha256:
-                    raise ReconstructError(f"{entry.original} is gone, or no longer that file")
+                _undo_one(tree.root / name, entry, token, dry_run=dry_run)
             except (OSError, NegativaError) as e:
-                reason = e.strerror if isinstance(e, OSError) else e
-                detail = f"cannot be put back: {reason}; install it again"
-                yield SlimRow.unchanged(name, SlimStatus.FAILED, 0, detail)
+                failed[name] = f"{name}: {_reason(e)}"
                 continue
-            back[package].append(entry)
+            entries.append(entry)
         if not dry_run:
             del manifest.removed[name]
     if any(back.values()) and not dry_run:
         # The entries are forgotten next. One call is faster than one for each of thousands.
         os.sync()
+    yield from _rows_of_failed(tree, failed)
+    without = {package_of(name) for name in failed}
     for package, entries in back.items():
         size = sum(entry.size for entry in entries)
         if entries:
@@ -435,16 +447,36 @@ def undo_files(
                 after=size,
                 detail=format_items(len(entries), "file", "files"),
             )
-        else:
+        elif package not in without:
             detail = "its files were installed again, or it is no longer installed"
             yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
 
 
-def _put_back(path: Path, entry: RemovedFile, token: str) -> None:
-    assert entry.original is not None
+def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
+    if not failed:
+        return
+    origins = Origins([Site(site) for site in tree.sites])
+    groups: defaultdict[tuple[Origin | None, str], list[str]] = defaultdict(list)
+    for name, problem in failed.items():
+        origin = origins.of(tree.root / name)
+        title = package_of(name) if origin is None else f"{origin.name} {origin.version}"
+        groups[origin, title].append(problem)
+    for (origin, title), problems in groups.items():
+        remedy = f"cannot be put back: {_several(problems)}; {how_to_reinstall(origin)}"
+        yield SlimRow.unchanged(title, SlimStatus.FAILED, 0, remedy)
+
+
+def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
+    if entry.original is None:
+        raise ReconstructError("it was removed, and was not kept")
     aside = Path(entry.original)
     if digest_of(aside) != entry.sha256:
         raise ReconstructError(f"{aside} is gone, or no longer that file")
+    if not dry_run:
+        _put_back(path, aside, entry, token)
+
+
+def _put_back(path: Path, aside: Path, entry: RemovedFile, token: str) -> None:
     if path.parent.resolve() != path.parent:
         raise ReconstructError(f"a link leads from {path.parent} to another folder now")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -464,19 +496,15 @@ def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
     """Compare the files that slimming removed with the folder.
 
     Yields:
-        A row for each package, and one for each file that is there again.
+        A row for each package, and one if files of it are there again.
     """
-    gone: defaultdict[str, list[RemovedFile]] = defaultdict(list)
-    for name, entry in sorted(manifest.removed.items()):
-        if tree.partial or tree.is_hidden((name,)):
-            continue
-        group = tree.group_of(name)
-        if group is None:
-            gone[package_of(name)].append(entry)
-            continue
-        same = group.size == entry.size and digest_of(tree.root / name) == entry.sha256
-        detail = "it was removed, and is back" if same else "it was removed; another one is there"
-        yield SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
-    for package, entries in gone.items():
-        files = format_items(len(entries), "file", "files")
-        yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, f"{files} removed")
+    found: defaultdict[tuple[str, bool], int] = defaultdict(int)
+    for name, _, is_missing in _removed(tree, manifest):
+        found[package_of(name), is_missing] += 1
+    for (package, is_missing), count in found.items():
+        files = format_items(count, "file", "files")
+        if is_missing:
+            yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, f"{files} removed")
+        else:
+            detail = f"{files} of it that slim removed: back, or of nothing that is installed now"
+            yield SlimRow.unchanged(package, SlimStatus.DIFFERENT, 0, detail)

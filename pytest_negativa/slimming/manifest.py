@@ -19,6 +19,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     MANIFEST_VERSION_REMOVED,
+    Origin,
     SlimManifest,
     SlimmedFile,
 )
@@ -152,11 +153,11 @@ def may_be_kept(entry: SlimmedFile) -> bool:
         return True
 
 
-def how_to_reinstall(entry: SlimmedFile) -> str:
-    """What brings the original of a library back if it was not kept."""
-    if entry.origin is None:
+def how_to_reinstall(origin: Origin | None) -> str:
+    """What brings a file of a distribution back if it was not kept."""
+    if origin is None:
         return "install it again"
-    return f"install it again: {reinstall_commands([entry.origin])[0]}"
+    return f"install it again: {reinstall_commands([origin])[0]}"
 
 
 def digest_of(path: Path) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, Origin, SlimManifest, SlimRow
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifest, SlimRow
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
 from pytest_negativa.slimming.leftovers import remove_leftovers
@@ -225,7 +225,8 @@ def _others(request: SlimRequest) -> Recipe | None:
 
 def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
     """Rows of libraries that are known beforehand not to become what the lock wants."""
-    known = [row for slimmer in slimmers for row in slimmer.work.rows if row.status in PROBLEMS]
+    problems = PROBLEMS | UNMET
+    known = [row for slimmer in slimmers for row in slimmer.work.rows if row.status in problems]
     return (*unmet, *known)
 
 

@@ -35,7 +35,7 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.code_files import remove_files
+from pytest_negativa.slimming.code_files import forget_stale, remove_files
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     begin_run,
@@ -231,6 +231,7 @@ class Slimmer:
         for name in gone:
             if self.tree.covers((name,)):
                 del self.manifest.left[name]
+        forget_stale(self.tree, self.manifest)
 
     def _site_folders(self) -> Iterator[Path]:
         for site in self.tree.sites:

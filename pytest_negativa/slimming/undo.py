@@ -228,11 +228,11 @@ def _original_of(place: Path, entry: SlimmedFile) -> Path | None:
 
 def _kept_original(entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry)}")
+        raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry.origin)}")
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
         raise ReconstructError(
-            f"{aside} is gone, or no longer its original; {how_to_reinstall(entry)}"
+            f"{aside} is gone, or no longer its original; {how_to_reinstall(entry.origin)}"
         )
     return aside
 

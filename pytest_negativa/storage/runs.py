@@ -48,6 +48,8 @@ from pytest_negativa.storage.locks import lock, open_to_lock
 from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from pytest_negativa.storage.published import Sent
 
 TRACE_SUFFIX = ".jsonl"
@@ -566,6 +568,8 @@ class RunsFolder:
             StoreError: it can't be fetched, or the run of that id here is another one.
             OptionError: the URL can't be used.
         """
+        import shutil
+
         from pytest_negativa.storage.published import fetch, is_there, load_manifest
 
         manifest = load_manifest(url)
@@ -580,10 +584,12 @@ class RunsFolder:
             with open_to_lock(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 lock(folder)
                 if not run.folder.exists():
+                    _remove_others(part, {file.path for file in manifest.files})
                     fetch(url, manifest, part, max_bytes=_MAX_FETCHED)
                     part.rename(run.folder)
                     return run
-                part.rmdir()
+                # The process that held it may have made the run of it.
+                shutil.rmtree(part, ignore_errors=True)
         except OSError as e:
             raise StoreError(f"{run}: cannot be created: {e.strerror}") from e
         for file in manifest.files:
@@ -634,6 +640,17 @@ class RunsFolder:
     def _last_good(self) -> Run | None:
         """The newest run that something is planned from."""
         return next((run for run in self.runs() if run.is_good), None)
+
+
+def _remove_others(part: Path, names: Set[str]) -> None:
+    """Remove what an earlier attempt to fetch a run left there that the run no longer has.
+
+    Raises:
+        OSError: something can't be removed.
+    """
+    for path in part.rglob("*"):
+        if path.relative_to(part).as_posix() not in names and not path.is_dir():
+            path.unlink()
 
 
 def fetch_to_combine(url: Url, folder: Path) -> Run:

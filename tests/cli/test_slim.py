@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.lock import seal
+from pytest_negativa.models.lock import LockedFiles, seal
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock, save_lock
@@ -140,14 +140,20 @@ class TestSlim:
 
     @pytest.mark.planted_fault(
         "A lock of another environment is applied, which changes nothing.",
-        says="of 2 libraries in the lock, none is in",
+        says="nothing of the lock is in",
     )
     def test_foreign_lock(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
         (tmp_path / "empty").mkdir()
-        result = negativa("slim", "--lock", site.lock_file, tmp_path / "empty")
+        lock_file = tmp_path / "foreign.lock"
+        files = LockedFiles(
+            distribution="kernels", version="1.0", record_sha256="0" * 64, files=2, kept_files=0,
+            size=2, unused_bytes=2, digest="0" * 64, kept=(),
+        )  # fmt: skip
+        save_lock(seal(replace(site.lock, files=(files,))), lock_file)
+        result = negativa("slim", "--lock", lock_file, tmp_path / "empty")
         fault.check(result.stderr)
         assert "it is not here (of gpu-code 1.0); install it" in result.stdout
-        assert "none is in" not in negativa("slim", "--lock", site.lock_file, site.folder).stderr
+        assert "nothing of" not in negativa("slim", "--lock", site.lock_file, site.folder).stderr
 
     def test_note_is_shown_once(self, site: Made) -> None:
         arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)

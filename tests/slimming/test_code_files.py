@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.lock import Lock
@@ -66,15 +68,26 @@ FILES = {
 STAYS = {"one.cubin", "old.ptx", "none.cubin", "linked.cubin"}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     sources = {}
     for number, (name, data) in enumerate(FILES.items()):
-        sources[f"kernels/{name}"] = tmp_path / f"source{number}"
+        sources[f"kernels/{name}"] = folder / f"source{number}"
         sources[f"kernels/{name}"].write_bytes(data)
-    folder = tmp_path / "site-packages"
-    pip_install(folder, make_wheel(tmp_path, "kernels", "1.0", sources))
+    return make_wheel(folder, "kernels", "1.0", sources)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    folder = wheel.parent / "site-packages"
+    pip_install(folder, wheel)
     return folder
+
+
+@pytest.fixture
+def site(installed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(installed, tmp_path / "site-packages")
 
 
 def slim(*paths: Path, **options: object) -> SlimReport:
@@ -168,14 +181,14 @@ def test_files_that_are_gone_may_be_needed(site: Path, fault: PlantedFault) -> N
 
 
 @pytest.mark.planted_fault(
-    "a removed file of GPU code was not kept, and undo is asked for it",
-    says="it was removed, and was not kept; install it again",
+    "removed files of GPU code were not kept, and undo is asked for them",
+    says="it was removed, and was not kept (and 2 more files); install it again: pip install",
 )
-def test_a_file_that_was_not_kept(site: Path, fault: PlantedFault) -> None:
+def test_files_that_were_not_kept(site: Path, fault: PlantedFault) -> None:
     slim(site)
-    rows = undo_trees([site])
-    assert {row.status for row in rows} == {SlimStatus.FAILED}
-    fault.check(rows[0].detail or "")
+    [row] = undo_trees([site])
+    assert (row.path, row.status) == ("kernels 1.0", SlimStatus.FAILED)
+    fault.check(row.detail or "")
     # The way to a later installation stays.
     assert json.loads((site / MANIFEST_NAME).read_text())["removed"]
 
@@ -212,6 +225,63 @@ def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: 
     rows = undo_trees([site])
     assert [row.status for row in rows] == [SlimStatus.LEFT]
     assert left(site) == STAYS
+
+
+def upgrade(site: Path, *without: str) -> None:
+    """Install a version of which one file is another one, and that lacks some files."""
+    [record] = site.glob("*.dist-info/RECORD")
+    two = site / "kernels/cubins/a/two.cubin"
+    rows = [row for row in record.read_text().splitlines() if not row.startswith(without)]
+    two.write_bytes(cubin(80, "another"))
+    digest = record_digest(hashlib.sha256(two.read_bytes()).hexdigest())
+    [old] = [row for row in rows if "/two.cubin" in row]
+    rows[rows.index(old)] = f"{old.split(',')[0]},{digest},{two.stat().st_size}"
+    record.write_text("\n".join(rows) + "\n")
+
+
+def test_what_an_older_version_lost_is_forgotten(site: Path, tmp_path: Path) -> None:
+    slim(site, keep_originals=tmp_path / "originals")
+    upgrade(site, "kernels/cubins/b/", "kernels/cubins/new.ptx")
+    [row] = check(site)
+    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "3 files")
+    done = slim_trees(SlimRequest(paths=(site,), devices=(B200,)))
+    assert not done.failed
+    assert {"one.cubin", "two.cubin"}.isdisjoint(left(site))
+    assert set(json.loads((site / MANIFEST_NAME).read_text())["removed"]) == {
+        "kernels/cubins/a/one.cubin",
+        "kernels/cubins/a/two.cubin",
+    }
+
+
+def test_undo_mixes_no_versions(site: Path, tmp_path: Path) -> None:
+    slim(site, keep_originals=tmp_path / "originals")
+    upgrade(site)
+    (site / "kernels/cubins/a/two.cubin").unlink()
+    undo_trees([site])
+    assert not (site / "kernels/cubins/a/two.cubin").exists()
+    assert (site / "kernels/cubins/new.ptx").exists()
+
+
+def test_files_that_were_installed_again_are_forgotten(site: Path, installed: Path) -> None:
+    by_lock(site, "one.cubin")
+    shutil.copytree(installed, site, dirs_exist_ok=True)
+    [row] = check(site)
+    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "4 files")
+    by_lock(site, "one.cubin", "two.cubin")
+    assert [row.status for row in check(site)] == [SlimStatus.SOUND]
+
+
+@pytest.mark.planted_fault(
+    "slim --require is given a lock with files of another version than the one that is installed",
+    says="not the files that were proved (of kernels 1.0)",
+)
+def test_another_version_is_not_what_the_lock_requires(site: Path, fault: PlantedFault) -> None:
+    lock = locked(site, "one.cubin")
+    upgrade(site)
+    before = digests(site)
+    report = slim_trees(SlimRequest(paths=(site,), lock=lock, require=True))
+    assert report.stopped and digests(site) == before
+    fault.check(report.rows[0].detail or "")
 
 
 def test_an_error_that_names_a_removed_file_is_explained(site: Path, tmp_path: Path) -> None:
@@ -312,7 +382,7 @@ def test_a_file_with_a_name_of_another_kind_stays(site: Path) -> None:
 
 @pytest.mark.planted_fault(
     "A package that lost files is a link to a developer's folder since, and undo is asked for it.",
-    says="kernels/cubins/a to another folder now; install it again",
+    says="kernels/cubins/a to another folder now (and 2 more files); install it again",
 )
 def test_undo_writes_to_no_other_folder(site: Path, tmp_path: Path, fault: PlantedFault) -> None:
     slim(site, keep_originals=tmp_path / "originals")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.storage.published import load_manifest
 from pytest_negativa.storage.results import (
     load_healed,
     load_planned,
@@ -24,6 +26,7 @@ from pytest_negativa.storage.results import (
     write_run,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder, new_run_id
+from pytest_negativa.storage.urls import Url
 from tests.support.analyses import settings, used
 from tests.support.libraries import BIN
 
@@ -260,3 +263,32 @@ def test_what_healing_has_left(tmp_path: Path, run: Run) -> None:
         load_unhealed(run)
     with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans: .*; remove"):
         load_healed(run)
+
+
+def pushed(folder: Path) -> Url:
+    """The URL of a run that has a folder of traces."""
+    run = RunsFolder(folder / "pushed").new_run()
+    run.trace_dir.mkdir(parents=True)
+    for number in range(20):
+        (run.trace_dir / f"{number}.jsonl").write_text(str(number))
+    url = Url(f"file://{folder}/store/run")
+    run.publish(url)
+    return url
+
+
+def test_processes_fetch_a_run_at_the_same_time(tmp_path: Path) -> None:
+    url = pushed(tmp_path)
+    runs = RunsFolder(tmp_path / "here")
+    with ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(lambda _: runs.fetch(url), range(6)))
+    assert len(found) == 1
+    assert {path.name for path in runs.folder.iterdir()} == {".gitignore", found.pop().run_id}
+
+
+def test_an_earlier_attempt_to_fetch_a_run_adds_nothing(tmp_path: Path) -> None:
+    url = pushed(tmp_path)
+    runs = RunsFolder(tmp_path / "here")
+    plan = runs.folder / f".{load_manifest(url).name}.fetched/plan/old.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("of a run that was pushed before")
+    assert runs.fetch(url).plan_files() == ()
