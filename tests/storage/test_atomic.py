@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.storage.atomic import new_file, remove_abandoned
+from tests.support.mounts import in_namespace, mount
 
 # What a kernel without O_TMPFILE makes of it: a folder can't be opened for writing.
 NAMED = os.O_DIRECTORY
@@ -58,6 +59,17 @@ def test_other_programs_can_open_it_before(target: Path, flag: int) -> None:
         assert new.path() == new.path() != target
         new.publish()
     assert target.read_text() == "half"
+    assert os.listdir(target.parent) == [target.name]
+
+
+@in_namespace
+def test_without_proc(target: Path) -> None:
+    """As in a chroot in which an image is built."""
+    mount("-t", "tmpfs", "tmpfs", "/proc")
+    with new_file(target) as new:
+        os.write(new.fd, b"complete")
+        new.publish()
+    assert target.read_text() == "complete"
     assert os.listdir(target.parent) == [target.name]
 
 

@@ -81,7 +81,7 @@ def _enter() -> None:
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
     """A file system of ``size`` bytes, in the namespace of the test."""
     folder.mkdir(exist_ok=True)
-    _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
     try:
         yield folder
     finally:
@@ -108,7 +108,7 @@ def leave(disk: Path, pages: int) -> Iterator[None]:
 def bind(path: Path, place: Path | None = None) -> Iterator[None]:
     """Mount a file or folder at another place, or at its own."""
     place = place or path
-    _mount("--bind", path, place)
+    mount("--bind", path, place)
     try:
         yield
     finally:
@@ -119,9 +119,10 @@ def bind(path: Path, place: Path | None = None) -> Iterator[None]:
 def read_only(folder: Path) -> Iterator[None]:
     """Let no process of the namespace change anything in a folder, not even root."""
     with bind(folder):
-        _mount("-o", "remount,bind,ro", folder)
+        mount("-o", "remount,bind,ro", folder)
         yield
 
 
-def _mount(*arguments: str | Path) -> None:
+def mount(*arguments: str | Path) -> None:
+    """Mount something, in the namespace of the test."""
     subprocess.run(["mount", *arguments], check=True)
