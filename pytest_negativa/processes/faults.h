@@ -75,6 +75,7 @@ static struct {
     int (*siginterrupt)(int, int);
     int (*threadmask)(int, const sigset_t *, sigset_t *);
     int (*procmask)(int, const sigset_t *, sigset_t *);
+    pid_t (*fork)(void);
     int (*sighold)(int);
     int (*sigignore)(int);
     int (*sigblock)(int);
@@ -94,7 +95,8 @@ static struct sigaction faults_user(void) {
     return faults.user[atomic_load(&faults.last) % FAULTS_PLACES];
 }
 
-/* Whether this is a child of vfork: CPython's subprocess resets all handlers in one. */
+/* Whether this is a child of vfork: CPython's subprocess resets all handlers in one. After a fork the
+ * first process that asks is the owner. */
 static bool faults_is_vforked(void) {
     if (faults.owner == NULL) return false;
     long own = syscall(SYS_getpid), none = 0;
@@ -229,6 +231,13 @@ static int faults_procmask(int how, const sigset_t *mask, sigset_t *old) {
     return faults.procmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
 }
 
+/* A child of vfork must not be the first that asks. */
+static pid_t faults_fork(void) {
+    pid_t child = faults.fork();
+    if (child == 0) faults_is_vforked();
+    return child;
+}
+
 static int faults_sighold(int number) { return number == SIGSEGV ? 0 : faults.sighold(number); }
 
 static int faults_sigignore(int number) {
@@ -297,6 +306,8 @@ static const FaultsWrapper faults_wrappers[] = {
     FAULTS_WRAPPER("siginterrupt", siginterrupt),
     FAULTS_WRAPPER("pthread_sigmask", threadmask),
     FAULTS_WRAPPER("sigprocmask", procmask),
+    FAULTS_WRAPPER("fork", fork),
+    FAULTS_WRAPPER("__fork", fork),
     FAULTS_WRAPPER("sighold", sighold),
     FAULTS_WRAPPER("sigignore", sigignore),
     FAULTS_WRAPPER("sigblock", sigblock),

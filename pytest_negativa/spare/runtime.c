@@ -293,10 +293,10 @@ static bool find_spare(Library *library, const Note *note, const char *file) {
     return map_spare(library, note, library->folder, file);
 }
 
-/* Maps the log of this library. A full disk must not be a SIGBUS later: fallocate, then map. */
-static void map_log(Library *library, const Note *note) {
+/* Maps the log of this library; false: it can't be written. A full disk must not be a SIGBUS later:
+ * fallocate, then map. */
+static bool map_log(Library *library, const Note *note) {
     static const char hexadecimal[] = "0123456789abcdef";
-    if (log_folder == NULL) return;
     char name[40];
     for (int i = 0; i < 16; i++) {
         name[2 * i] = hexadecimal[note->pair[i] >> 4];
@@ -307,13 +307,13 @@ static void map_log(Library *library, const Note *note) {
     struct rlimit limit;
     /* A file above the limit is a SIGXFSZ. */
     if (call6(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&limit, 0, 0) != 0 || limit.rlim_cur < size)
-        return;
+        return false;
     int fd = open_in(log_folder, name, O_RDWR | O_CREAT | O_NOFOLLOW);
-    if (fd < 0) return;
+    if (fd < 0) return false;
     long mapped = call6(SYS_fallocate, fd, 0, 0, (long)size, 0, 0);
     if (mapped == 0) mapped = map(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     call3(SYS_close, fd, 0, 0);
-    if (failed(mapped)) return;
+    if (failed(mapped)) return false;
     LogHead *head = (LogHead *)mapped;
     for (int i = 0; i < 32; i++) head->pair[i] = note->pair[i], head->original[i] = note->original[i];
     head->version = LOG_VERSION;
@@ -323,6 +323,21 @@ static void map_log(Library *library, const Note *note) {
     /* Last: a file without the magic is not ready. */
     for (int i = 0; i < 8; i++) ((volatile char *)head->magic)[i] = LOG_MAGIC[i];
     atomic_store(&library->log, (_Atomic uint32_t *)(mapped + PAGE));
+    return true;
+}
+
+/* Once a process: an empty folder of logs must not read as if nothing came back. */
+static void tell_unlogged(const char *file) {
+    static _Atomic bool told;
+    if (atomic_exchange(&told, true)) return;
+    Message message = {.count = 0};
+    add(&message, "negativa: ");
+    add(&message, log_folder);
+    add(&message, ": no log can be written here, so nothing tells what comes back to ");
+    add(&message, file);
+    add(&message, " and others. The folder must be writable for this user, with room for the log, and "
+                  "its file system must know fallocate(2).");
+    say(&message);
 }
 
 /* Puts the folder of a file into a text of PATH_MAX bytes. */
@@ -356,7 +371,7 @@ static Library *library_of(const Note *note, const struct dl_find_object *found)
     Library *library = &libraries[index];
     for (int i = 0; i < 32; i++) library->pair[i] = note->pair[i];
     put_folder(library->folder, file);
-    map_log(library, note);
+    if (log_folder && !map_log(library, note)) tell_unlogged(file);
     find_spare(library, note, file);
     atomic_store(&library->state, READY);
     return library;
@@ -727,7 +742,7 @@ static void patch_slots(const Object *object, const ElfW(Rela) *rows, size_t cou
         unsigned long type = ELF64_R_TYPE(row->r_info);
         if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
         const char *name = object->strings + object->symbols[ELF64_R_SYM(row->r_info)].st_name;
-        const FaultsWrapper *wrapper = strchr("sbpem_", *name) ? wrapper_of(name) : NULL;
+        const FaultsWrapper *wrapper = strchr("sbpefm_", *name) ? wrapper_of(name) : NULL;
         if (wrapper == NULL) continue;
         _Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object->base + row->r_offset);
         /* Another value: not bound yet, or a function of the same name. */

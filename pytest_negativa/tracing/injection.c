@@ -118,7 +118,7 @@ enum { CALL_COUNT = sizeof CALLS / sizeof *CALLS, LINK_SIZE_SLOT = 3 };
 
 /* ---- State, all of it under `lock` ---- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 static atomic_int active; /* callbacks record; read without the lock, as a first look */
 static atomic_int ranges_on; /* NVTX ranges go to CUPTI */
 static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -289,6 +289,14 @@ static void lose(const char *problem) {
     }
     if (is_sample) atomic_store(&active, 0);
     tell(problem);
+}
+
+/* Takes the lock; false: this thread has it. A signal handler interrupted a record, and calls exit(),
+ * or the driver. */
+static bool take_lock(void) {
+    bool taken = pthread_mutex_lock(&lock) == 0;
+    if (!taken) lose("a signal handler interrupted a record");
+    return taken;
 }
 
 static void write_line(Text *line) {
@@ -1158,13 +1166,14 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
     if ((data->site == SITE_EXIT) == (call->action == UNLOAD)) return;
     if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
     int saved = errno;
-    pthread_mutex_lock(&lock);
-    if (atomic_load(&active)) {
-        /* Libraries that came since are listed now: the process may be killed before its end. */
-        if (!mappings_are_current()) refresh_mappings();
-        record_call(call, data->params);
+    if (take_lock()) {
+        if (atomic_load(&active)) {
+            /* Libraries that came since are listed now: the process may be killed before its end. */
+            if (!mappings_are_current()) refresh_mappings();
+            record_call(call, data->params);
+        }
+        pthread_mutex_unlock(&lock);
     }
-    pthread_mutex_unlock(&lock);
     errno = saved;
 }
 
@@ -1296,7 +1305,7 @@ static void before_fork(void) {
  * the child. */
 static void after_fork_in_child(void) {
     void *taken = subscriber;
-    pthread_mutex_init(&lock, NULL);
+    lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     pthread_mutex_init(&ranges_lock, NULL);
     pthread_mutex_init(&limit_lock, NULL);
     is_ending = false;
@@ -1393,7 +1402,7 @@ static void write_end(void) {
 /* At exit CUPTI may be gone already, so it isn't called. What other threads and destructors use
  * after this is recorded, too: this library is never unmapped (-z nodelete). */
 __attribute__((destructor)) static void at_exit(void) {
-    pthread_mutex_lock(&lock);
+    if (!take_lock()) return;
     write_end();
     pthread_mutex_unlock(&lock);
 }
@@ -1513,9 +1522,9 @@ EXPORT int InitializeInjection(void) {
         write_warning(error == CUPTI_MULTIPLE_SUBSCRIBERS ? "cupti-taken" : "cupti-unavailable",
                       last_error, true);
         pthread_mutex_unlock(&lock);
-    } else if (is_sample) {
-        start_limit();
     }
+    /* A CUPTI that lacks a call shows the others all the same. */
+    if (is_sample && subscriber != NULL) start_limit();
     return 1;
 }
 

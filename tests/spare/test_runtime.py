@@ -55,6 +55,7 @@ def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
         "handler-of-another",
         "by-handle",
         "vfork",
+        "vfork-in-fork",
         "closed",
         "deleted",
         "seccomp",
@@ -284,6 +285,7 @@ def test_a_limit_on_file_sizes_kills_nobody(kit: Kit, cut: Cut, tmp_path: Path) 
     environ = {"NEGATIVA_SPARE_LOG": str(tmp_path)}
     done = subprocess.run(["sh", "-c", command], env=environ, capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode()) == (0, kit.output)
+    assert f"negativa: {tmp_path}: no log can be written here" in done.stderr.decode()
 
 
 def run_with_spare_on_noexec(

@@ -97,9 +97,14 @@ def test_the_number_of_files_is_limited(attached: Attached) -> None:
 
 
 @pytest.mark.slow
-def test_the_time_is_limited(attached: Attached) -> None:
-    """What follows is not traced, which is no lack, for a sample never shows what is unused."""
+@pytest.mark.parametrize("lacks", [(), ("STANDIN_CUPTI_OLD",)])
+def test_the_time_is_limited(attached: Attached, lacks: tuple[str, ...]) -> None:
+    """What follows is not traced, which is no lack, for a sample never shows what is unused.
+
+    Also with a CUPTI that lacks a driver call.
+    """
     attached.sample(ALL._replace(seconds=1))
+    attached.environ |= dict.fromkeys(lacks, "1")
     folder = str(attached.run.trace_dir)
     attached.play(
         "import time\n"
@@ -113,7 +118,8 @@ def test_the_time_is_limited(attached: Attached) -> None:
     [gap] = usage.gaps
     assert gap.end_ns is None and gap.reason == "the time for which it is traced is over"
     assert not usage.incomplete and usage.processes[0].ended
-    [warning] = usage.warnings
+    *_, warning = usage.warnings
+    assert len(usage.warnings) == 1 + len(lacks)
     assert warning.process is None and "a sample: process: the detector went off" in warning.text
 
 

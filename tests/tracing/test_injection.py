@@ -136,6 +136,29 @@ def test_taken_cupti(injected: Injected, fault: PlantedFault) -> None:
 
 
 @pytest.mark.planted_fault(
+    "A signal handler of a child process calls exit() while a driver call is recorded",
+    says="a signal handler interrupted a record",
+)
+def test_exit_in_a_signal_handler(injected: Injected, fault: PlantedFault) -> None:
+    """C++ programs do so, although exit() is not in signal-safety(7)."""
+    injected.play(
+        "import signal\n"
+        "start()\n"
+        # A cubin on the heap: hashing it takes longer than the timer.
+        "image = ctypes.create_string_buffer(64 << 20)\n"
+        "image.raw = b'\\x7fELF' + bytes(36) + len(image).to_bytes(8, 'little')\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.signal(signal.SIGPROF, libc.exit)\n"
+        "signal.setitimer(signal.ITIMER_PROF, 0.01)\n"
+        "DRIVER.cuLibraryLoadData(ctypes.byref(ctypes.c_uint64()), image)\n",
+        status=27,
+    )
+    all_kept(injected.usage())
+    [told] = injected.untraced()
+    fault.check(told)
+
+
+@pytest.mark.planted_fault(
     "A daemon that a test started still uses the GPU when the traces are merged",
     says="it is still running",
 )

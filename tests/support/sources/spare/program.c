@@ -226,8 +226,14 @@ int main(int count, char **arguments) {
         struct sigaction action = {.sa_handler = SIG_DFL};
         set(SIGSEGV, &action, NULL);
         use();
-    } else if (!strcmp(what, "vfork")) {
+    } else if (!strcmp(what, "vfork") || !strcmp(what, "vfork-in-fork")) {
         set_handler();
+        pid_t forked = strcmp(what, "vfork") ? fork() : 0;
+        if (forked) {
+            int status;
+            waitpid(forked, &status, 0);
+            return status != 0;
+        }
         pid_t child = vfork();
         if (child == 0) {
             struct sigaction standard = {.sa_handler = SIG_DFL};
