@@ -169,16 +169,6 @@ def test_killed_between_two_names_of_a_file(site: Made, slimmed: dict[str, str])
     assert digests(site.folder) == slimmed
 
 
-def test_ctrl_c(site: Made, installed: Made) -> None:
-    process = start(site)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    report = slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
-    assert not report.failed
-    assert wrong_files(site.folder) == []
-
-
 def test_ctrl_c_waits_for_no_library(site: Made) -> None:
     """The first one is done, and the second never ends, when the user interrupts."""
     code = f"""
