@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.snapshots import snapshot_run
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
 from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names, stable_name
@@ -35,11 +36,13 @@ class BaselineComparison(NamedTuple):
     crossed: tuple[str, ...] = ()
 
 
-def make_baseline(run_id: str, libraries: Sequence[AnalyzedLibrary]) -> Snapshot:
+def make_baseline(
+    run_id: str, libraries: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow]
+) -> Snapshot:
     """What of a run a project commits: figures, and the names of its own libraries' kernels."""
     covered = zip(_names_in(libraries), libraries, strict=True)
     own = {name for name, one in covered if one.coverage is not None}
-    found = snapshot_run(run_id, libraries)
+    found = snapshot_run(run_id, libraries, code_files)
     return replace(
         found,
         libraries=tuple(
@@ -50,7 +53,7 @@ def make_baseline(run_id: str, libraries: Sequence[AnalyzedLibrary]) -> Snapshot
 
 
 def compare_with_baseline(
-    libraries: Sequence[AnalyzedLibrary], settings: Compare
+    libraries: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow], settings: Compare
 ) -> BaselineComparison:
     """Compare a run with the baseline, if there is one.
 
@@ -62,14 +65,17 @@ def compare_with_baseline(
         before = load_baseline(place_of(settings.baseline))
     except NegativaError as e:
         return BaselineComparison(crossed=(f"compare.baseline: {e}",))
-    return compare_figures(before, libraries, settings)
+    return compare_figures(before, libraries, code_files, settings)
 
 
 def compare_figures(
-    before: Snapshot, libraries: Sequence[AnalyzedLibrary], settings: Compare
+    before: Snapshot,
+    libraries: Sequence[AnalyzedLibrary],
+    code_files: Sequence[CodeFilesRow],
+    settings: Compare,
 ) -> BaselineComparison:
     """Compare a run with a baseline that was read."""
-    after = snapshot_run("this run", libraries)
+    after = snapshot_run("this run", libraries, code_files)
     before = pair(before, after)
     changes = compare_snapshots(before, after).libraries
     names = dict(zip(_names_in(libraries), libraries, strict=True))
@@ -95,9 +101,11 @@ def compare_figures(
     total = _total(changes)
     all_untested = [name for found in untested.values() for name in found]
     crossed = [*_crossed("compare.fail", settings.fail, total, all_untested)]
+    for_globs = {name: names_of(one) for name, one in names.items()}
+    for_globs |= {row.name: names_of_files(row) for row in code_files}
     for change in changes:
-        if (library := names.get(change.name)) is not None:
-            limits = limit_of(settings.fail_library, names_of(library)) or ()
+        if change.name in for_globs:
+            limits = limit_of(settings.fail_library, for_globs[change.name]) or ()
             where = f"{change.name}: compare.fail_library"
             crossed += _crossed(where, limits, change, untested.get(change.name, []))
     lines = [*_lines(total, changes, all_untested), *map(_unlisted_line, unlisted)]
@@ -108,6 +116,11 @@ def names_of(library: AnalyzedLibrary) -> LibraryNames:
     """The names of a library that globs are compared with."""
     found = library.plan.library
     return LibraryNames(found.path, found.soname, library.distribution)
+
+
+def names_of_files(row: CodeFilesRow) -> LibraryNames:
+    """The names that globs on libraries are compared with, of a distribution's code files."""
+    return LibraryNames(row.name, None, row.distribution)
 
 
 def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:

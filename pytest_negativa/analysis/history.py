@@ -10,6 +10,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
+from pytest_negativa.planning.snapshot import code_files_of
 from pytest_negativa.storage.lockfile import decode_lock
 from pytest_negativa.storage.results import load_history
 from pytest_negativa.storage.runs import RunsFolder
@@ -56,12 +57,14 @@ def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:
 def _of_lock(lock: Lock) -> Iterator[HistoryLibrary]:
     for one in lock.libraries:
         yield HistoryLibrary(one.name, one.version, one.code_bytes, one.unused_bytes)
+    for row in code_files_of(lock):
+        yield HistoryLibrary(row.name, row.version, row.code_bytes, row.unused_bytes)
 
 
 def _of_report(report: RunReport) -> HistoryPoint:
     libraries = (
-        HistoryLibrary(Path(row.path).name, row.version, row.code_bytes, row.unused_bytes)
-        for row in report.libraries
+        HistoryLibrary(row.name, row.version, row.code_bytes, row.unused_bytes)
+        for row in report.rows
     )
     return HistoryPoint(report.run_id, tuple(libraries))
 

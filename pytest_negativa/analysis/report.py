@@ -9,16 +9,26 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
-from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_baseline, names_of
+from pytest_negativa.analysis.baseline import (
+    BaselineComparison,
+    compare_with_baseline,
+    names_of,
+    names_of_files,
+)
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.reporting.rows import code_files_row, library_row
-from pytest_negativa.settings.globs import limit_of, matches_library, unmatched_globs
+from pytest_negativa.reporting.rows import code_files_rows, library_row
+from pytest_negativa.settings.globs import (
+    LibraryNames,
+    limit_of,
+    matches_library,
+    unmatched_globs,
+)
 
 
 def build_report(
@@ -37,7 +47,8 @@ def build_report(
         for row in rows_of(analysis.libraries)
     )
     usage = analysis.usage
-    checked = check_limits(settings, usage, analysis.libraries)
+    files_rows = code_files_rows(code_files)
+    checked = check_limits(settings, usage, analysis.libraries, files_rows)
     return RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
@@ -54,20 +65,25 @@ def build_report(
         files=tuple(files),
         coverage=_covered(analysis.libraries),
         compared=checked.lines,
-        code_files=tuple(map(code_files_row, code_files)),
+        code_files=files_rows,
     )
 
 
 def check_limits(
-    settings: Settings, usage: Usage, libraries: Sequence[AnalyzedLibrary]
+    settings: Settings,
+    usage: Usage,
+    libraries: Sequence[AnalyzedLibrary],
+    code_files: Sequence[CodeFilesRow],
 ) -> BaselineComparison:
     """Compare a run with all limits of the settings, and with the baseline."""
-    comparison = compare_with_baseline(libraries, settings.compare)
+    comparison = compare_with_baseline(libraries, code_files, settings.compare)
+    rows = [library_row(one.plan) for one in libraries]
+    names = [*map(names_of, libraries), *map(names_of_files, code_files)]
     crossed = (
-        *_crossed(settings, usage, rows_of(libraries), _covered(libraries)),
-        *_crossed_by_library(settings, libraries),
+        *_crossed(settings, usage, (*rows, *code_files), _covered(libraries)),
+        *_crossed_by_library(settings, zip(names, (*rows, *code_files), strict=True)),
         *comparison.crossed,
-        *_limits_of_nothing(settings, libraries),
+        *_limits_of_nothing(settings, names),
     )
     return comparison._replace(crossed=crossed)
 
@@ -109,7 +125,7 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
 def _crossed(
     settings: Settings,
     usage: Usage,
-    rows: Sequence[LibraryRow],
+    rows: Sequence[LibraryRow | CodeFilesRow],
     coverage: Sequence[LibraryCoverage],
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
@@ -117,28 +133,28 @@ def _crossed(
     yield from settings.thresholds.crossed(
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
-        used_kernels=sum(r.used_kernels for r in rows),
+        used_kernels=sum(r.used_kernels for r in rows if isinstance(r, LibraryRow)),
     )
     yield from settings.coverage.crossed(coverage)
 
 
-def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
+def _crossed_by_library(
+    settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow | CodeFilesRow]]
+) -> Iterator[str]:
     limits = settings.thresholds
-    for one in libraries:
-        names = names_of(one)
+    for names, row in rows:
         of_library = limits.of_library(
             limit_of(limits.max_unused_percent_library, names),
             limit_of(limits.max_gpu_code_library, names),
         )
         for text in of_library.crossed(
-            gpu_code=one.plan.code_bytes, unused_bytes=one.plan.unused_bytes, used_kernels=0
+            gpu_code=row.code_bytes, unused_bytes=row.unused_bytes, used_kernels=0
         ):
-            yield f"{Path(one.plan.library.path).name}: {text}"
+            yield f"{Path(names.path).name}: {text}"
 
 
-def _limits_of_nothing(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
+def _limits_of_nothing(settings: Settings, names: Sequence[LibraryNames]) -> Iterator[str]:
     """Limits whose glob matches no analysed library: what checks nothing must not pass."""
-    names = [names_of(one) for one in libraries]
     for option in LIMIT_OPTIONS:
         section, _, key = option.partition(".")
         globs = getattr(getattr(settings, section), key)

@@ -73,7 +73,7 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
                 f"{one.plan.library.path}; plan it again with negativa locate"
             )
         libraries.append(dataclasses.replace(named, coverage=covered))
-    checked = check_limits(settings, contents.usage, libraries)
+    checked = check_limits(settings, contents.usage, libraries, contents.report.code_files)
     report = replace(contents.report, crossed=checked.crossed, compared=checked.lines)
     return dataclasses.replace(contents, report=report)
 

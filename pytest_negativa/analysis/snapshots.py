@@ -16,10 +16,17 @@ from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.snapshot import Snapshot
-from pytest_negativa.planning.snapshot import make_snapshot, snapshot_lock, snapshot_map
+from pytest_negativa.planning.snapshot import (
+    make_snapshot,
+    snapshot_code_files,
+    snapshot_lock,
+    snapshot_map,
+)
+from pytest_negativa.reporting.rows import code_files_rows
 from pytest_negativa.storage.lockfile import load_lock
-from pytest_negativa.storage.results import load_baseline, load_planned
+from pytest_negativa.storage.results import load_baseline, load_files_plans, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 
@@ -46,7 +53,7 @@ def load_snapshot(
     path = Path(argument)
     run = Run(runs.folder / argument if (runs.folder / argument).is_dir() else path)
     if run.plan_files():
-        return snapshot_run(argument, load_planned(run))
+        return snapshot_run(argument, load_planned(run), code_files_rows(load_files_plans(run)))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
     if is_container(path):
@@ -122,18 +129,16 @@ def _below_site(name: str) -> str:
     return "/".join(parts[below[-1] if below else 0 :])
 
 
-def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
+def snapshot_run(
+    title: str, planned: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow]
+) -> Snapshot:
     """The snapshot of a run's maps and plans."""
     places = Places()
-    return make_snapshot(
-        title,
-        (
-            snapshot_map(
-                one.library_map, one.plan, *_version_and_place(places, one.plan.library.path)
-            )
-            for one in planned
-        ),
+    libraries = (
+        snapshot_map(one.library_map, one.plan, *_version_and_place(places, one.plan.library.path))
+        for one in planned
     )
+    return make_snapshot(title, (*libraries, *map(snapshot_code_files, code_files)))
 
 
 def _version_and_place(places: Places, path: str) -> tuple[str | None, str | None]:

@@ -84,11 +84,12 @@ def baseline(output: Path | Url, **flags: Any) -> None:
     from pytest_negativa.storage.results import load_planned, load_report
 
     run = run_of(settings_of(flags))
-    covered = {one.path: one for one in load_report(run).coverage}
+    report = load_report(run)
+    covered = {one.path: one for one in report.coverage}
     planned = [
         replace(one, coverage=covered.get(one.plan.library.path)) for one in load_planned(run)
     ]
-    found = make_baseline(run.run_id, planned)
+    found = make_baseline(run.run_id, planned, report.code_files)
     write_output(output, encode_json(found))
     if str(output) != STDOUT:
         libraries = format_items(len(found.libraries), "library", "libraries")

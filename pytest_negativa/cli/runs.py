@@ -178,12 +178,14 @@ def _details(run: Run) -> RunDetails:
     from collections import Counter
 
     from pytest_negativa.models.listing import LISTING_VERSION, RunDetails
+    from pytest_negativa.reporting.rows import code_files_rows
     from pytest_negativa.storage.outcomes import read_outcomes
-    from pytest_negativa.storage.results import load_plans, load_usage
+    from pytest_negativa.storage.results import load_files_plans, load_plans, load_usage
 
     session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
     usage = load_usage(run)
     plans = load_plans(run) if run.plan_files() else ()
+    code_files = code_files_rows(load_files_plans(run))
     devices = () if usage is None else usage.devices
     return RunDetails(
         format_version=LISTING_VERSION,
@@ -195,8 +197,9 @@ def _details(run: Run) -> RunDetails:
         else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),
         processes=None if usage is None else len(usage.processes),
         libraries=len(plans),
-        gpu_code=sum(plan.code_bytes for plan in plans),
-        unused=sum(plan.unused_bytes for plan in plans),
+        code_files=sum(row.files for row in code_files),
+        gpu_code=sum(p.code_bytes for p in plans) + sum(row.code_bytes for row in code_files),
+        unused=sum(p.unused_bytes for p in plans) + sum(row.unused_bytes for row in code_files),
     )
 
 
@@ -204,7 +207,7 @@ def _lines(details: RunDetails) -> Iterator[str]:
     import shlex
 
     from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+    from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
 
     yield f"run       {details.run.folder}"
     yield f"state     {printable(details.run.state)}"
@@ -215,9 +218,9 @@ def _lines(details: RunDetails) -> Iterator[str]:
     if details.devices is not None:
         yield f"devices   {printable(', '.join(details.devices)) or 'none'}"
         yield f"processes {details.processes:,}"
-    if details.libraries:
+    if details.libraries or details.code_files:
         yield (
-            f"planned   {format_items(details.libraries, 'library', 'libraries')}: "
+            f"planned   {format_holders(details.libraries, details.code_files)}: "
             f"{format_bytes(details.unused)} of {format_bytes(details.gpu_code)} of GPU code "
             f"unused ({format_share(details.unused, details.gpu_code)})"
         )

@@ -9,6 +9,9 @@ from pytest_negativa.models.base import Offset, Record
 CODE_FILES_VERSION = 1
 """Of ``opened.json`` and ``files.json``. History: 1 is the first."""
 
+NOT_SELECTED = "not looked at, by libraries.include or libraries.exclude"
+"""The reason to keep a file that the settings leave out."""
+
 
 class CodeFile(Record, frozen=True, kw_only=True):
     """A file as RECORD has it: the digest field and the size in bytes."""
@@ -64,6 +67,11 @@ class FilesPlan(Record, frozen=True, kw_only=True, omit_defaults=True):
     kept_bytes: Offset
     unused: dict[str, Offset]
     reason: str | None = None
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether the settings ask for any of them."""
+        return bool(self.unused) or any(reason != NOT_SELECTED for reason in self.kept.values())
 
     @property
     def unused_bytes(self) -> int:

@@ -104,7 +104,8 @@ class RunDetails(Record, frozen=True, kw_only=True):
         devices: e.g. ``"NVIDIA H200 (9.0)"``; None if the run isn't located yet.
         processes: how many processes were traced; None if the run isn't located yet.
         libraries: how many libraries have a plan.
-        gpu_code: bytes of GPU code in their files.
+        code_files: how many files that are GPU code themselves have one.
+        gpu_code: bytes of GPU code in all of them.
         unused: bytes of it that are planned as unused.
     """
 
@@ -115,6 +116,7 @@ class RunDetails(Record, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None
     processes: Offset | None
     libraries: Offset
+    code_files: Offset
     gpu_code: Offset
     unused: Offset
 

@@ -72,6 +72,11 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     version: str | None = None
 
     @property
+    def name(self) -> str:
+        """For people."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def unused_bytes(self) -> int:
         return sum(r.bytes for r in self.unused)
 
@@ -108,6 +113,21 @@ class CodeFilesRow(Record, frozen=True, kw_only=True):
     unused_bytes: int
     note: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Where libraries have their file name."""
+        return code_files_name(self.distribution)
+
+    @property
+    def code_bytes(self) -> int:
+        """All bytes of such a file are GPU code."""
+        return self.size
+
+
+def code_files_name(distribution: str) -> str:
+    """What stands in the place of a file name for all files of a distribution together."""
+    return f"{distribution} (files)"
+
 
 class ProofRow(Record, frozen=True, kw_only=True):
     """The last verdict on a run.
@@ -115,7 +135,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
     Attributes:
         proved: whether the tests end as before without the unused code.
         reasons: why it is not proved; empty if it is.
-        proved_bytes: bytes in the files of libraries that are proved unused.
+        proved_bytes: bytes in libraries, and in files that are GPU code, that are proved unused.
         copies: what the tests ran on: ``overwritten``, ``compacted`` or ``both``.
     """
 
@@ -126,7 +146,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
 
 
 class RunReport(Record, frozen=True, kw_only=True):
-    """What a run found.
+    """What a run found. Its totals count ``libraries`` and ``code_files``.
 
     Attributes:
         format_version: of the file; other versions are refused.
@@ -167,13 +187,18 @@ class RunReport(Record, frozen=True, kw_only=True):
     code_files: tuple[CodeFilesRow, ...] = ()
 
     @property
+    def rows(self) -> tuple[LibraryRow | CodeFilesRow, ...]:
+        """What the totals count."""
+        return (*self.libraries, *self.code_files)
+
+    @property
     def code_bytes(self) -> int:
-        """Bytes of GPU code in the files of all libraries."""
-        return sum(row.code_bytes for row in self.libraries)
+        """Bytes of GPU code in all files."""
+        return sum(row.code_bytes for row in self.rows)
 
     @property
     def unused_bytes(self) -> int:
-        return sum(row.unused_bytes for row in self.libraries)
+        return sum(row.unused_bytes for row in self.rows)
 
     @property
     def trimmed(self) -> TrimmedRow | None:

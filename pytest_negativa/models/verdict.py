@@ -300,6 +300,7 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
         distribution, version: what installed them.
         site: real path of the folder of the distribution.
         files, size: how many, and their bytes.
+        opened_bytes: size of those in ``opened``.
         unused_sha256: which ones, see ``models.code_files.FilesPlan``.
         opened: paths below the site of those that a process opened in a round; they are kept.
         unseen: why others may have been opened, too, so that all are kept; None if not.
@@ -312,7 +313,13 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
     size: Offset
     unused_sha256: str
     opened: tuple[str, ...] = ()
+    opened_bytes: Offset = 0
     unseen: str | None = None
+
+    @property
+    def unused_bytes(self) -> int:
+        """Size of those that are proved unused."""
+        return 0 if self.unseen is not None else self.size - self.opened_bytes
 
 
 class Verdict(Record, frozen=True, kw_only=True):

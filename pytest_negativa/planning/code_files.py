@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.code_files import FilesPlan, WatchedFiles
+from pytest_negativa.models.code_files import NOT_SELECTED, FilesPlan, WatchedFiles
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
@@ -41,12 +41,15 @@ def plan_files(
         for name, file in one.files.items():
             path = f"{one.site}/{name}"
             found = reason
-            if name in opened:
+            names = LibraryNames(path, None, one.distribution)
+            if not is_selected(settings.libraries, names):
+                found = NOT_SELECTED
+            elif name in opened:
                 found = _OPENED
             elif file.digest in loaded or path in paths:
                 found = _LOADED
             elif found is None:
-                found = _policy(settings, LibraryNames(path, None, one.distribution))
+                found = _policy(settings, names)
             if found is not None:
                 kept[name] = found
         yield FilesPlan(
@@ -65,8 +68,6 @@ def _policy(settings: Settings, names: LibraryNames) -> str | None:
     """Why the settings keep a file."""
     if settings.keep.archs:
         return f"keep.archs: nothing tells what GPUs of {', '.join(settings.keep.archs)} need"
-    if not is_selected(settings.libraries, names):
-        return "not looked at, by libraries.include or libraries.exclude"
     globs = (glob for glob in settings.keep.libraries if matches_library(glob, names))
     glob = next(globs, None)
     return None if glob is None else f"keep.libraries: {glob}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.snapshot import (
     SNAPSHOT_VERSION,
     Change,
@@ -105,25 +106,52 @@ def snapshot_map(
 
 def snapshot_lock(lock: Lock, title: str) -> Snapshot:
     """The libraries of a lock, which tells neither archs nor kernels of what is unused."""
-    return make_snapshot(
-        title,
-        (
-            SnapshotLibrary(
-                name=one.path,
-                place=None if PurePath(one.path).is_absolute() else one.path,
-                version=one.version,
-                size=one.size,
-                rows=(
-                    SnapshotRow(
-                        None, _KEPT, False, one.kept_elements, one.code_bytes - one.unused_bytes
-                    ),
-                    SnapshotRow(
-                        None, _UNUSED, True, one.elements - one.kept_elements, one.unused_bytes
-                    ),
-                ),
-            )
-            for one in lock.libraries
-        ),
+    libraries = (
+        SnapshotLibrary(
+            name=one.path,
+            place=None if PurePath(one.path).is_absolute() else one.path,
+            version=one.version,
+            size=one.size,
+            rows=_kept_and_unused(
+                one.elements, one.code_bytes, one.elements - one.kept_elements, one.unused_bytes
+            ),
+        )
+        for one in lock.libraries
+    )
+    return make_snapshot(title, (*libraries, *map(snapshot_code_files, code_files_of(lock))))
+
+
+def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
+    """The files of a lock that are GPU code, as a report has them."""
+    for one in lock.files:
+        yield CodeFilesRow(
+            distribution=one.distribution,
+            version=one.version,
+            files=one.files,
+            size=one.size,
+            unused_files=one.files - one.kept_files,
+            unused_bytes=one.unused_bytes,
+        )
+
+
+def snapshot_code_files(row: CodeFilesRow) -> SnapshotLibrary:
+    """The files of a distribution that are GPU code as one library."""
+    return SnapshotLibrary(
+        name=row.name,
+        place=row.name,
+        version=row.version,
+        size=row.size,
+        rows=_kept_and_unused(row.files, row.code_bytes, row.unused_files, row.unused_bytes),
+    )
+
+
+def _kept_and_unused(
+    elements: int, size: int, unused: int, unused_bytes: int
+) -> tuple[SnapshotRow, SnapshotRow]:
+    """The rows of a source that tells neither archs nor reasons."""
+    return (
+        SnapshotRow(None, _KEPT, False, elements - unused, size - unused_bytes),
+        SnapshotRow(None, _UNUSED, True, unused, unused_bytes),
     )
 
 
@@ -208,22 +236,25 @@ def _compare_library(
 
 
 def _compare_code(before: Snapshot, after: Snapshot) -> list[CodeChange]:
-    rows = [row for one in (*before.libraries, *after.libraries) for row in one.rows]
-    # Figures are compared by what both sides tell.
-    by_arch = all(row.arch is not None for row in rows)
-    by_reason = all(row.reason is not None for row in rows)
+    both = (*before.libraries, *after.libraries)
+    # Figures of a library are compared by what both sides tell.
+    without_arch = {one.name for one in both if any(row.arch is None for row in one.rows)}
+    without_reason = {one.name for one in both if any(row.reason is None for row in one.rows)}
 
-    def reason_of(row: SnapshotRow) -> str | None:
-        if not by_reason:
+    def reason_of(name: str, row: SnapshotRow) -> str | None:
+        if name in without_reason:
             return None
         # A lock gives no reasons for what is unused.
-        return row.reason if by_arch else _UNUSED if row.is_unused else _KEPT
+        if name in without_arch:
+            return _UNUSED if row.is_unused else _KEPT
+        return row.reason
 
     def sums(snapshot: Snapshot) -> Mapping[tuple[str, str | None, str | None], int]:
         found: defaultdict[tuple[str, str | None, str | None], int] = defaultdict(int)
         for one in snapshot.libraries:
             for row in one.rows:
-                found[one.name, row.arch if by_arch else None, reason_of(row)] += row.bytes
+                arch = None if one.name in without_arch else row.arch
+                found[one.name, arch, reason_of(one.name, row)] += row.bytes
         return found
 
     old, new = sums(before), sums(after)

@@ -1,4 +1,6 @@
-"""A run's libraries as CSV: one row each, sizes in bytes."""
+"""A run's report as CSV, sizes in bytes: a row for each library, and for each distribution's files
+that are GPU code themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import csv
 import io
 
 from pytest_negativa.models.plan import UnusedReason
-from pytest_negativa.models.report import LibraryRow, RunReport
+from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.reporting.escapes import escape_csv
 
 _COLUMNS = (
@@ -29,6 +31,7 @@ def render_csv(report: RunReport) -> str:
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)
     writer.writerows(map(_cells, report.libraries))
+    writer.writerows(map(_cells_of_files, report.code_files))
     return out.getvalue()
 
 
@@ -45,3 +48,8 @@ def _cells(row: LibraryRow) -> list[object]:
         row.kernels,
         row.used_kernels,
     ]
+
+
+def _cells_of_files(row: CodeFilesRow) -> list[object]:
+    figures = [row.size, row.code_bytes, row.unused_bytes]
+    return [escape_csv(row.name), *figures, *[""] * (len(_COLUMNS) - 1 - len(figures))]

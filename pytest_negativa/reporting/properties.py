@@ -10,7 +10,7 @@ from pytest_negativa.reporting.text import printable
 
 
 def iter_properties(report: RunReport) -> Iterator[tuple[str, str]]:
-    """The totals, a few figures of each library, and crossed thresholds; sizes in bytes."""
+    """The totals, a few figures of each row, and crossed thresholds; sizes in bytes."""
     yield "negativa.devices", printable(", ".join(report.devices))
     yield "negativa.gpu_code", str(report.code_bytes)
     yield "negativa.unused", str(report.unused_bytes)
@@ -20,5 +20,9 @@ def iter_properties(report: RunReport) -> Iterator[tuple[str, str]]:
         yield f"{name}.unused", str(row.unused_bytes)
         yield f"{name}.kernels", str(row.kernels)
         yield f"{name}.used_kernels", str(row.used_kernels)
+    for files in report.code_files:
+        name = f"negativa.files.{printable(files.distribution)}"
+        yield f"{name}.gpu_code", str(files.code_bytes)
+        yield f"{name}.unused", str(files.unused_bytes)
     for limit in report.crossed:
         yield "negativa.crossed", printable(limit)

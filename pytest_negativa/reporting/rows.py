@@ -35,16 +35,20 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
     )
 
 
-def code_files_row(plan: FilesPlan) -> CodeFilesRow:
-    """Count the files of a distribution that are GPU code themselves."""
-    return CodeFilesRow(
-        distribution=plan.distribution,
-        version=plan.version,
-        files=len(plan.kept) + len(plan.unused),
-        size=plan.kept_bytes + plan.unused_bytes,
-        unused_files=len(plan.unused),
-        unused_bytes=plan.unused_bytes,
-        note=plan.reason,
+def code_files_rows(plans: Iterable[FilesPlan]) -> tuple[CodeFilesRow, ...]:
+    """Count the files that are GPU code themselves, by distribution that the settings select."""
+    return tuple(
+        CodeFilesRow(
+            distribution=plan.distribution,
+            version=plan.version,
+            files=len(plan.kept) + len(plan.unused),
+            size=plan.kept_bytes + plan.unused_bytes,
+            unused_files=len(plan.unused),
+            unused_bytes=plan.unused_bytes,
+            note=plan.reason,
+        )
+        for plan in plans
+        if plan.is_selected
     )
 
 
@@ -64,7 +68,10 @@ def proof_row(verdict: Verdict) -> ProofRow:
     return ProofRow(
         proved=verdict.proved,
         reasons=verdict.reasons,
-        proved_bytes=sum(row.unused_bytes for row in proved),
+        proved_bytes=(
+            sum(row.unused_bytes for row in proved)
+            + sum(files.unused_bytes for files in verdict.files)
+        ),
         copies=verdict.copies,
     )
 

@@ -13,7 +13,7 @@ from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import cut_middle, printable, wrap
-from pytest_negativa.reporting.units import format_bytes, format_share
+from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
 
 _HEADERS = (
     "library",
@@ -38,8 +38,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     """The report, a paragraph at a time; ``width`` is that of the terminal, 0 for no limit."""
     spell = demangle if options.demangle else str
     yield _headline(report, width)
-    if report.libraries:
-        yield _library_table(report.libraries, options.top, width)
+    if report.rows:
+        yield _library_table(report, options.top, width)
     if report.code_files:
         yield _code_files_table(report.code_files, width)
     if report.trimmed is not None:
@@ -76,7 +76,7 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if not report.gpu_used:
         lines = ["negativa: no GPU code was used by any process of this run"]
-    elif not report.libraries and not report.compiled_kernels:
+    elif not report.rows and not report.compiled_kernels:
         lines = ["negativa: no GPU code was loaded from any library that is looked at"]
     else:
         return None
@@ -90,9 +90,10 @@ def render_nothing(report: RunReport) -> str | None:
 def _headline(report: RunReport, width: int) -> str:
     where = printable(", ".join(report.devices)) or "an unknown device"
     share = format_share(report.unused_bytes, report.code_bytes)
+    holders = format_holders(len(report.libraries), sum(row.files for row in report.code_files))
     lines = [
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) in {_libraries(len(report.libraries))} is unused on {where}."
+        f"({share}) in {holders} is unused on {where}."
     ]
     if report.replay is not None:
         lines.append(printable(report.replay))
@@ -101,17 +102,15 @@ def _headline(report: RunReport, width: int) -> str:
     return "\n".join(wrap(line, width) for line in lines)
 
 
-def _libraries(count: int) -> str:
-    return "1 library" if count == 1 else f"{count:,} libraries"
-
-
-def _library_table(rows: tuple[LibraryRow, ...], top: int, width: int) -> str:
+def _library_table(report: RunReport, top: int, width: int) -> str:
+    rows = report.libraries
     top = top or len(rows)
-    shown = [_cells(Path(row.path).name, [row]) for row in rows[:top]]
+    shown = [_cells(row.name, [row]) for row in rows[:top]]
     if len(rows) > top:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
+    shown += [_cells(row.name, [row]) for row in report.code_files]
     return format_table(
-        _ALIGN, _HEADERS, shown, total=_cells("total", rows), width=width, drop=_DROP
+        _ALIGN, _HEADERS, shown, total=_cells("total", report.rows), width=width, drop=_DROP
     )
 
 
@@ -133,8 +132,7 @@ def _code_files_table(rows: Sequence[CodeFilesRow], width: int) -> str:
     return "\n".join([table, *(wrap(printable(note), width, "  ") for note in notes)])
 
 
-def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
-    rows = tuple(rows)
+def _cells(name: str, rows: Sequence[LibraryRow | CodeFilesRow]) -> list[str]:
     code = sum(r.code_bytes for r in rows)
     unused = sum(r.unused_bytes for r in rows)
     return [
@@ -143,6 +141,15 @@ def _cells(name: str, rows: Iterable[LibraryRow]) -> list[str]:
         format_bytes(code),
         format_bytes(unused),
         format_share(unused, code),
+        *_library_cells([row for row in rows if isinstance(row, LibraryRow)]),
+    ]
+
+
+def _library_cells(rows: Sequence[LibraryRow]) -> list[str]:
+    """The figures that only libraries have."""
+    if not rows:
+        return [""] * (len(_HEADERS) - 5)
+    return [
         format_bytes(sum(r.unused_bytes_by(UnusedReason.WRONG_ARCH.value) for r in rows)),
         format_bytes(sum(r.unused_bytes_by(UnusedReason.NO_USED_KERNEL.value) for r in rows)),
         f"{sum(r.elements for r in rows):,}",

@@ -54,3 +54,11 @@ def format_count(count: int | None) -> str:
 def format_items(count: int, one: str, many: str) -> str:
     """``1 library``, ``3 libraries``."""
     return f"1 {one}" if count == 1 else f"{count:,} {many}"
+
+
+def format_holders(libraries: int, code_files: int) -> str:
+    """What holds GPU code: ``3 libraries and 1 file that is GPU code``."""
+    files = format_items(code_files, "file that is GPU code", "files that are GPU code")
+    if code_files and not libraries:
+        return files
+    return format_items(libraries, "library", "libraries") + (f" and {files}" if code_files else "")

@@ -512,7 +512,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="max-gpu-code",
         type=value_types.Size(),
         default=None,
-        help="Fail (exit 1) if the libraries hold more GPU code than this.",
+        help="Fail (exit 1) if libraries and files hold more GPU code than this.",
         requires=_TRACED,
     ),
     Option(

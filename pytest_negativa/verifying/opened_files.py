@@ -38,5 +38,6 @@ def judge_files(
             size=plan.unused_bytes,
             unused_sha256=plan.unused_sha256,
             opened=tuple(opened),
+            opened_bytes=sum(plan.unused[name] for name in opened),
             unseen=next(iter(unseen), None),
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
+from pytest_negativa.models.code_files import NOT_SELECTED, FilesPlan
 from pytest_negativa.models.report import RunReport
 from tests.support.analyses import settings, used
 from tests.support.libraries import MULTIARCH
@@ -38,3 +40,33 @@ def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: s
     assert unmatched("libmultiarch.so") == []
     # A library that is not analysed is not checked.
     assert unmatched("libmultiarch.so", "\nlibraries: {exclude: ['*']}")
+
+
+FILES = FilesPlan(
+    distribution="some-kernels",
+    version="1.0",
+    site="/site",
+    digest="0",
+    kept={"kernels/a.cubin": "opened"},
+    kept_bytes=1000,
+    unused={"kernels/b.cubin": 3000},
+)
+
+
+def test_limits_count_files_that_are_gpu_code(tmp_path: Path) -> None:
+    def crossed(text: str, files: FilesPlan = FILES) -> list[str]:
+        options = settings(tmp_path, f"thresholds: {{{text}}}")
+        analysis = analyze(used(MULTIARCH, regions=(1,)), options)
+        found = build_report(
+            analysis, options, run_id="run", directory="run", files=(), code_files=[files]
+        )
+        assert found.code_files or not files.is_selected
+        return [line.partition(":")[0] for line in found.crossed]
+
+    libraries = report(tmp_path, "").code_bytes
+    assert crossed(f"max_gpu_code: {libraries + 4000}") == []
+    assert crossed(f"max_gpu_code: {libraries + 3999}") == ["max_gpu_code"]
+    assert crossed("max_gpu_code_library: {'dist:Some_Kernels': 3999}") == ["some-kernels (files)"]
+    assert crossed("max_unused_percent_library: {'dist:some-kernels': 75}") == []
+    left_out = replace(FILES, unused={}, kept={"kernels/a.cubin": NOT_SELECTED})
+    assert crossed(f"max_gpu_code: {libraries}", left_out) == []

@@ -23,6 +23,7 @@ from pytest_negativa.models.trace import Context, Launches, Phase
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.reports import code_files
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -117,6 +118,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     analysis = replace_fields(analysis, libraries=(replace_fields(library, plan=plan),))
     report = build_report(analysis, options, run_id=HOSTILE, directory="run", files=())
     report = replace(report, warnings=(HOSTILE,), crossed=(HOSTILE,), not_covered=(HOSTILE,) * 4)
+    report = replace(report, code_files=(code_files(distribution=HOSTILE, note=HOSTILE),))
     usage = replace(
         usage,
         contexts=(*usage.contexts, hostile_test),

@@ -20,12 +20,14 @@ from pytest_negativa.models.report import (
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
+from pytest_negativa.reporting.properties import iter_properties
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS, REPORTS_IN_PYTEST
-from tests.support.reports import PLAN, USED, report, row
+from tests.support.reports import PLAN, USED, code_files, report, row
 from tests.support.usages import usage_of
 
 COVERED = LibraryCoverage(
@@ -79,6 +81,30 @@ Files in .negativa/run: usage.json, report.json"""  # noqa: E501
 
 def test_terminal() -> None:
     assert text(row()) == GOLDEN
+
+
+def test_files_that_are_gpu_code_count_in_all_totals() -> None:
+    one = report(row(), code_files=(code_files(),))
+    assert (one.code_bytes, one.unused_bytes) == (2750, 2050)
+    head, table, rest = text(row(), code_files=(code_files(),)).split("\n\n", 2)
+    assert head.startswith(
+        "2.0 kB of 2.8 kB GPU code (74.5%) in 1 library and 10 files that are GPU code is unused"
+    )
+    files, _, total = (line.split("  ") for line in table.splitlines()[-3:])
+    assert [cell.strip() for cell in files if cell] == [
+        "some-kernels (files)", "1.0 kB", "1.0 kB", "400 B", "40.0%",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in total if cell][:5] == [
+        "total", "5.0 kB", "2.8 kB", "2.0 kB", "74.5%",
+    ]  # fmt: skip
+    assert rest.startswith("files that are GPU code")
+    assert render_markdown(one).splitlines()[2].startswith("2.0 kB of 2.8 kB (74.5%) is unused")
+    cells = [line.split(",") for line in render_csv(one).splitlines()[1:]]
+    assert [sum(int(line[n]) for line in cells) for n in (1, 2, 3)] == [5000, 2750, 2050]
+    properties = dict(iter_properties(one))
+    assert properties["negativa.gpu_code"] == "2750"
+    assert properties["negativa.files.some-kernels.unused"] == "400"
+    assert render_nothing(report(code_files=(code_files(),))) is None
 
 
 def test_terminal_with_everything_that_must_be_said() -> None:

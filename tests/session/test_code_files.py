@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.storage.lockfile import load_lock
 from tests.support.builders import CubinSpec, build_cubin
 from tests.support.faults import PlantedFault
@@ -90,12 +91,36 @@ def test_what_any_process_opens_is_used(traced: VerifiedProject) -> None:
 
 
 @pytest.mark.slow
+def test_all_totals_count_them(traced: VerifiedProject) -> None:
+    report = json.loads((traced.run_folder / "report.json").read_text())
+    [library], [files] = report["libraries"], report["code_files"]
+    code = library["code_bytes"] + files["size"]
+    unused = sum(part["bytes"] for part in library["unused"]) + files["unused_bytes"]
+    shown = json.loads(traced.negativa("runs", "show", "--json").stdout)
+    assert (shown["gpu_code"], shown["unused"]) == (code, unused)
+    text = traced.negativa("report").stdout
+    assert "in 1 library and 9 files that are GPU code is unused" in text
+    assert traced.negativa("report", f"--max-gpu-code={code}").returncode == 0
+    for limit in (f"--max-gpu-code={code - 1}", "--max-gpu-code-library=dist:some-kernels=1 kB"):
+        crossed = traced.negativa("report", limit, status=1)
+        assert "max_gpu_code: there are" in crossed.stderr
+    assert f"{format_bytes(unused)} " in traced.negativa("history").stdout
+    traced.negativa("baseline", "-o", "base.json")
+    [_, row] = json.loads((traced.folder / "base.json").read_text())["libraries"]
+    assert sum(part[-1] for part in row["rows"]) == files["size"]
+    same = traced.negativa("diff", "base.json", traced.run_folder.name).stdout
+    assert "No code differs in 2 libraries" in same
+
+
+@pytest.mark.slow
 def test_unused_files_are_proved_locked_and_removed(
     traced: VerifiedProject, tmp_path: Path
 ) -> None:
     assert "\nPROVED" in traced.verify()
     [row] = traced.verdict["files"]
     assert (row["files"], row.get("opened"), row.get("unseen")) == (3, [], None)
+    proved = sum(one["unused_bytes"] for one in traced.verdict["libraries"]) + row["size"]
+    assert f"without {format_bytes(proved)} of GPU code" in traced.negativa("report").stdout
     assert lock_of(traced) == set(OPENED)
     site = tmp_path / "site"
     shutil.copytree(traced.environ["SITE"], site)

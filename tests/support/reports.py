@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KernelUse, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.rows import library_row
 
@@ -47,6 +47,19 @@ OURS = LibraryCoverage(
 
 def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
     return replace(library_row(PLAN), **{"path": f"/lib/{name}", **changes})
+
+
+def code_files(**changes: Any) -> CodeFilesRow:
+    """The files of a distribution that are GPU code: 10 of 1,000 bytes, 4 of 400 unused."""
+    base = CodeFilesRow(
+        distribution="some-kernels",
+        version="1.0",
+        files=10,
+        size=1000,
+        unused_files=4,
+        unused_bytes=400,
+    )
+    return replace(base, **changes)
 
 
 def report(*rows: LibraryRow, **changes: Any) -> RunReport:

@@ -15,7 +15,7 @@ from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
 
 _SCRIPTS = ("data.js", "view.js", "treemap.js", "table.js", "pages.js", "main.js")
 
@@ -55,10 +55,10 @@ def _hash(text: str) -> str:
 
 
 def _summary(report: RunReport) -> str:
-    libraries = format_items(len(report.libraries), "library", "libraries")
+    holders = format_holders(len(report.libraries), sum(row.files for row in report.code_files))
     return (
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({format_share(report.unused_bytes, report.code_bytes)}) in {libraries} is unused on "
+        f"({format_share(report.unused_bytes, report.code_bytes)}) in {holders} is unused on "
         f"{', '.join(report.devices) or 'an unknown device'}."
     )
 
