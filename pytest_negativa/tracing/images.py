@@ -27,6 +27,8 @@ _WRAPPER_MAGIC = 0x466243B1
 _FATBIN = struct.Struct("<IHHQ")
 _FATBIN_MAGIC = 0xBA55ED50
 _ELF_MAGIC = b"\x7fELF"
+_SECTION = struct.Struct("<4xI16xQQ24x")  # of Elf64_Shdr: sh_type, sh_offset, sh_size
+_NOBITS = 8
 _MAX_PRELINKED = 1 << 14
 # Larger than any cubin or PTX seen by far (76 MB); hashing must end.
 _MAX_SIZE = 1 << 30
@@ -83,7 +85,7 @@ class ImageResolver:
             header_size, content_size = _FATBIN.unpack_from(head)[2:]
             return self._placed(ImageForm.FATBIN, address, header_size + content_size)
         if head.startswith(_ELF_MAGIC) and len(head) == 64:
-            return self._placed(ImageForm.CUBIN, address, _elf_size(head))
+            return self._placed(ImageForm.CUBIN, address, self._cubin_size(address, head))
         if size is not None:
             return self._resolve_linker_input(address, size)
         text = self._memory.read_string(address, _MAX_SIZE)
@@ -99,6 +101,21 @@ class ImageResolver:
         if b".version" in text and b"\0" not in text:
             return self._placed(ImageForm.PTX, address, len(text))
         return self._placed(ImageForm.LINKED, address, size)
+
+    def _cubin_size(self, address: int, header: bytes) -> int:
+        """Bytes of a cubin in memory: up to the end of its last table or section.
+
+        Mostly that is a table. In cubins of TensorRT-LLM the sections come last.
+        """
+        phoff, shoff = struct.unpack_from("<QQ", header, 32)
+        phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", header, 54)
+        size = max(phoff + phentsize * phnum, shoff + shentsize * shnum)
+        if shentsize == _SECTION.size:
+            table = self._memory.read_exactly(address + shoff, shentsize * shnum) or b""
+            for kind, offset, length in _SECTION.iter_unpack(table):
+                if kind != _NOBITS:
+                    size = max(size, offset + length)
+        return int(size)
 
     def _placed(self, form: ImageForm, address: int, size: int) -> FoundImage:
         place = self._mappings.find(address)
@@ -129,13 +146,6 @@ class ImageResolver:
             if place is not None and place.file == file:
                 offsets.append(place.offset)
         return tuple(offsets)
-
-
-def _elf_size(header: bytes) -> int:
-    """Bytes of a cubin in memory: up to the end of its last table."""
-    phoff, shoff = struct.unpack_from("<QQ", header, 32)
-    phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", header, 54)
-    return int(max(phoff + phentsize * phnum, shoff + shentsize * shnum))
 
 
 def identify_file_image(path: str) -> FoundImage:

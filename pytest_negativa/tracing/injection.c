@@ -924,6 +924,22 @@ static uint64_t word(const unsigned char *p) {
     return value;
 }
 
+/* Up to the end of the last table or section. */
+static uint64_t cubin_size(uint64_t address, const unsigned char *head) {
+    uint64_t programs = word(head + 32) + (uint64_t)half(head + 54) * half(head + 56);
+    uint64_t table = word(head + 40), entry = half(head + 58), count = half(head + 60);
+    uint64_t size = table + entry * count;
+    if (programs > size) size = programs;
+    Elf64_Shdr section;
+    for (uint64_t i = 0; entry == sizeof section && i < count; i++) {
+        uint64_t place = address + table + i * entry;
+        if (read_memory(place, &section, sizeof section) != sizeof section) break;
+        uint64_t end = section.sh_offset + section.sh_size;
+        if (section.sh_type != SHT_NOBITS && end > size) size = end;
+    }
+    return size;
+}
+
 /* `size` 0: not known */
 static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
     unsigned char head[64];
@@ -931,9 +947,7 @@ static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
     if (got >= 16 && memcmp(head, &FATBIN_MAGIC, 4) == 0) {
         place_image(image, "fatbin", address, half(head + 6) + word(head + 8));
     } else if (got == sizeof head && memcmp(head, ELFMAG, SELFMAG) == 0) {
-        uint64_t programs = word(head + 32) + (uint64_t)half(head + 54) * half(head + 56);
-        uint64_t sections = word(head + 40) + (uint64_t)half(head + 58) * half(head + 60);
-        place_image(image, "cubin", address, programs > sections ? programs : sections);
+        place_image(image, "cubin", address, cubin_size(address, head));
     } else if (size != 0) {
         /* The size of PTX may count its NUL; without it, it is known from elsewhere. */
         uint64_t text = size;

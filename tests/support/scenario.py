@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from pytest_negativa.tracing.start import make_header
 Call = Callable[..., None]
 PTX = b"// a comment\n.version 8.0\n.target sm_80\n.visible .entry k() { ret; }\n"
 RUN_ID = "run-1"
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
+_SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 
 
 class CallbackData(ctypes.Structure):
@@ -59,6 +62,19 @@ def native_call(library: ctypes.CDLL) -> Call:
         library.negativa_test_call(cbid, (ctypes.c_uint64 * 8)(*slots), result)
 
     return call
+
+
+def tables_first(cubin: bytes) -> bytes:
+    """A cubin with the section headers before the sections, without program headers."""
+    header = list(_HEADER.unpack_from(cubin))
+    start, size, count = header[6], header[11], header[12]
+    table = b"".join(
+        _SECTION.pack(*fields[:4], fields[4] + size * count, *fields[5:])
+        for fields in _SECTION.iter_unpack(cubin[start : start + size * count])
+    )
+    # e_phoff, e_shoff, e_phnum
+    header[5], header[6], header[10] = 0, _HEADER.size, 0
+    return _HEADER.pack(*header) + table + cubin[_HEADER.size : start]
 
 
 def play(call: Call, fatbin: Path) -> None:
@@ -108,6 +124,9 @@ def play(call: Call, fatbin: Path) -> None:
     call(682, handle(0x3001), 0x3000)
     call(738, 0, 1, 0x3001)
     call(23, 0, 0x3001, text(b'\xff not utf-8 \xc3\xa9 "\\\n'))
+    # One whose tables come first.
+    call(678, handle(0x3100), text(tables_first(cubin)))
+    call(681, 0, 0x3100, text(b"behind the tables"))
     # The linker.
     call(382, 0x4000, 1, text(PTX), len(PTX), 0)
     output = text(cubin[:100])

@@ -34,6 +34,7 @@ from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, IS_ROOT, ROOT, SUPPORT
+from tests.support.scenario import tables_first
 
 FATBIN = BIN / "identifier.fatbin"
 INJECTION = Path(pytest_negativa.tracing.__file__).with_name("injection.c")
@@ -104,6 +105,10 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert heap.size == len(cubin)
     assert heap.use.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")
     assert [k.name for k in heap.use.kernels] == ['\\xff not utf-8 é "\\\n']
+
+    digest = hashlib.sha256(tables_first(cubin)).hexdigest()
+    (heap,) = (image for image in usage.memory_images if image.sha256 == digest)
+    assert [k.name for k in heap.use.kernels] == ["behind the tables"]
 
     names = {m.use.form: [k.name for k in m.use.kernels] for m in usage.compiled}
     assert names == {ImageForm.PTX: ["first", "k", "other"], ImageForm.LINKED: []}
