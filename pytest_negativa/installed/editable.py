@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.utils import canonicalize_name
 
+from pytest_negativa.installed.distributions import find_distributions
 from pytest_negativa.installed.sites import Places, find_site
 
 _DIRECT_URL = "direct_url.json"
@@ -27,7 +28,7 @@ class OwnLibraries:
         self._places = Places()
         self._names: set[str] = set()
         self._folders = [Path(os.path.realpath(root)) for root in roots if root]
-        for distribution in importlib.metadata.distributions():
+        for distribution in find_distributions():
             if (folder := _editable_folder(distribution)) is not None:
                 self._folders.append(folder)
                 self._names.add(canonicalize_name(distribution.metadata["Name"]))
@@ -47,7 +48,7 @@ def _editable_folder(distribution: importlib.metadata.Distribution) -> Path | No
     Source: "Recording the Direct URL Origin of installed distributions" of packaging.python.org.
     """
     text = distribution.read_text(_DIRECT_URL)
-    if text is None or not distribution.metadata["Name"]:
+    if text is None:
         return None
     try:
         origin = json.loads(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -11,10 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.errors import OptionError
+from pytest_negativa.installed.distributions import (
+    find_distribution,
+    find_distributions,
+    has_name,
+)
 from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare, kind_of
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution
+    from importlib.metadata import PathDistribution
 
 
 class LibrarySet(NamedTuple):
@@ -59,13 +63,9 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
         if is_folder:
             return LibrarySet(argument, _unique(_iter_folder(path)), explicit=False)
         return LibrarySet(argument, (path,), explicit=True)
-    # Metadata and packaging take 30 ms to import; a path needs neither.
-    import importlib.metadata
-
-    try:
-        distribution = importlib.metadata.distribution(argument)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        raise OptionError(_not_found(argument)) from None
+    distribution = find_distribution(argument)
+    if distribution is None:
+        raise OptionError(_not_found(argument))
     distributions = [distribution]
     if with_dependencies:
         distributions = list(with_requirements(distribution))
@@ -96,7 +96,7 @@ def _iter_folder(folder: Path) -> Iterator[str]:
                 yield os.path.join(root, name)
 
 
-def _iter_distribution(distribution: Distribution) -> Iterator[str]:
+def _iter_distribution(distribution: PathDistribution) -> Iterator[str]:
     for file in distribution.files or ():
         yield str(distribution.locate_file(file))
 
@@ -139,25 +139,22 @@ def _may_hold_gpu_code(path: str) -> bool:
 
 
 def with_requirements(
-    root: Distribution, find: Callable[[str], Distribution] | None = None
-) -> Iterator[Distribution]:
+    root: PathDistribution, find: Callable[[str], PathDistribution | None] = find_distribution
+) -> Iterator[PathDistribution]:
     """Yield ``root`` and the installed distributions that it requires, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
 
     Args:
         root: the distribution to begin with.
-        find: finds a distribution by name, or raises ``PackageNotFoundError``; by default, among
-            those of this interpreter.
+        find: finds a distribution by name; by default, among those of this interpreter.
     """
-    import importlib.metadata
-
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     yielded = set()
     seen = set()
-    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
+    waiting: list[tuple[PathDistribution, frozenset[str]]] = [(root, frozenset())]
     while waiting:
         distribution, extras = waiting.pop()
         name = canonicalize_name(distribution.metadata["Name"])
@@ -177,17 +174,14 @@ def with_requirements(
                 requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
             ):
                 continue
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                required = (find or importlib.metadata.distribution)(requirement.name)
+            if (required := find(requirement.name)) is not None:
                 waiting.append((required, frozenset(requirement.extras)))
 
 
 def _not_found(argument: str) -> str:
     import difflib
-    import importlib.metadata
 
-    # An interrupted removal leaves a distribution without a name.
-    names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata}
+    names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
     close = difflib.get_close_matches(argument, names, n=1, cutoff=0.75)
     hint = f"; did you mean {close[0]}?" if close else ""
     return (

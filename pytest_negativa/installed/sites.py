@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from pytest_negativa.installed.distributions import find_distributions, has_name
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
@@ -60,11 +61,8 @@ class Site:
         wanted = {canonicalize_name(name) for name in names}
         found = {canonicalize_name(d.metadata["Name"]): d for d in self._distributions()}
 
-        def find(name: str) -> importlib.metadata.Distribution:
-            try:
-                return found[canonicalize_name(name)]
-            except KeyError:
-                raise importlib.metadata.PackageNotFoundError(name) from None
+        def find(name: str) -> importlib.metadata.PathDistribution | None:
+            return found.get(canonicalize_name(name))
 
         closure = {
             canonicalize_name(d.metadata["Name"])
@@ -73,13 +71,8 @@ class Site:
         }
         return (one for one in self.installed() if canonicalize_name(one.name) in closure)
 
-    def _distributions(self) -> list[importlib.metadata.PathDistribution]:
-        # Not `distributions()`: where the backport importlib_metadata is imported, that gives
-        # distributions of its class.
-        context = importlib.metadata.DistributionFinder.Context(path=[str(self.folder)])
-        found = importlib.metadata.MetadataPathFinder.find_distributions(context)
-        # An interrupted removal leaves a distribution without a name.
-        return [d for d in found if d.metadata and d.metadata["Name"]]
+    def _distributions(self) -> Iterator[importlib.metadata.PathDistribution]:
+        return filter(has_name, find_distributions([str(self.folder)]))
 
     def _installed(self, distribution: importlib.metadata.PathDistribution) -> Installed | None:
         # No public attribute has the folder of the metadata.

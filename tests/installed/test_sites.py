@@ -43,6 +43,7 @@ def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:
     """
     site = tmp_path / "site-packages"
     pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/x.so": MULTIARCH}))
+    (site / "interrupted-1.0.dist-info").mkdir()
     code = (
         "import sys, importlib_metadata\n"
         "from pytest_negativa.installed.sites import Places\n"
