@@ -80,18 +80,6 @@ def abi_problem(header: bytes) -> str | None:
     return None if version in _ABI_VERSIONS else f"cubin: ABI version {version}, expected 7 or 8"
 
 
-def cubin_size(header: bytes) -> int:
-    """Bytes of a cubin in memory, by its first 64 bytes: up to the end of its last table.
-
-    ``tracing.images`` finds the end of an image that a program hands to the driver the same way.
-    """
-    fields = EHDR.unpack_from(header)
-    return max(
-        fields.e_phoff + fields.e_phentsize * fields.e_phnum,
-        fields.e_shoff + fields.e_shentsize * fields.e_shnum,
-    )
-
-
 def cubin_arch(header: bytes) -> SmArch:
     """The SM arch in an ELF header (its first 64 bytes).
 

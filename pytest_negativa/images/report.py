@@ -9,8 +9,9 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.cubin import cubin_size
-from pytest_negativa.gpucode.elf_tables import EHDR, EM_CUDA
+from pytest_negativa.gpucode.elf_tables import EM_CUDA
+from pytest_negativa.gpucode.fatbin import WalkBudget
+from pytest_negativa.gpucode.frames import parse_plain_cubin
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import Workers
@@ -114,7 +115,9 @@ def _used_cubins(tree: Tree, suite: Suite | None) -> dict[str, int] | None:
     for path, size in tree.cubins.items():
         try:
             with ByteSource(tree.root / path) as source:
-                image_size = min(cubin_size(source.read(0, EHDR.size)), source.size)
+                budget = WalkBudget(source.path, source.size)
+                cubin = parse_plain_cubin(source, 0, source.size, budget)
+                image_size = source.size if cubin is None else cubin.span.size
                 is_used = any(library.size in (None, size) for library in loaded) or (
                     image_size in image_sizes
                     and (image_size, source.window(0, image_size).sha256()) in suite.images
