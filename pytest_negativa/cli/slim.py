@@ -457,7 +457,9 @@ def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) 
 
     with interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    _finish_check(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
+    _finish(
+        rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json, checked=True
+    )
 
 
 @slim.command("push")
@@ -481,7 +483,9 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
 
     with interruptible(_GOES_ON):
         rows = push_spares((*paths, *sites), Url(url))
-    _finish_check(rows, f"no library with a spare in {_places(*paths, *sites)}", as_json=as_json)
+    _finish(
+        rows, f"no library with a spare in {_places(*paths, *sites)}", as_json=as_json, checked=True
+    )
 
 
 @slim.command("fetch")
@@ -533,7 +537,7 @@ def slim_fetch(
     only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
         rows = fetch_spares((*paths, *sites), folder.absolute(), only)
-    _finish_check(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json)
+    _finish(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json, checked=True)
 
 
 def _request(flags: _Flags) -> SlimRequest:
@@ -650,7 +654,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
         )
     nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
     _show_spares(request, report)
-    _finish(report.rows, nothing_to_do, report, as_json=as_json)
+    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=report.stopped)
 
 
 def _show_spares(request: SlimRequest, report: SlimReport) -> None:
@@ -767,42 +771,37 @@ def _places(*paths: Path) -> str:
 
 
 def _finish(
-    rows: Sequence[SlimRow], nothing: str, report: SlimReport | None = None, *, as_json: bool
+    rows: Sequence[SlimRow],
+    nothing: str,
+    *,
+    as_json: bool,
+    stopped: bool = False,
+    checked: bool = False,
 ) -> None:
-    """Print, and leave with the status that follows."""
-    from pytest_negativa.models.slimming import PROBLEMS
-    from pytest_negativa.reporting.slimming import render_problems, render_rows
+    """Print, and leave with the status that follows.
 
-    if as_json:
-        _print_json(rows, stopped=report is not None and report.stopped)
-    elif text := render_rows(rows, nothing):
-        click.echo(text)
-    for line in render_problems(rows):
-        print_error(line)
-    if report is not None and report.stopped:
-        print_error("nothing was done: libraries of the lock are missing")
-    if any(row.status in PROBLEMS for row in rows) or (report is not None and report.stopped):
-        click.get_current_context().exit(1)
-
-
-def _print_json(rows: Sequence[SlimRow], *, stopped: bool = False) -> None:
+    Args:
+        rows: of all libraries.
+        nothing: the text if there are no rows.
+        as_json: print JSON.
+        stopped: nothing was done.
+        checked: the rows are of libraries that were checked, and not changed.
+    """
     from pytest_negativa.models.listing import LISTING_VERSION, SlimList
-
-    listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
-    click.echo(encode_json(listing), nl=False)
-
-
-def _finish_check(rows: Sequence[SlimRow], nothing: str, *, as_json: bool) -> None:
     from pytest_negativa.models.slimming import PROBLEMS
-    from pytest_negativa.reporting.slimming import render_check, render_problems
+    from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
 
+    render = render_check if checked else render_rows
     if as_json:
-        _print_json(rows)
-    elif text := render_check(rows, nothing):
+        listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
+        click.echo(encode_json(listing), nl=False)
+    elif text := render(rows, nothing):
         click.echo(text)
     for line in render_problems(rows):
         print_error(line)
-    if any(row.status in PROBLEMS for row in rows):
+    if stopped:
+        print_error("nothing was done: libraries of the lock are missing")
+    if stopped or any(row.status in PROBLEMS for row in rows):
         click.get_current_context().exit(1)
 
 

@@ -44,6 +44,8 @@ _NEGATIVA_ML_VERSION = 1
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
 
+_PLAN_AGAIN = "plan again (negativa locate)"
+
 _T = TypeVar("_T")
 _V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict, OpenedFiles, FilesPlans)
 
@@ -241,10 +243,8 @@ def load_opened(run: Run) -> OpenedFiles | None:
     Raises:
         StoreError: the file can't be read.
     """
-    if not run.opened_file.exists():
-        return None
     what = "a list of opened files"
-    return _load_record(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
+    return _load_if_there(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
 
 
 def save_files_plans(run: Run, plans: tuple[FilesPlan, ...]) -> None:
@@ -263,12 +263,9 @@ def load_files_plans(run: Run) -> tuple[FilesPlan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    path = run.files_plan_file
-    if not path.exists():
-        return ()
-    remedy = "plan again (negativa locate)"
-    found = _load_record(path, FilesPlans, CODE_FILES_VERSION, "a plan of files", remedy)
-    return found.distributions
+    what, path = "a plan of files", run.files_plan_file
+    found = _load_if_there(path, FilesPlans, CODE_FILES_VERSION, what, _PLAN_AGAIN)
+    return () if found is None else found.distributions
 
 
 def load_usage(run: Run) -> Usage | None:
@@ -277,10 +274,8 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    if not run.usage_file.exists():
-        return None
     what = "the usage of a traced run"
-    return _load_record(run.usage_file, Usage, USAGE_VERSION, what, "plan again (negativa locate)")
+    return _load_if_there(run.usage_file, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
 
 
 def load_report(run: Run) -> RunReport:
@@ -322,13 +317,15 @@ def load_verdict(run: Run) -> Verdict | None:
     Raises:
         StoreError: the file can't be read.
     """
-    if not run.verdict_file.exists():
-        return None
-    return _load_record(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+    return _load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
 
 
 def _load_plan(path: Path) -> LibraryPlan:
-    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", "plan again (negativa locate)")
+    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", _PLAN_AGAIN)
+
+
+def _load_if_there(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V | None:
+    return _load_record(path, kind, version, what, remedy) if path.exists() else None
 
 
 def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:

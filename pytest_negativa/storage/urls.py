@@ -142,6 +142,8 @@ class Url:
                 found = file_system.info(path)
             except FileNotFoundError:
                 return None
+            if found["type"] == "file" and found["size"] is None:
+                raise StoreError(f"{self}: the store does not tell the size of the file")
             return found["size"] if found["type"] == "file" else None
 
     def read(self, limit: int) -> bytes:

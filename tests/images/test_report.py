@@ -411,7 +411,7 @@ def test_command(root: Path, tmp_path: Path) -> None:
 def test_bare_cubins_that_the_run_loaded(
     root: Path, behind: bytes, layout: Callable[[bytes], bytes]
 ) -> None:
-    """A trace knows an image in memory by its content, which ends with its last table or section."""
+    """A trace knows an image in memory by its content, to the last table or section."""
     image = layout((BIN / "kernels.sm_90.cubin").read_bytes())
     write_bytes(root / "cubins/used.cubin", image + behind)
     put(BIN / "kernels.sm_90a.cubin", root / "cubins/of_the_same_size.cubin")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.storage.urls import Url, is_url
@@ -139,3 +142,17 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(OptionError, match=r"need fsspec; .* pip install 'pytest-negativa\[urls\]'"):
         Url("s3://a/b").size()
+
+
+def test_a_store_that_does_not_tell_sizes() -> None:
+    """As a web server that sends a file in pieces."""
+
+    class Sizeless(MemoryFileSystem):  # type: ignore[misc]
+        def info(self, path: str, **options: Any) -> dict[str, Any]:
+            return {**super().info(path, **options), "size": None}
+
+    fsspec.register_implementation("sizeless", Sizeless, clobber=True)
+    url = Url("sizeless://test/a")
+    url.write(b"abc")
+    with pytest.raises(StoreError, match="the store does not tell the size of the file"):
+        url.read(9)
