@@ -49,6 +49,7 @@ def slim(site: Made, lock: Lock, spares: Path) -> None:
 
 @needs_compiler
 @needs_runtime
+@pytest.mark.slow
 def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     library_map = read(site.one)
     kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}

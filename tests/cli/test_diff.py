@@ -107,6 +107,7 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused
 
 
+@pytest.mark.slow
 def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     project.write("test_a.py", "def test_passes(): pass\n")
     for _ in range(2):
