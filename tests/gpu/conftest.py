@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-@pytest.fixture(autouse=True)
+# Before fixtures of a wider scope compile and trace.
+@pytest.fixture(scope="session", autouse=True)
 def gpu(request: pytest.FixtureRequest) -> None:
     if has_gpu():
         return

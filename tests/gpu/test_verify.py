@@ -148,6 +148,19 @@ class Project:
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout
 
+    def negativa(self, *arguments: str | Path, status: int = 0, **environ: str) -> str:
+        done = subprocess.run(
+            [NEGATIVA, *arguments],
+            cwd=self.folder,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
     @property
     def run(self) -> Path:
         return self.folder / ".negativa" / "latest"
@@ -224,6 +237,14 @@ def add_test(project: Project, text: str) -> None:
         file.write(text)
 
 
+def add_debug_information(project: Project) -> None:
+    """Make the libraries worth to be compacted."""
+    debug = project.folder / "debug"
+    debug.write_text("x" * 100_000)
+    for library in project.folder.glob("*.so"):
+        subprocess.run(["objcopy", f"--add-section=.debug_info={debug}", library], check=True)
+
+
 def traced(project: Project, text: str = "", *arguments: str) -> Project:
     add_test(project, text)
     project.pytest("--negativa", *arguments)
@@ -246,11 +267,7 @@ def test_proved_lazy_eager_and_distributed(project: Project) -> None:
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_proved_on_both_kinds_of_copies(project: Project, eager: bool) -> None:
-    debug = project.folder / "debug"
-    debug.write_text("x" * 100_000)
-    for library in project.folder.glob("*.so"):
-        # Else compaction would save too little.
-        subprocess.run(["objcopy", f"--add-section=.debug_info={debug}", library], check=True)
+    add_debug_information(project)
     out = project.pytest("--negativa", "--negativa-verify", "--negativa-copies=both", eager=eager)
     assert "PROVED on overwritten and compacted copies: " in out
     overwritten, compacted = project.verdict["parts"]
@@ -481,6 +498,50 @@ def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
     assert project.verdict["proved"]
 
 
+SERVICE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+print([library[f"run_0_{kernel}"](0) for kernel in map(int, sys.argv[2:])])
+"""
+
+
+def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
+    add_debug_information(project)
+    original = project.folder / "libmany0.so"
+    libraries = project.folder / "libraries"
+    libraries.mkdir()
+    shutil.copy2(original, libraries)
+
+    def serve(library: Path, *kernels: int, **environ: str) -> list[int]:
+        done = subprocess.run(
+            [sys.executable, "-c", SERVICE, library, *map(str, kernels)],
+            env={**os.environ, **environ},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        results: list[int] = json.loads(done.stdout)
+        return results
+
+    def slimmed(name: str) -> Path:
+        words = ("--lock", "negativa.lock", "--require", "--target", name, libraries)
+        project.negativa("slim", *words)
+        return project.folder / name / original.name
+
+    project.pytest("--negativa", "--negativa-verify", "test_many.py::test_kernel[0-0]")
+    project.negativa("lock")
+    first, second = serve(slimmed("by_tests"), 0, 1)
+    # An error of CUDA instead of a result.
+    assert first == 0 and second < 0
+    variables: dict[str, str] = json.loads(project.negativa("trace", "--attach-env", "--json"))
+    assert serve(original, 1, **variables) == [1]
+    run = Path(variables["NEGATIVA_TRACE_DIR"]).parent
+    project.negativa("lock", "--add-uses", run)
+    first, second, third = serve(slimmed("by_both"), 0, 1, 2)
+    assert (first, second) == (0, 1) and third < 0
+
+
 @pytest.fixture(scope="module", params=["quickstart", "pytorch"])
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """An example, traced once; what its sessions write lies outside of it."""
@@ -513,20 +574,11 @@ def test_demo_is_proved(tmp_path: Path) -> None:
         ["bash", "build.sh"], cwd=folder, check=True, env={**os.environ, "ARCHS": "80 90"}
     )
 
-    def negativa(*arguments: str, status: int = 0, **environ: str) -> str:
-        done = subprocess.run(
-            [str(NEGATIVA), *arguments],
-            cwd=folder,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout
-
-    negativa("debloat", "--", "./build/main", "matmul")
-    assert "PROVED" in negativa("verify")
-    assert "PROVED" in negativa("verify", CUDA_MODULE_LOADING="EAGER")
+    demo = Project(folder)
+    demo.negativa("debloat", "--", "./build/main", "matmul")
+    assert "PROVED" in demo.negativa("verify")
+    assert "PROVED" in demo.negativa("verify", CUDA_MODULE_LOADING="EAGER")
     # What the other kernel needs is unused, and overwritten.
-    assert "NOT PROVED" in negativa("verify", "--", "./build/main", "set_scalar_items", status=1)
+    assert "NOT PROVED" in demo.negativa(
+        "verify", "--", "./build/main", "set_scalar_items", status=1
+    )
