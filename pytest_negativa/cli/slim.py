@@ -441,25 +441,32 @@ def slim_undo(
 @slim.command("check")
 @_paths
 @_sites
+@click.option(
+    "--require",
+    is_flag=True,
+    help="Fail also if a library is another file, or its spare is not here.",
+)
 @as_json_option("slim")
-def slim_check(paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
+def slim_check(
+    paths: tuple[Path, ...], sites: tuple[Path, ...], require: bool, as_json: bool
+) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
-    A library with a spare and its spare must give the original back.
+    A library with a spare and its spare must give the original back. If the spare is not here, such
+    as in an image that leaves it behind, check says so.
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
     Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, or if slim is at work
-    there; 2 wrong usage; 128 + N if signal N interrupted it.
+    there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
 
     with interruptible(_NOTHING):
         rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    _finish(
-        rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json, checked=True
-    )
+    nothing = f"nothing was slimmed in {_places(*paths, *sites)}"
+    _finish(rows, nothing, as_json=as_json, checked=True, require=require)
 
 
 @slim.command("push")
@@ -777,6 +784,7 @@ def _finish(
     as_json: bool,
     stopped: bool = False,
     checked: bool = False,
+    require: bool = False,
 ) -> None:
     """Print, and leave with the status that follows.
 
@@ -786,9 +794,10 @@ def _finish(
         as_json: print JSON.
         stopped: nothing was done.
         checked: the rows are of libraries that were checked, and not changed.
+        require: a library that is not what was wanted is an error, too.
     """
     from pytest_negativa.models.listing import LISTING_VERSION, SlimList
-    from pytest_negativa.models.slimming import PROBLEMS
+    from pytest_negativa.models.slimming import PROBLEMS, UNMET
     from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
 
     render = render_check if checked else render_rows
@@ -801,7 +810,8 @@ def _finish(
         print_error(line)
     if stopped:
         print_error("nothing was done: libraries of the lock are missing")
-    if stopped or any(row.status in PROBLEMS for row in rows):
+    problems = PROBLEMS | UNMET if require else PROBLEMS
+    if stopped or any(row.status in problems for row in rows):
         click.get_current_context().exit(1)
 
 

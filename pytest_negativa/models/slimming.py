@@ -149,6 +149,7 @@ class SlimStatus(str, enum.Enum):
     WOULD_SLIM = "would be slimmed"
     ALREADY = "slimmed before"
     SOUND = "sound"
+    SPARE_AWAY = "no spare here"
     UNDONE = "original is back"
     WOULD_UNDO = "would be put back"
     LEFT = "left as it is"
@@ -173,7 +174,7 @@ PROBLEMS = frozenset(
 )
 """Statuses that end the command with an error."""
 
-UNMET = frozenset({SlimStatus.DIFFERENT, SlimStatus.MISSING})
+UNMET = frozenset({SlimStatus.DIFFERENT, SlimStatus.MISSING, SlimStatus.SPARE_AWAY})
 """Statuses that do so with ``--require``."""
 
 

@@ -63,7 +63,13 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
     parts = []
     if sound:
         cells = [
-            (printable(r.path), format_bytes(r.after), r.status.value, printable(r.detail or ""))
+            (
+                printable(r.path),
+                # Of files that were removed, nothing is there.
+                format_bytes(r.after) if r.after else "-",
+                r.status.value,
+                printable(r.detail or ""),
+            )
             for r in sound
         ]
         parts.append(format_table("lrll", ("library", "size", "", ""), cells))
@@ -98,8 +104,10 @@ def _share(after: int, before: int) -> str:
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
     notes = [(note, f"{row.path}: {note}") for row in rows for note in row.notes]
     yield from _united(notes, "libraries")
-    told = {*UNMET, SlimStatus.INTERRUPTED}
+    told = {*UNMET, SlimStatus.INTERRUPTED} - {SlimStatus.SPARE_AWAY}
     yield from (_line(row) for row in rows if row.status in told)
+    away = [(_BRING, _line(row)) for row in rows if row.status is SlimStatus.SPARE_AWAY]
+    yield from _united(away, "libraries have no spare here")
     left = [(_kind(row), _line(row)) for row in rows if row.status is SlimStatus.LEFT]
     yield from _united(left, "libraries left as they are")
 
@@ -123,4 +131,8 @@ def _kind(row: SlimRow) -> str:
     return "each would save less than the minimum" if detail.startswith(_SMALL) else detail
 
 
+_BRING = (
+    "bring the spares back (negativa slim fetch does, if slim push sent them), or set "
+    "NEGATIVA_SPARE_DIR to their folder"
+)
 _SMALL = ("saves only", "there is nothing to remove")

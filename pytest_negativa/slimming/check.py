@@ -15,7 +15,7 @@ from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.identity import Records, is_uninstalled
 from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
-from pytest_negativa.slimming.spares import note_of, problem_of
+from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 _Recorded = Mapping[str, Records]
@@ -101,8 +101,8 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
         wrong = [record for line, record in records.items() if line != record_digest(digest)]
         if wrong:
             return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
-        if entry.spare is not None and (problem := problem_of(path)) is not None:
-            return SlimStatus.DAMAGED, problem
+        if entry.spare is not None and (judged := _judge_spare(path)) is not None:
+            return judged
         return SlimStatus.SOUND, None if entry.spare is None else "its spare fits"
     if digest == entry.original_sha256:
         return SlimStatus.DIFFERENT, "the original is back"
@@ -116,6 +116,16 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
         return SlimStatus.DAMAGED, f"{damage}; {_remedy(entry)}"
     # A patch and a page of kernels that a disk lost look alike.
     return SlimStatus.CHANGED, f"differs from what was written; {_remedy(entry)}"
+
+
+def _judge_spare(path: Path) -> _Judgement | None:
+    """Judge the runtime and the spare of a library; None: they fit."""
+    try:
+        problem = problem_of(path)
+    except SpareAwayError as e:
+        # It may lie in another image layer, or be fetched before the program starts.
+        return SlimStatus.SPARE_AWAY, str(e).removeprefix(f"{path}: ")
+    return None if problem is None else (SlimStatus.DAMAGED, problem)
 
 
 def _remedy(entry: SlimmedFile) -> str:
@@ -133,11 +143,12 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
         return SlimStatus.DAMAGED, diagnosis.damage
     if not diagnosis.compacted:
         return None
-    if note_of(path) is not None and (problem := problem_of(path)) is not None:
-        return SlimStatus.DAMAGED, problem
+    judged = _judge_spare(path) if note_of(path) is not None else None
+    if judged is not None and judged[0] is SlimStatus.DAMAGED:
+        return judged
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
-        return SlimStatus.SOUND, "not in the manifest; RECORD has its digest"
+        return judged or (SlimStatus.SOUND, "not in the manifest; RECORD has its digest")
     if lines:
         detail = "not in the manifest, and its digest is not the one in RECORD; reinstall"
         return SlimStatus.CHANGED, detail

@@ -62,6 +62,10 @@ _MIN_CODE = 32 << 10
 _RUNTIME_SYMBOL = b"negativa_spare_version"
 
 
+class SpareAwayError(ReconstructError):
+    """The spare of a library lies in no folder in which the runtime would look."""
+
+
 @dataclass(frozen=True, slots=True)
 class SparePolicy:
     """Where the spares lie, and which CPU code goes there.
@@ -333,13 +337,14 @@ def find_spare(library: Path) -> Path:
 
     Raises:
         FormatError: the library is damaged.
-        ReconstructError: it has no spare, or none that fits is there.
+        SpareAwayError: no file of the spare's name is there.
+        ReconstructError: the library has no spare, or none that fits is there.
     """
     note = note_of(library)
     if note is None:
         raise ReconstructError(f"{library}: is no library with a spare")
     folders = spare_folders(library, note)
-    problem = "it is in none of these folders"
+    problem = None
     for folder in folders:
         spare = Path(folder, note.spare_name)
         # A folder may be another user's.
@@ -350,7 +355,9 @@ def find_spare(library: Path) -> Path:
                 return spare
             except FormatError as e:
                 problem = str(e)
-    raise ReconstructError(
+    error = ReconstructError if problem else SpareAwayError
+    problem = problem or "it is in none of these folders"
+    raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
         f"bring it back (negativa slim fetch does, if slim push sent it), or set {_ENVIRONMENT} to "
         "its folder"
@@ -371,6 +378,7 @@ def problem_of(library: Path) -> str | None:
 
     Raises:
         FormatError: the library can't be read.
+        SpareAwayError: see ``find_spare``.
     """
     runtime = library.with_name(RUNTIME_NAME)
     if not _is_runtime(runtime):
@@ -388,6 +396,8 @@ def problem_of(library: Path) -> str | None:
                 "root, nor to the caller, nor to the library's owner"
             )
         check_pair(library, spare)
+    except SpareAwayError:
+        raise
     except (NegativaError, OSError) as e:
         return str(e).removeprefix(f"{library}: ")
     return None

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
+from pytest_negativa.reporting.slimming import render_check
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
@@ -121,7 +123,9 @@ def test_files_that_no_gpu_can_load_go_and_come_back(site: Path, tmp_path: Path)
     assert (row.before, row.after) == (forecast.rows[0].before, forecast.rows[0].after)
     assert row.after == sum(len(FILES[f"cubins/{n}"]) for n in ("a/one.cubin", "old.ptx"))
     assert left(site) == STAYS
-    assert [row.status for row in check(site)] == [SlimStatus.SOUND]
+    rows = check(site)
+    assert [row.status for row in rows] == [SlimStatus.SOUND]
+    assert re.search(r"kernels/ +- +sound +3 files removed", render_check(rows, ""))
     assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
     [back] = undo_trees([site])
     assert (back.status, back.detail) == (SlimStatus.UNDONE, "3 files")

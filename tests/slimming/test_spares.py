@@ -240,10 +240,16 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     spare.rename(tmp_path / spare.name)
     text = explain_error(error, slimmed_in(folders), folders)
     assert "Until then, removed code ends the process with SIGSEGV." in text
-    assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
     manifest = (site.folder / MANIFEST_NAME).rename(tmp_path / MANIFEST_NAME)
-    assert "set NEGATIVA_SPARE_DIR" in (checked(site)[ONE][1] or "")
+    assert checked(site)[ONE][0] is SlimStatus.SPARE_AWAY
     manifest.rename(site.folder / MANIFEST_NAME)
+    status, detail = checked(site)[ONE]
+    assert status is SlimStatus.SPARE_AWAY and "set NEGATIVA_SPARE_DIR" in (detail or "")
+    # An image may leave its spares behind.
+    for option, exit_code in ((), 0), (("--require",), 1):
+        told = CliRunner().invoke(main, ["slim", "check", *option, str(site.folder)])
+        assert told.exit_code == exit_code and not told.stderr
+        assert f"{ONE}: no spare here: its spare {spare.name} can't be used" in told.stdout
     before = digest_of(site.one)
     for rows in (undo_trees((site.folder,), dry_run=True), slim(site, tmp_path, SM_80).rows):
         assert statuses(rows)[ONE] is SlimStatus.FAILED
