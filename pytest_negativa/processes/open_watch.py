@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import select
 import struct
@@ -57,7 +58,8 @@ class OpenWatch:
     A process in which no thread may run calls ``start``, ``read`` now and then, and ``finish``.
 
     Args:
-        paths: the files. All hard links to a file are watched with it.
+        paths: the files. All hard links to a file are watched with it. If the user's limit of
+            watches is reached, the first ones are watched.
         canaries: other files, which the watch opens at its end to see whether it still works.
         finds_openers: whether to look for the processes.
     """
@@ -94,15 +96,28 @@ class OpenWatch:
         except OSError as e:
             self._unseen = dict.fromkeys(self._paths, str(e.strerror))
             return
-        for path in (*self._paths, *self._canaries):
+        paths = (*self._canaries, *self._paths)
+        for path in paths:
             try:
                 watch = _call("inotify_add_watch", inotify, os.fsencode(path), _IN_OPEN)
                 self._files[path] = _file_at(path)
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
+                if e.errno == errno.ENOSPC:
+                    self._halve(inotify, paths, str(e.strerror))
+                    break
             else:
                 self._by_watch[watch].append(path)
         self._inotify = inotify
+
+    def _halve(self, inotify: int, paths: Iterable[str], reason: str) -> None:
+        """Give back the later half of the watches: tests watch, too, and share the user's limit."""
+        for watch in tuple(self._by_watch)[len(self._by_watch) // 2 :]:
+            with contextlib.suppress(OSError):  # A file that is gone has no watch any more.
+                _call("inotify_rm_watch", inotify, watch)
+            del self._by_watch[watch]
+        watched = set(itertools.chain.from_iterable(self._by_watch.values()))
+        self._unseen.update({path: reason for path in paths if path not in watched})
 
     def read(self) -> None:
         """Take in what was opened until now. A forked child leaves that to its parent."""

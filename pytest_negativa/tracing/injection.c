@@ -1354,6 +1354,12 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         }
         trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     } while (trace_fd < 0 && errno == EEXIST);
+    if (trace_fd >= 0 && trace_fd <= STDERR_FILENO) {
+        /* A daemon closed it, and may print all the same. */
+        int low = trace_fd;
+        trace_fd = fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        close(low);
+    }
     struct stat status;
     if (trace_fd < 0 || fstat(trace_fd, &status) != 0) {
         snprintf(last_error, sizeof last_error, "%.800s: %s", trace_path, strerror(errno));

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.processes.open_watch import OpenWatch
+from tests.support.libraries import ROOT
 
 # Opens the file, maps it, and closes it.
 MAPS = """
@@ -80,6 +81,33 @@ def test_without_a_descriptor_left_nothing_is_seen(file: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     [reason] = watch.opens.unseen.values()
     assert reason.startswith("inotify_init1: Too many open files (the limit fs.inotify.max_user_")
+
+
+FILLS = """
+import os, sys
+from pytest_negativa.processes import open_watch
+with open("/proc/sys/user/max_inotify_watches", "w") as limit:
+    limit.write("8")
+watch = open_watch.OpenWatch(sys.argv[1:])
+watch.start()
+inotify = open_watch._call("inotify_init1", 0)
+open_watch._call("inotify_add_watch", inotify, b"/", 0x20)
+open(sys.argv[1]).close()
+watch.finish()
+print(len(watch.opens.times), sorted(watch.opens.unseen.values()))
+"""
+
+
+def test_the_limit_of_watches_leaves_some_to_the_tests(tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(12)]
+    for file in files:
+        file.touch()
+    command = ["unshare", "-Ur", sys.executable, "-c", FILLS, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if "unshare:" in done.stderr or "max_inotify_watches'" in done.stderr:
+        pytest.skip("no namespaces of users, or no limit of theirs")
+    reason = "inotify_add_watch: No space left on device (the limit fs.inotify.max_user_watches)"
+    assert done.stdout == f"1 {[reason] * 8}\n", done.stderr
 
 
 def test_events_that_the_kernel_dropped_are_a_lack_for_each_file(file: Path) -> None:

@@ -135,6 +135,14 @@ def test_taken_cupti(injected: Injected, fault: PlantedFault) -> None:
     fault.check(all_kept(injected.usage()))
 
 
+def test_a_program_prints_although_its_output_is_closed(injected: Injected) -> None:
+    """As a daemon may: what it prints gets into no trace."""
+    printing = "libc = ctypes.CDLL(None); libc.puts(b'printed'); libc.fflush(None)\n"
+    injected.play(f"os.close(1)\n{USES}{printing}assert use('later') == 0\n")
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k", "later"]} and not usage.incomplete
+
+
 @pytest.mark.planted_fault(
     "A signal handler of a child process calls exit() while a driver call is recorded",
     says="a signal handler interrupted a record",
