@@ -68,7 +68,7 @@ class Package:
     Attributes:
         name: below the root, for people.
         source: what tells which of them no program needs.
-        unused: those that go.
+        unused: those that go, with the SHA-256 if it is known.
         gone: names of those that an earlier run removed, and its entries.
         kept, kept_bytes: how many stay, and their size.
         changed: names of those that stay because their content is another than RECORD's.
@@ -78,7 +78,7 @@ class Package:
 
     name: str
     source: str
-    unused: list[FileGroup] = field(default_factory=list)
+    unused: dict[FileGroup, str | None] = field(default_factory=dict)
     gone: dict[str, RemovedFile] = field(default_factory=dict)
     kept: int = 0
     kept_bytes: int = 0
@@ -188,7 +188,7 @@ def find_by_archs(
         if others or _is_needed(path, head, devices, keep_ptx=keep_ptx):
             package.keep(group)
         else:
-            package.unused.append(group)
+            package.unused[group] = None
     for name, entry in removed_from(tree, manifest):
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
@@ -198,7 +198,7 @@ def find_by_archs(
 
 
 def packages_by_lock(
-    tree: Tree, manifest: SlimManifest, locked: LockedFiles, source: str
+    tree: Tree, manifest: SlimManifest, locked: LockedFiles, source: str, jobs: int
 ) -> Iterator[Package]:
     """The files of a lock's distribution, for each folder that it is installed in.
 
@@ -206,6 +206,7 @@ def packages_by_lock(
         tree, manifest: of the folder.
         locked: what stays.
         source: the lock in words.
+        jobs: files to read at a time.
     """
     if tree.partial:
         return
@@ -214,7 +215,7 @@ def packages_by_lock(
     named = [one for one in found if canonicalize_name(one.name) == wanted]
     same = [one for one in named if one.digest == locked.record_sha256]
     for one in same:
-        yield _package_by_lock(tree, manifest, locked, one, source)
+        yield _package_by_lock(tree, manifest, locked, one, source, jobs)
     if named and not same:
         package = Package(f"{named[0].name} {named[0].version}", source)
         package.status = SlimStatus.DIFFERENT
@@ -226,7 +227,12 @@ def packages_by_lock(
 
 
 def _package_by_lock(
-    tree: Tree, manifest: SlimManifest, locked: LockedFiles, one: CodeDistribution, source: str
+    tree: Tree,
+    manifest: SlimManifest,
+    locked: LockedFiles,
+    one: CodeDistribution,
+    source: str,
+    jobs: int,
 ) -> Package:
     package = Package(f"{one.name} {one.version}", source)
     names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
@@ -240,21 +246,35 @@ def _package_by_lock(
             package.gone[name] = gone[name]
             if below in kept:
                 package.problem = _NOT_AGAIN
+    unused = []
     for group in groups:
         # Any name of the file may be what a program opens.
         is_kept = any(names.get(name) in kept or name not in names for name in group.names)
         head = head_of(tree.root / group.name)
         if is_kept or head is None or not is_loadable(head):
             package.keep(group)
-            continue
-        sha256 = digest_of(tree.root / group.name)
+        else:
+            unused.append(group)
+    for group, sha256 in _digests(tree, dict.fromkeys(unused), jobs):
         recorded = {one.rows[names[name]].digest for name in group.names}
         if sha256 is not None and recorded == {record_digest(sha256)}:
-            package.unused.append(group)
+            package.unused[group] = sha256
         else:
             package.keep(group)
             package.changed.append(group.name)
     return package
+
+
+def _digests(
+    tree: Tree, groups: Mapping[FileGroup, str | None], jobs: int
+) -> Iterator[tuple[FileGroup, str | None]]:
+    """The SHA-256 of each file, unless it is known; None if it can't be read."""
+
+    def digest(group: FileGroup) -> str | None:
+        return groups[group] or digest_of(tree.root / group.name)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        yield from zip(groups, pool.map(digest, groups), strict=True)
 
 
 def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
@@ -332,29 +352,27 @@ def remove_files(
     states: dict[FileGroup, FileState] = {}
     failed: list[str] = []
     recorded = tree.recorded(set(package.names))
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        paths = [tree.root / group.name for group in package.unused]
-        for group, sha256 in zip(package.unused, pool.map(digest_of, paths), strict=True):
-            try:
-                if sha256 is None:
-                    raise ReconstructError("it cannot be read")
-                states[group], original = _keep(tree, group, sha256, keep_originals, token)
-                mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
-            except (OSError, NegativaError) as e:
-                failed.append(_failed(package, group, e))
-                continue
-            entry = RemovedFile(
-                sha256=sha256,
-                size=group.size,
-                mtime_ns=group.mtime_ns,
-                mode=mode,
-                source=package.source,
-                original=original,
-            )
-            digest = record_digest(sha256)
-            for name in group.names:
-                is_recorded = digest in recorded.get(name, ())
-                manifest.removed[name] = replace(entry, recorded=is_recorded)
+    for group, sha256 in _digests(tree, package.unused, jobs):
+        try:
+            if sha256 is None:
+                raise ReconstructError("it cannot be read")
+            states[group], original = _keep(tree, group, sha256, keep_originals, token)
+            mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
+        except (OSError, NegativaError) as e:
+            failed.append(_failed(package, group, e))
+            continue
+        entry = RemovedFile(
+            sha256=sha256,
+            size=group.size,
+            mtime_ns=group.mtime_ns,
+            mode=mode,
+            source=package.source,
+            original=original,
+        )
+        digest = record_digest(sha256)
+        for name in group.names:
+            is_recorded = digest in recorded.get(name, ())
+            manifest.removed[name] = replace(entry, recorded=is_recorded)
     if keep_originals is not None and states:
         sync_folder(keep_originals)
     save_manifest(root, manifest, token)
@@ -395,7 +413,7 @@ def _keep(
     if folder is None:
         return group.state, None
     aside = folder / sha256
-    linked = keep_original(tree.root / group.name, aside, token, one_of_many=True)
+    linked = keep_original(tree.root / group.name, aside, token, group.state, one_of_many=True)
     return linked or group.state, str(aside)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def exchange(first: Path, second: Path) -> bool:
     Raises:
         OSError: one of the names is gone, or the folder can't be written.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     if not hasattr(libc, "renameat2") or is_overlay(first.parent):
         return False
     # As os.rename does.
@@ -43,9 +44,14 @@ def exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), os.fspath(second))
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def is_overlay(folder: Path) -> bool:
     """Whether renaming a file in the folder may copy it from an image layer first."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)
     if libc.statfs(os.fsencode(folder), buffer):
         return False

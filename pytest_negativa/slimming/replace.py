@@ -276,7 +276,12 @@ def _inode_at(path: Path) -> tuple[int, int] | None:
 
 
 def keep_original(
-    original: Path, target: Path, token: str, *, one_of_many: bool = False
+    original: Path,
+    target: Path,
+    token: str,
+    known: FileState | None,
+    *,
+    one_of_many: bool = False,
 ) -> FileState | None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
 
@@ -284,6 +289,7 @@ def keep_original(
         original: the library.
         target: named by the SHA-256 of the original, in hex.
         token: of the run.
+        known: the state in which the library has that digest; None if that is not known.
         one_of_many: leave it to the caller to force the names in the folder of ``target`` to disk.
 
     Returns:
@@ -301,6 +307,7 @@ def keep_original(
             return None
         target.unlink(missing_ok=True)
         state = None
+        is_known = known is not None and _leads_to(original, known, by_ctime=True)
         try:
             os.link(original, target)
             state = FileState.of(target.lstat())
@@ -308,7 +315,9 @@ def keep_original(
             if e.errno not in _OTHER_FILE_SYSTEM:
                 raise
             copy_file(original, target, staged_name(target, token))
-        if not has_digest(target, target.name):
+        # Another file may have taken the place since, and a copy may have read two.
+        is_known &= state is not None and known is not None and _content(state) == _content(known)
+        if not is_known and not has_digest(target, target.name):
             target.unlink()
             raise TakenError(original)
         if one_of_many and state is not None:

@@ -380,7 +380,8 @@ class Slimmer:
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / made.original_sha256
-            linked = keep_original(self._original_of(task), aside, self._token)
+            known = self._state(task.name)
+            linked = keep_original(self._original_of(task), aside, self._token, known)
             # The file that is replaced is another one than the original made again.
             linked = None if task.is_cut else linked
             original = str(aside)

@@ -359,16 +359,18 @@ def find_by_lock(
         if spare is not None:
             _add_traced(folder, spare, jobs)
     if spare is None:
-        unmet += _add_packages(folders, lock, source)
+        unmet += _add_packages(folders, lock, source, jobs)
     return [folder.work for folder in folders], unmet
 
 
-def _add_packages(folders: Sequence[_Folder], lock: Lock, source: str) -> Iterator[SlimRow]:
+def _add_packages(
+    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int
+) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
     for files in lock.files:
         found = False
         for folder in folders:
-            packages = list(packages_by_lock(folder.tree, folder.manifest, files, source))
+            packages = list(packages_by_lock(folder.tree, folder.manifest, files, source, jobs))
             folder.work.add_packages(packages)
             found |= bool(packages)
         if not found:

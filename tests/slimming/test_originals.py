@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -12,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.slimming import replace as replacing
 from pytest_negativa.slimming.exchange import exchange
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import begin_run, load_manifest
-from pytest_negativa.slimming.replace import copy_file, copy_metadata
+from pytest_negativa.slimming.replace import TakenError, copy_file, copy_metadata, keep_original
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
@@ -234,3 +236,19 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
     )
     assert digests(site.folder) == before
     assert TWO in before
+
+
+def test_a_file_is_read_again_only_if_it_changed(tmp_path: Path) -> None:
+    path, aside = tmp_path / "a.so", tmp_path / "kept"
+    path.write_bytes(b"first")
+    known = FileState.of(path.stat())
+    name = hashlib.sha256(b"first").hexdigest()
+    with path.open("r+b") as file:
+        file.write(b"other")
+    os.utime(path, ns=(0, known.mtime_ns))
+    with pytest.raises(TakenError):
+        keep_original(path, aside / name, "0" * 16, known)
+    assert not (aside / name).exists()
+    # Of a file in its known state the digest is believed.
+    keep_original(path, aside / name, "0" * 16, FileState.of(path.stat()))
+    assert (aside / name).read_bytes() == b"other"
