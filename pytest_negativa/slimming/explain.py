@@ -294,15 +294,24 @@ def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:
 
 
 def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
-    yield (
-        f"{format_items(len(libraries), 'library has a spare', 'libraries have spares')} here: "
-        "removed code comes back when it is used, so slimming these is not the cause."
-    )
+    faults = []
     for library in libraries:
         try:
             find_spare(Path(library.path))
         except NegativaError as e:
-            yield f"  {printable(str(e))}. Until then, removed code ends the process with SIGSEGV."
+            faults.append(f"  {printable(str(e))}")
+    if count := len(libraries) - len(faults):
+        yield (
+            f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
+            "removed code comes back when it is used, so slimming these is not the cause."
+        )
+    if faults:
+        yield (
+            f"{format_items(len(faults), 'library lacks its spare', 'libraries lack their spares')}"
+            " here. A process that uses removed code dies of SIGSEGV. After --spare-missing=error, "
+            "one that loads the library ends with status 127."
+        )
+        yield from faults
 
 
 def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:

@@ -239,7 +239,10 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     assert text.startswith("2 libraries have spares here: ") and "\n" not in text
     spare.rename(tmp_path / spare.name)
     text = explain_error(error, slimmed_in(folders), folders)
-    assert "Until then, removed code ends the process with SIGSEGV." in text
+    sound, lost, which = text.splitlines()
+    assert sound.startswith("1 library has a spare here: ")
+    assert lost.startswith("1 library lacks its spare here. ") and "dies of SIGSEGV" in lost
+    assert spare.name in which
     manifest = (site.folder / MANIFEST_NAME).rename(tmp_path / MANIFEST_NAME)
     assert checked(site)[ONE][0] is SlimStatus.SPARE_AWAY
     manifest.rename(site.folder / MANIFEST_NAME)
