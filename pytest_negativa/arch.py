@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -242,6 +242,12 @@ def can_be_compiled_for(arch: SmArch, device: ComputeCapability) -> bool:
     if arch.suffix:
         return cubin_runs_on(arch, device)
     return (arch.major, arch.minor) <= (device.major, device.minor)
+
+
+def is_for_any(arch: SmArch, devices: Iterable[ComputeCapability], *, is_ptx: bool) -> bool:
+    """Whether machine code or PTX of ``arch`` serves any of the devices."""
+    serves = can_be_compiled_for if is_ptx else cubin_runs_on
+    return any(serves(arch, device) for device in devices)
 
 
 class Candidate(Protocol):

@@ -44,6 +44,19 @@ _SEARCHED_FOR_TRIPLE = 64 << 10
 _GPU_TRIPLE = b"nvptx"
 
 
+def bare_arch(head: bytes) -> SmArch | None:
+    """The arch of a file that is a cubin or PTX, by its first bytes; None if they don't tell.
+
+    Args:
+        head: the first ``HEAD_SIZE`` bytes.
+    """
+    if (target := ptx_target(head)) is not None:
+        return SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
+    if kind_of(head) is not FileKind.CUBIN or abi_problem(head) is not None:
+        return None
+    return cubin_arch(head)
+
+
 def read_tables(source: ByteSource) -> HostElf:
     """Read identity and sections of any file that may hold GPU code.
 

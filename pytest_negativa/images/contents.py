@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.files import bare_arch
 from pytest_negativa.gpucode.mapping import (
     MappedLibrary,
     MapRequest,
@@ -24,7 +26,7 @@ from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive
 from pytest_negativa.images.archives import Entry, iter_archive
 from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
 from pytest_negativa.models.archive import Member
-from pytest_negativa.models.file_kinds import is_spare, kind_of
+from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
 
 _T = TypeVar("_T")
 
@@ -41,6 +43,25 @@ OnDone = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
 
 
+class CodeFile(NamedTuple):
+    """A file that a driver loads as it is.
+
+    Attributes:
+        size: bytes.
+        arch: None if the first bytes don't tell.
+    """
+
+    size: int
+    kind: FileKind
+    arch: SmArch | None
+
+
+def code_file_of(head: bytes, size: int) -> CodeFile | None:
+    """The file, by its first ``HEAD_SIZE`` bytes; None if no driver loads it as it is."""
+    kind = kind_of(head)
+    return CodeFile(size, kind, bare_arch(head)) if kind is not None and is_loadable(head) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to find out about the files of an archive.
@@ -48,13 +69,11 @@ class Question:
     Attributes:
         wants: whether to map a file that begins with these bytes.
         request: what to find out about a file of this size.
-        counts: whether to count a file that begins with these bytes.
-        with_lists: whether to keep the lists of packages.
+        with_lists: whether to keep the lists of packages, and files that are GPU code themselves.
     """
 
     wants: Callable[[bytes], bool]
     request: Callable[[int], MapRequest]
-    counts: Callable[[bytes], bool] = lambda head: False
     with_lists: bool = False
 
 
@@ -66,7 +85,7 @@ class Contents:
         path: real path of the archive.
         libraries: the mapped files, by path in the archive.
         sizes: of these files, in bytes.
-        counted: sizes of the files that were to be counted.
+        code_files: files that are GPU code themselves, if they were to be kept.
         links: targets of symbolic links.
         lists: the lists of packages.
         dist_infos: folders with the metadata of wheels.
@@ -77,7 +96,7 @@ class Contents:
     path: str
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    counted: dict[str, int] = field(default_factory=dict)
+    code_files: dict[str, CodeFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
     dist_infos: set[str] = field(default_factory=set)
@@ -104,7 +123,7 @@ class _Layer:
     members: dict[str, Member] = field(default_factory=dict)
     mapped: dict[str, MappedLibrary] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    counted: dict[str, int] = field(default_factory=dict)
+    code_files: dict[str, CodeFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
 
@@ -163,7 +182,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     """Take a file of a layer; returns the bytes of lists that are kept."""
     name = entry.name
     # A file of the same name before this one is gone when the archive is unpacked.
-    for found in (layer.members, layer.mapped, layer.sizes, layer.counted, layer.links):
+    for found in (layer.members, layer.mapped, layer.sizes, layer.code_files, layer.links):
         found.pop(name, None)
     if entry.is_folder:
         layer.names.discard(name)
@@ -184,8 +203,8 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
         except FormatError as e:
             contents.problems.append(e)
         return entry.size
-    if question.counts(entry.head):
-        layer.counted[name] = entry.size
+    if question.with_lists and (code_file := code_file_of(entry.head, entry.size)) is not None:
+        layer.code_files[name] = code_file
     if is_spare(name) or not question.wants(entry.head):
         return 0
     if entry.member is not None:
@@ -221,7 +240,7 @@ def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
         _put(layer.members, members, seen)
         _put(layer.mapped, contents.libraries, seen)
         _put(layer.sizes, contents.sizes, seen)
-        _put(layer.counted, contents.counted, seen)
+        _put(layer.code_files, contents.code_files, seen)
         _put(layer.links, contents.links, seen)
         _put(layer.lists, contents.lists, seen)
         cover.add(layer.names, layer.folders)

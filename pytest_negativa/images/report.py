@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.elf_tables import EM_CUDA
-from pytest_negativa.gpucode.fatbin import WalkBudget
-from pytest_negativa.gpucode.frames import parse_plain_cubin
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.images.code_files import for_other_devices, unused_files, used_files
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.contents import Question, map_archive
 from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import Tree, find_owners, machine_of, tree_of, walk_tree
+from pytest_negativa.images.tree import Tree, find_owners, is_host, tree_of, walk_tree
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
+    ImageCodeFiles,
     ImageLibrary,
     ImageReport,
     MatchedBy,
@@ -73,12 +70,14 @@ def report_image(
             with_code.append((path, mapped.library_map, mapped.removed))
         else:
             without += tree.files[path]
-    used_cubins = _used_cubins(tree, suite)
     hidden = tree.contents.hidden if tree.contents is not None else []
-    owners = find_owners(tree, tuple(path for path, _, _ in with_code))
+    owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
     libraries = sorted(
         (matcher.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
         key=lambda row: (-row.code_bytes, row.path),
+    )
+    code_files = sorted(
+        _code_file_rows(tree, suite, devices, owners), key=lambda row: -row.code_bytes
     )
     return ImageReport(
         format_version=IMAGE_REPORT_VERSION,
@@ -86,47 +85,49 @@ def report_image(
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
-        packages=tuple(_package_rows(libraries)),
+        packages=tuple(_package_rows((*libraries, *code_files))),
         without_code=len(tree.files) - len(with_code) - (len(unreadable) - len(tree.unlisted)),
         without_code_bytes=without,
-        bare_cubins=len(tree.cubins),
-        bare_cubin_bytes=sum(tree.cubins.values()),
+        code_files=tuple(code_files),
         unreadable=tuple(map(utf8, unreadable)),
         notes=(*_notes(suite, libraries), *_spare_notes(removed for _, _, removed in with_code)),
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
-        bare_cubins_used=None if used_cubins is None else len(used_cubins),
-        bare_cubins_used_bytes=None if used_cubins is None else sum(used_cubins.values()),
     )
 
 
-def _used_cubins(tree: Tree, suite: Suite | None) -> dict[str, int] | None:
-    """The bare cubins of a folder that the suite loaded, with their sizes; None if unknown.
-
-    A program reads a cubin and hands the driver the bytes, so a trace knows it by its content. It
-    knows one that the driver loaded by path by its content or size.
-    """
-    if suite is None or suite.images is None or tree.contents is not None:
-        return None
-    image_sizes = {size for size, _ in suite.images}
-    loaded = [library for library in suite.libraries if library.build_id is None and library.used]
-    found = {}
-    for path, size in tree.cubins.items():
-        try:
-            with ByteSource(tree.root / path) as source:
-                budget = WalkBudget(source.path, source.size)
-                cubin = parse_plain_cubin(source, 0, source.size, budget)
-                image_size = source.size if cubin is None else cubin.span.size
-                is_used = any(library.size in (None, size) for library in loaded) or (
-                    image_size in image_sizes
-                    and (image_size, source.window(0, image_size).sha256()) in suite.images
-                )
-        except FormatError:
-            is_used = True
-        if is_used:
-            found[path] = size
-    return found
+def _code_file_rows(
+    tree: Tree,
+    suite: Suite | None,
+    devices: Sequence[ComputeCapability],
+    owners: Mapping[str, Package],
+) -> Iterator[ImageCodeFiles]:
+    """The files that are GPU code themselves, by package and by what calls them slimmable."""
+    used = used_files(tree, suite)
+    planned = dict(unused_files(tree, {} if suite is None else suite.files))
+    others = frozenset(for_other_devices(tree.code_files, devices))
+    groups: defaultdict[tuple[Package | None, SlimmableBy | None], list[str]] = defaultdict(list)
+    for path in tree.code_files:
+        by = None
+        if suite is not None and path in planned:
+            by = suite.slimmable_by
+        elif devices:
+            by = SlimmableBy.ARCH
+        groups[owners.get(path), by].append(path)
+    for (package, by), paths in groups.items():
+        sizes = {path: tree.code_files[path].size for path in paths}
+        known = [size for path, size in sizes.items() if used is not None and path in used]
+        unused = [s for path, s in sizes.items() if planned.get(path, path in others)]
+        yield ImageCodeFiles(
+            package=package,
+            files=len(paths),
+            size=sum(sizes.values()),
+            used_files=None if used is None else len(known),
+            used_bytes=None if used is None else sum(known),
+            slimmable_bytes=None if by is None else sum(unused),
+            slimmable_by=by,
+        )
 
 
 def _read(
@@ -139,9 +140,8 @@ def _read(
     """The tree, and its files mapped by their headers."""
     if is_container(folder):
         question = Question(
-            wants=lambda head: machine_of(head) not in (None, EM_CUDA),
+            wants=is_host,
             request=lambda size: _request(with_digest=matcher.wants_digest(size)),
-            counts=lambda head: machine_of(head) == EM_CUDA,
             with_lists=True,
         )
         contents = map_archive(folder, question, workers, on_done)
@@ -278,18 +278,20 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     )
 
 
-def _package_rows(libraries: Iterable[ImageLibrary]) -> list[PackageRow]:
-    groups: dict[Package | None, list[ImageLibrary]] = defaultdict(list)
-    for library in libraries:
-        groups[library.package].append(library)
+def _package_rows(found: Iterable[ImageLibrary | ImageCodeFiles]) -> list[PackageRow]:
+    groups: defaultdict[Package | None, list[ImageLibrary | ImageCodeFiles]] = defaultdict(list)
+    for one in found:
+        groups[one.package].append(one)
     rows = []
     for package, group in groups.items():
-        never = [row for row in group if row.suite is SuiteUse.NEVER_LOADED]
+        libraries = [row for row in group if isinstance(row, ImageLibrary)]
+        never = [row for row in libraries if row.suite is SuiteUse.NEVER_LOADED]
         known = [row.slimmable_bytes for row in group if row.slimmable_bytes is not None]
         rows.append(
             PackageRow(
                 package=package,
-                libraries=len(group),
+                libraries=len(libraries),
+                code_files=sum(row.files for row in group if isinstance(row, ImageCodeFiles)),
                 size=sum(row.size for row in group),
                 code_bytes=sum(row.code_bytes for row in group),
                 slimmable_bytes=sum(known) if known else None,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.image import SlimmableBy
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import TracedLibrary, Usage
-from pytest_negativa.storage.results import load_plans, load_usage
+from pytest_negativa.storage.results import load_files_plans, load_plans, load_usage
 from pytest_negativa.storage.runs import Run
 
 # The run had loaded code that a plan keeps for one of these reasons.
@@ -46,6 +49,8 @@ class Suite:
         images: size and SHA-256 of images that it loaded from memory; None if that is not known.
         nameless: base names of libraries that it loaded, if nothing else is known of them.
         notes: what a reader of the report should know.
+        files: the files that are GPU code themselves and that stay, by digest of their
+            distribution's rows in RECORD. All others of the distribution may go.
     """
 
     run_id: str
@@ -55,6 +60,7 @@ class Suite:
     images: frozenset[tuple[int, str]] | None = None
     nameless: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
 
 
 def load_suite(run: Run) -> Suite:
@@ -69,15 +75,26 @@ def load_suite(run: Run) -> Suite:
             f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
         )
     # A run that failed has no plans.
-    return suite_of_run(run.run_id, usage, load_plans(run) if run.plan_files() else ())
+    plans = load_plans(run) if run.plan_files() else ()
+    return suite_of_run(run.run_id, usage, plans, load_files_plans(run))
 
 
-def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Suite:
+def suite_of_run(
+    run_id: str,
+    usage: Usage,
+    plans: Sequence[LibraryPlan],
+    files_plans: Sequence[FilesPlan] = (),
+) -> Suite:
     """What a traced run tells of its suite.
 
     Args:
         plans: of its libraries; empty if the run planned nothing.
+        files_plans: of files that are GPU code themselves.
     """
+    files: defaultdict[str, set[str]] = defaultdict(set)
+    for one in files_plans:
+        # Several folders may have the same distribution.
+        files[one.digest].update(one.kept)
     by_path = {plan.library.path: plan for plan in plans}
     libraries = []
     for loaded in usage.libraries:
@@ -100,6 +117,7 @@ def suite_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Sui
         libraries=tuple(libraries),
         images=frozenset((image.size, image.sha256) for image in usage.memory_images),
         notes=tuple(_notes_of_run(run_id, usage, plans)),
+        files=files,
     )
 
 
@@ -144,6 +162,9 @@ def suite_of_lock(lock: Lock) -> Suite:
         ),
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
         notes=tuple(notes),
+        files={
+            one.record_sha256: frozenset(one.kept) for one in lock.files if one.not_proved is None
+        },
     )
 
 

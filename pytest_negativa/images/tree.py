@@ -25,19 +25,19 @@ from pytest_negativa.gpucode.elf_tables import (
     ELFCLASS64,
     ELFDATA2LSB,
     EM_CUDA,
-    EM_NONE,
     ET_DYN,
     ET_EXEC,
 )
-from pytest_negativa.images.contents import Contents
+from pytest_negativa.images.contents import CodeFile, Contents, code_file_of
 from pytest_negativa.installed.record import RECORD, iter_rows
-from pytest_negativa.models.file_kinds import is_spare
+from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare
 from pytest_negativa.models.image import Manager, Package
 
 # CUDA has no other hosts.
 _ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
 # No loader takes object files and core dumps.
 _LOADED_TYPES = (ET_EXEC, ET_DYN)
+_ANY_LIBRARY = _ELF_64_LSB.ljust(16, b"\0") + bytes([ET_DYN]).ljust(EHDR.size - 16, b"\0")
 # As many links in one path as Linux follows (path_resolution(7)).
 _MAX_LINKS = 40
 # The lists of the largest packages have a few MB.
@@ -53,7 +53,7 @@ class Tree:
         root: real path.
         files: 64-bit programs and shared libraries with their sizes in bytes. A file with several
             hard links is listed once.
-        cubins: bare cubins, likewise.
+        code_files: files that are GPU code themselves, likewise.
         dist_infos: folders with the metadata of an installed wheel.
         conda_metas: folders with the metadata of a conda environment.
         unlisted: messages about folders that could not be listed.
@@ -62,7 +62,7 @@ class Tree:
 
     root: Path
     files: dict[str, int]
-    cubins: dict[str, int]
+    code_files: dict[str, CodeFile]
     dist_infos: tuple[str, ...]
     conda_metas: tuple[str, ...]
     unlisted: tuple[str, ...]
@@ -102,7 +102,7 @@ def walk_tree(folder: Path) -> Tree:
     """
     root = folder.resolve()
     files: dict[str, int] = {}
-    cubins: dict[str, int] = {}
+    code_files: dict[str, CodeFile] = {}
     seen: set[tuple[int, int]] = set()
     dist_infos, conda_metas, unlisted = [], [], []
 
@@ -128,10 +128,13 @@ def walk_tree(folder: Path) -> Tree:
                 if not stat.S_ISREG(status.st_mode) or identity in seen:
                     continue
                 seen.add(identity)
-                if (machine := _machine_of(path)) is not None:
-                    found = cubins if machine == EM_CUDA else files
-                    found[os.path.normpath(os.path.join(below, name))] = status.st_size
-    return Tree(root, files, cubins, tuple(dist_infos), tuple(conda_metas), tuple(unlisted))
+                shown = os.path.normpath(os.path.join(below, name))
+                head = _head_of(path)
+                if (code_file := code_file_of(head, status.st_size)) is not None:
+                    code_files[shown] = code_file
+                elif is_host(head):
+                    files[shown] = status.st_size
+    return Tree(root, files, code_files, tuple(dist_infos), tuple(conda_metas), tuple(unlisted))
 
 
 def tree_of(contents: Contents) -> Tree:
@@ -139,7 +142,7 @@ def tree_of(contents: Contents) -> Tree:
     return Tree(
         root=Path(contents.path),
         files=contents.sizes,
-        cubins=contents.counted,
+        code_files=contents.code_files,
         dist_infos=tuple(sorted(_folders(contents, f".dist-info/{RECORD}"))),
         conda_metas=tuple(sorted(_folders(contents, ".json", "conda-meta"))),
         unlisted=tuple(map(str, contents.problems)),
@@ -153,25 +156,21 @@ def _folders(contents: Contents, suffix: str, name: str = "") -> set[str]:
     return {f for f in folders if not name or f.rpartition("/")[2] == name}
 
 
-def _machine_of(path: Path) -> int | None:
+def _head_of(path: Path) -> bytes:
     try:
         with path.open("rb", buffering=0) as file:
-            return machine_of(file.read(EHDR.size))
+            return file.read(HEAD_SIZE)
     except PermissionError:
         # The step that reads the library reports it.
-        return EM_NONE if ".so" in path.name else None
+        return _ANY_LIBRARY if ".so" in path.name else b""
 
 
-def machine_of(head: bytes) -> int | None:
-    """``e_machine`` of a file that a loader or a driver could load; None for any other file.
-
-    Args:
-        head: its first bytes.
-    """
+def is_host(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a program or library for the CPU."""
     if not head.startswith(_ELF_64_LSB) or len(head) < EHDR.size:
-        return None
+        return False
     header = EHDR.unpack_from(head)
-    return header.e_machine if header.e_type in _LOADED_TYPES else None
+    return header.e_type in _LOADED_TYPES and header.e_machine != EM_CUDA
 
 
 def resolve_inside(tree: Tree, path: str) -> str | None:

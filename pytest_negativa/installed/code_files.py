@@ -35,10 +35,15 @@ class CodeDistribution:
     @property
     def digest(self) -> str:
         """SHA-256 of the rows, which two installations of the same wheel share."""
-        digest = hashlib.sha256()
-        for path, (hashed, size) in sorted(self.rows.items()):
-            digest.update(f"{path}\0{hashed}\0{size}\n".encode())
-        return digest.hexdigest()
+        return digest_of_rows(self.rows)
+
+
+def digest_of_rows(rows: Mapping[str, RecordLine]) -> str:
+    """SHA-256 of what RECORD says of the files."""
+    digest = hashlib.sha256()
+    for path, (hashed, size) in sorted(rows.items()):
+        digest.update(f"{path}\0{hashed}\0{size}\n".encode())
+    return digest.hexdigest()
 
 
 def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution]:
@@ -55,7 +60,7 @@ def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution
                 # Most distributions have none, and reading CSV takes most of the time.
                 if not any(mark in data for mark in _MARKS):
                     continue
-                rows = dict(_rows(data.decode("utf-8")))
+                rows = dict(code_rows(data.decode("utf-8")))
                 metadata = importlib.metadata.PathDistribution(record.parent)
                 found = str(metadata.metadata["Name"]), metadata.version
             except (OSError, UnicodeDecodeError, csv.Error, KeyError):
@@ -64,7 +69,12 @@ def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution
                 yield CodeDistribution(*found, Path(folder), record, rows)
 
 
-def _rows(text: str) -> Iterator[tuple[str, RecordLine]]:
+def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:
+    """The rows of a RECORD that are about such files, by path below the site.
+
+    Raises:
+        csv.Error: it is not CSV.
+    """
     for _, row in iter_rows(text):
         if len(row) >= 3 and row[0].endswith(CODE_SUFFIXES) and row[1] and row[2].isdecimal():
             path = os.path.normpath(row[0])

@@ -6,8 +6,9 @@ import enum
 
 from pytest_negativa.models.base import Record
 
-IMAGE_REPORT_VERSION = 1
-"""Of the report. History: 1 is the first."""
+IMAGE_REPORT_VERSION = 2
+"""Of the report. History: 2 has ``code_files``, which totals count, in the place of figures of bare
+cubins; 1 is the first."""
 
 
 class SuiteUse(str, enum.Enum):
@@ -84,21 +85,48 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
     problems: int
 
 
-class PackageRow(Record, frozen=True, kw_only=True):
-    """The libraries of one package, added up. Sizes are in bytes.
+class ImageCodeFiles(Record, frozen=True, kw_only=True):
+    """The files of one package that are GPU code themselves. Sizes are in bytes.
 
     Attributes:
         package: None for files of no known package.
-        libraries: how many files with GPU code.
-        size: of these files.
+        files, size: all of them.
+        used_files, used_bytes: those that the run loaded, by path or by content from memory; None
+            if no run was given, or the root is an archive.
+        slimmable_bytes, slimmable_by: see ``ImageLibrary``.
+    """
+
+    package: Package | None
+    files: int
+    size: int
+    used_files: int | None
+    used_bytes: int | None
+    slimmable_bytes: int | None
+    slimmable_by: SlimmableBy | None
+
+    @property
+    def code_bytes(self) -> int:
+        """All bytes of such a file are GPU code."""
+        return self.size
+
+
+class PackageRow(Record, frozen=True, kw_only=True):
+    """The files of one package with GPU code, added up. Sizes are in bytes.
+
+    Attributes:
+        package: None for files of no known package.
+        libraries: how many libraries and programs with GPU code.
+        code_files: how many files that are GPU code themselves.
+        size: of all these files.
         code_bytes: their GPU code.
         slimmable_bytes: GPU code that could go; None if nothing tells.
-        never_loaded: how many of them the run never loaded.
+        never_loaded: how many of the libraries the run never loaded.
         never_loaded_bytes: sizes of those files.
     """
 
     package: Package | None
     libraries: int
+    code_files: int
     size: int
     code_bytes: int
     slimmable_bytes: int | None
@@ -107,10 +135,10 @@ class PackageRow(Record, frozen=True, kw_only=True):
 
 
 class ImageReport(Record, frozen=True, kw_only=True):
-    """What ``negativa image-report`` found.
+    """What ``negativa image-report`` found. Its totals count ``libraries`` and ``code_files``.
 
     Attributes:
-        format_version: 1 is the first.
+        format_version: see ``IMAGE_REPORT_VERSION``.
         root: real path of the tree, or of the archive or image that holds it.
         run_id: the run that was given, or that the lock rests on.
         devices: compute capabilities that slimmable code by arch is judged for.
@@ -118,11 +146,7 @@ class ImageReport(Record, frozen=True, kw_only=True):
         packages: the same by package, the most GPU code first.
         without_code: how many other 64-bit programs and shared libraries there are.
         without_code_bytes: their sizes.
-        bare_cubins: how many files are a cubin alone, for a program to load.
-        bare_cubin_bytes: their sizes.
-        bare_cubins_used: how many of them the run loaded, by path or by content from memory; None
-            if no run was given, or the root is an archive.
-        bare_cubins_used_bytes: their sizes.
+        code_files: files that are GPU code themselves, by package.
         unreadable: files that could not be read, and why.
         notes: what a reader should know.
         slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
@@ -140,12 +164,14 @@ class ImageReport(Record, frozen=True, kw_only=True):
     packages: tuple[PackageRow, ...]
     without_code: int
     without_code_bytes: int
-    bare_cubins: int
-    bare_cubin_bytes: int
+    code_files: tuple[ImageCodeFiles, ...]
     unreadable: tuple[str, ...]
     notes: tuple[str, ...]
     slimmed: tuple[str, ...] = ()
     hidden: int = 0
     hidden_bytes: int = 0
-    bare_cubins_used: int | None = None
-    bare_cubins_used_bytes: int | None = None
+
+    @property
+    def rows(self) -> tuple[ImageLibrary | ImageCodeFiles, ...]:
+        """What the totals count."""
+        return (*self.libraries, *self.code_files)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.models.image import ImageLibrary, ImageReport, Package, SuiteUse
+from pytest_negativa.models.image import (
+    ImageCodeFiles,
+    ImageLibrary,
+    ImageReport,
+    Package,
+    SuiteUse,
+)
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
@@ -20,7 +26,7 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         f"{format_items(report.without_code, 'other ELF file', 'other ELF files')} of "
         f"{format_bytes(report.without_code_bytes)}"
     )
-    if not libraries:
+    if not report.rows:
         found = (
             "nothing could be read"
             if report.unreadable and not report.without_code
@@ -28,20 +34,16 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         )
         yield f"{printable(report.root)}: {found}; {without}"
     else:
-        size, code = sum(r.size for r in libraries), sum(r.code_bytes for r in libraries)
+        size, code = sum(r.size for r in report.rows), sum(r.code_bytes for r in report.rows)
+        files = len(libraries) + sum(row.files for row in report.code_files)
         yield (
             f"{printable(report.root)}: {format_bytes(code)} GPU code in "
-            f"{format_items(len(libraries), 'file', 'files')} of {format_bytes(size)}; {without}"
+            f"{format_items(files, 'file', 'files')} of {format_bytes(size)}; {without}"
         )
         yield _library_table(report, top)
         yield _package_table(report, top)
         yield from _summary(report)
         yield from _empty_columns(report)
-    if report.bare_cubins:
-        yield (
-            f"{format_items(report.bare_cubins, 'file is a bare cubin', 'files are bare cubins')} "
-            f"of {format_bytes(report.bare_cubin_bytes)}, not counted above.{_used_cubins(report)}"
-        )
     if report.hidden:
         yield (
             f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
@@ -52,18 +54,6 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield "\n".join(_slimmed(report.slimmed, top))
     if report.notes:
         yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
-
-
-def _used_cubins(report: ImageReport) -> str:
-    used, size = report.bare_cubins_used, report.bare_cubins_used_bytes
-    if used is None or size is None:
-        return ""
-    rest = report.bare_cubins - used
-    return (
-        f" Run {printable(report.run_id or '')} loaded {used:,} of them "
-        f"({format_bytes(size)}), and not the other {rest:,} "
-        f"({format_bytes(report.bare_cubin_bytes - size)})."
-    )
 
 
 def _empty_columns(report: ImageReport) -> Iterator[str]:
@@ -93,7 +83,8 @@ def _library_table(report: ImageReport, top: int) -> str:
     shown = report.libraries[: top or None]
     rest = report.libraries[len(shown) :]
     # In an environment all paths begin alike.
-    common = os.path.commonpath([os.path.dirname(row.path) for row in shown])  # noqa: PTH120
+    folders = [os.path.dirname(row.path) for row in shown]  # noqa: PTH120
+    common = os.path.commonpath(folders) if folders else ""
     rows = [
         [
             os.path.relpath(row.path, common) if common else row.path,
@@ -105,13 +96,24 @@ def _library_table(report: ImageReport, top: int) -> str:
     ]
     if rest:
         rows.append([f"{len(rest):,} more", "", *_figures(rest), ""])
+    rows += [_code_files_row(row) for row in report.code_files]
     where = f"file, below {common}" if common else "file"
     headers = [printable(where), "by the suite", "size", "GPU code", "slimmable", "", "by"]
-    total = ["total", "", *_figures(report.libraries), ""]
+    total = ["total", "", *_figures(report.rows), ""]
     return format_table("llrrrrl", headers, rows, total=total)
 
 
-def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
+def _code_files_row(row: ImageCodeFiles) -> list[str]:
+    files = format_items(row.files, "file that is GPU code", "files that are GPU code")
+    return [
+        f"{files}, of {_name(row.package)}" if row.package is not None else files,
+        "-" if row.used_files is None else f"{row.used_files:,} used",
+        *_figures([row]),
+        "-" if row.slimmable_by is None else row.slimmable_by.value,
+    ]
+
+
+def _figures(rows: Sequence[ImageLibrary | ImageCodeFiles]) -> list[str]:
     code = sum(row.code_bytes for row in rows)
     known = [row.slimmable_bytes for row in rows if row.slimmable_bytes is not None]
     return [
@@ -128,7 +130,7 @@ def _package_table(report: ImageReport, top: int) -> str:
         [
             _name(row.package),
             row.package.manager.value if row.package is not None else "",
-            f"{row.libraries:,}",
+            f"{row.libraries + row.code_files:,}",
             format_bytes(row.size),
             format_bytes(row.code_bytes),
             "-" if row.slimmable_bytes is None else format_bytes(row.slimmable_bytes),
@@ -158,7 +160,7 @@ def _summary(report: ImageReport) -> Iterator[str]:
             f"{format_items(len(never), 'file', 'files')} of "
             f"{format_bytes(sum(row.size for row in never))}."
         )
-    by_arch = [row for row in report.libraries if row.slimmable_by is not None]
+    by_arch = [row for row in report.rows if row.slimmable_by is not None]
     if by_arch and report.devices:
         lines.append(
             "Slimmable by plan or lock: what the suite doesn't need; by arch: what no device of "

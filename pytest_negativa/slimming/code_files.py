@@ -19,10 +19,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from packaging.utils import canonicalize_name
 
-from pytest_negativa.arch import ComputeCapability, SmArch, can_be_compiled_for, cubin_runs_on
+from pytest_negativa.arch import ComputeCapability, is_for_any
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
-from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch
-from pytest_negativa.gpucode.files import read_tables
+from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import CodeDistribution, find_code_distributions
@@ -35,7 +34,6 @@ from pytest_negativa.models.file_kinds import (
     FileKind,
     is_loadable,
     kind_of,
-    ptx_target,
 )
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LockedFiles
@@ -303,16 +301,10 @@ def _is_needed(
     path: Path, head: bytes, devices: Sequence[ComputeCapability], *, keep_ptx: bool
 ) -> bool:
     kind = kind_of(head)
-    if kind is FileKind.CUBIN:
-        if abi_problem(head) is not None:
-            return True
-        arch = cubin_arch(head)
-        return any(cubin_runs_on(arch, device) for device in devices)
-    if kind is FileKind.PTX:
-        target = ptx_target(head)
-        assert target is not None
-        ptx = SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
-        return keep_ptx or any(can_be_compiled_for(ptx, device) for device in devices)
+    if kind is not FileKind.FATBIN:
+        arch = bare_arch(head)
+        is_ptx = kind is FileKind.PTX
+        return arch is None or (is_ptx and keep_ptx) or is_for_any(arch, devices, is_ptx=is_ptx)
     try:
         with ByteSource(path) as opened:
             library_map = map_library(opened, read_tables(opened), _HEADERS)

@@ -23,6 +23,9 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
 from pytest_negativa.images.tree import resolve_inside, walk_tree
+from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.models.code_files import FilesPlan
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,
     ImageReport,
@@ -46,12 +49,14 @@ from pytest_negativa.models.lock import (
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.reporting.image import render_image_report
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
 from tests.support.scenario import tables_first
+from tests.support.sites import make_wheel, pip_install
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
 
@@ -131,7 +136,7 @@ class TestTree:
         tree = walk_tree(root)
 
         assert tree.files == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
-        assert tree.cubins == {}
+        assert tree.code_files == {}
 
     def test_what_no_loader_loads(self, root: Path) -> None:
         put(BIN / "rdc_caller.o", root / "rdc.o")
@@ -142,7 +147,8 @@ class TestTree:
         put(BIN / "program_pie", root / "program")
         tree = walk_tree(root)
         assert list(tree.files) == ["program"]
-        assert tree.cubins == {"k.cubin": cubin.stat().st_size}
+        sm_90 = SmArch(9, 0)
+        assert tree.code_files == {"k.cubin": (cubin.stat().st_size, FileKind.CUBIN, sm_90)}
 
     def test_a_folder_that_is_not_there(self, root: Path) -> None:
         result = CliRunner().invoke(main, ["image-report", str(root)])
@@ -397,13 +403,17 @@ def test_command(root: Path, tmp_path: Path) -> None:
     assert document["run_id"] == "20260101T000000Z-run"
     assert document["without_code"] == 1
     assert document["without_code_bytes"] == PLAIN.stat().st_size
-    assert document["bare_cubins"] == 1
+    cubin = (BIN / "kernels.sm_90.cubin").stat().st_size
+    assert [row["size"] for row in document["code_files"]] == [cubin]
     assert document["libraries"][0]["slimmable_bytes"] == plan.unused_bytes
     shown = invoke(*arguments).stdout
     assert shown.startswith(f"{root}: ")
     assert "file, below lib " in shown and "\nlibm.so " in shown
     assert "Never loaded by run 20260101T000000Z-run: 0 files of 0 B." in shown
-    assert "1 file is a bare cubin of " in shown
+    code = document["libraries"][0]["code_bytes"] + cubin
+    assert f"{format_bytes(code)} GPU code in 2 files" in shown.splitlines()[0]
+    [total] = [line for line in shown.splitlines() if line.startswith("total")]
+    assert f"  {format_bytes(code)}  " in total
 
 
 @pytest.mark.parametrize("behind", [b"", b"more bytes than the image has"])
@@ -417,20 +427,58 @@ def test_bare_cubins_that_the_run_loaded(
     put(BIN / "kernels.sm_90a.cubin", root / "cubins/of_the_same_size.cubin")
     put(BIN / "kernels.sm_80.cubin", root / "cubins/other.cubin")
     suite = run_of(memory={hashlib.sha256(image).hexdigest(): (len(image), ["scale"])})
-    report = report_image(root, suite)
-    found = (report.bare_cubins, report.bare_cubins_used, report.bare_cubins_used_bytes)
-    assert found == (3, 1, len(image) + len(behind))
-    text = "\n".join(render_image_report(report, 0))
-    assert "Run run loaded 1 of them (" in text and "and not the other 2 (9.8 kB)." in text
-    assert report_image(root).bare_cubins_used is None
+    [row] = report_image(root, suite).code_files
+    assert (row.files, row.used_files, row.used_bytes) == (3, 1, len(image) + len(behind))
+    [row] = report_image(root).code_files
+    assert row.used_files is None
 
 
 def test_bare_cubin_that_the_run_loaded_by_path(root: Path) -> None:
     path = put(BIN / "kernels.sm_90.cubin", root / "a.cubin")
     put(BIN / "kernels.sm_80.cubin", root / "b.cubin")
     suite = run_of(library_usage(read_any_file(path, Scope()), {0: ["scale"]}))
-    report = report_image(root, suite)
-    assert (report.bare_cubins_used, report.bare_cubins_used_bytes) == (1, path.stat().st_size)
+    [row] = report_image(root, suite).code_files
+    assert (row.used_files, row.used_bytes) == (1, path.stat().st_size)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: bool) -> None:
+    """They count in totals; a plan says which are slimmable, or else the arch does."""
+    site = root / SITE
+    files = {f"kernels/{n}.cubin": BIN / f"kernels.{n}.cubin" for n in ("sm_80", "sm_90", "sm_90a")}
+    pip_install(site, make_wheel(tmp_path, "some-kernels", "1.0", files))
+    write(root / "opt/k.ptx", ".version 8.0\n.target sm_100\n")
+    place: Path = root
+    if packed:
+        place = Path(shutil.make_archive(str(tmp_path / "image"), "tar", root))
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    package = Package(name="some-kernels", version="1.0", manager=Manager.WHEEL)
+
+    by_arch = report_image(place, devices=[SM_90])
+    kernels, ptx = by_arch.code_files
+    assert kernels.package == package and ptx.package is None
+    assert (kernels.files, kernels.size) == (3, sum(sizes.values()))
+    assert kernels.slimmable_bytes == sizes["kernels/sm_80.cubin"]
+    assert ptx.slimmable_bytes == ptx.size
+    assert sum(row.code_bytes for row in by_arch.packages) == kernels.size + ptx.size
+    text = "\n".join(render_image_report(by_arch, 0))
+    assert f"{format_bytes(kernels.size + ptx.size)} GPU code in 4 files" in text
+    assert "3 files that are GPU code, of some-kernels 1.0" in text
+
+    [installed] = find_code_distributions([str(site)])
+    plan = FilesPlan(
+        distribution="some-kernels",
+        version="1.0",
+        site="/elsewhere",
+        digest=installed.digest,
+        kept={"kernels/sm_80.cubin": "opened"},
+        kept_bytes=0,
+        unused={},
+    )
+    suite = suite_of_run("run", usage_of(), (), [plan])
+    kernels, _ = report_image(place, suite).code_files
+    assert kernels.slimmable_by is SlimmableBy.PLAN
+    assert kernels.slimmable_bytes == kernels.size - sizes["kernels/sm_80.cubin"]
 
 
 def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
