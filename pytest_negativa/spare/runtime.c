@@ -257,7 +257,7 @@ static int open_in(const char *folder, const char *name, int flags) {
 /* Maps the spare in a folder; false: it is none, or not of this library. With `file`, the library's,
  * another user's spare is none. Several threads may do so at once: one of them wins. */
 static bool map_spare(Library *library, const Note *note, const char *folder, const char *file) {
-    int fd = open_in(folder, text_of(note, note->spare), O_RDONLY);
+    int fd = open_in(folder, text_of(note, note->spare), O_RDONLY | O_NONBLOCK);
     if (fd < 0) return false;
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
     Trailer found;

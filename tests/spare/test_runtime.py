@@ -173,6 +173,19 @@ def test_a_spare_of_another_cut_is_refused(kit: Kit, tmp_path: Path) -> None:
     assert "of another version" in done.stderr
 
 
+@pytest.mark.planted_fault(
+    "a named pipe lies at the place of a spare, which a handler of SIGSEGV would wait for",
+    says="can't be used: it is missing",
+)
+def test_a_pipe_for_a_spare(kit: Kit, tmp_path: Path, fault: PlantedFault) -> None:
+    cut = kit.cut(tmp_path)
+    cut.spare.unlink()
+    os.mkfifo(cut.spare)
+    done = kit.run("plain", cut.library)
+    assert done.returncode == -signal.SIGSEGV
+    fault.check(done.stderr)
+
+
 def test_the_spare_is_found_in_other_folders(kit: Kit, tmp_path: Path) -> None:
     folder = tmp_path / "layer"
     folder.mkdir()
