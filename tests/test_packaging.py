@@ -1,0 +1,59 @@
+"""The conda recipe says what pyproject.toml and setup.py say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from packaging.requirements import Requirement
+
+from tests.support.libraries import ROOT
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+SETUP = (ROOT / "setup.py").read_text("utf-8")
+RECIPE: dict[str, Any] = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text("utf-8"))
+
+
+def value(key: str) -> str:
+    """A text of pyproject.toml."""
+    found = re.search(rf'^{key} = "(.+)"$', PYPROJECT, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def conda_names(requirements: list[str]) -> list[str]:
+    """The requirements as conda writes them."""
+    parsed = [Requirement(requirement) for requirement in requirements]
+    return [f"{requirement.name} {requirement.specifier}" for requirement in parsed]
+
+
+def test_names() -> None:
+    assert RECIPE["package"]["name"] == value("name")
+    assert str(RECIPE["context"]["version"]) == value("version")
+    assert RECIPE["about"]["summary"] == value("description")
+    assert RECIPE["about"]["license"] == value("license")
+    assert RECIPE["build"]["python"]["entry_points"] == [f"negativa = {value('negativa')}"]
+
+
+def test_requirements() -> None:
+    block = re.search(r"^dependencies = \[(.*?)^\]", PYPROJECT, re.MULTILINE | re.DOTALL)
+    build = re.search(r"^requires = \[\"(.+)\"\]$", PYPROJECT, re.MULTILINE)
+    assert block is not None and build is not None
+    needed = conda_names(re.findall(r'^ *"(.+)",$', block[1], re.MULTILINE))
+    assert RECIPE["requirements"]["run"] == [f"python {value('requires-python')}", *needed]
+    assert RECIPE["requirements"]["host"] == ["python", "pip", *conda_names([build[1]])]
+
+
+def test_libraries() -> None:
+    """All that setup.py compiles must be in the package."""
+    (contents,) = (
+        test["package_contents"] for test in RECIPE["tests"] if "package_contents" in test
+    )
+    *everywhere, special = contents["site_packages"]
+    only = re.search(r"^X86_64_ONLY = \{(.+)\}$", SETUP, re.MULTILINE)
+    assert only is not None
+    x86_64_only = set(re.findall(r'"([\w.]+)"', only[1]))
+    libraries = set(re.findall(r'^    "([\w.]+)": "[\w/]+\.c",$', SETUP, re.MULTILINE))
+    assert {*special["then"]} == {name.replace(".", "/") + ".so" for name in x86_64_only}
+    assert {*everywhere} == {name.replace(".", "/") + ".so" for name in libraries - x86_64_only}
