@@ -42,6 +42,8 @@ _SUFFIX = ".map"
 # Bytes of an entry at a URL, and of a map. The largest known, of libtorch_cuda, have 4 and 60 MB.
 _MAX_ENTRY = 1 << 28
 _MAX_MAP = 1 << 31
+# Of the limit: what is dropped beyond it, so that a full folder has room for many entries again.
+_MARGIN = 1 / 8
 # So many processes may fill a folder at a time without passing its limit.
 _WRITERS = 64
 # By folder and limit: bytes that this process may add before it looks at all entries again.
@@ -98,7 +100,7 @@ class MapCache:
 
     Args:
         directory: the folder; it need not exist.
-        limit: bytes; above it, the least recently used entries are deleted.
+        limit: bytes; above it, the least recently used entries are deleted, down to seven eighths.
         reader_version: entries of a reader with another version are not found.
         url: where other machines find the entries of ``content_key``.
     """
@@ -208,7 +210,7 @@ class MapCache:
     def save(
         self, key: str, library_map: LibraryMap, summary: LibrarySummary, also: Iterable[str] = ()
     ) -> None:
-        """Save a map and its summary, then delete the oldest entries above the limit.
+        """Save a map and its summary, and delete the oldest entries of a folder above its limit.
 
         Args:
             also: further keys; they get links to the same entry.
@@ -247,23 +249,28 @@ class MapCache:
         _ROOM[folder] = left
 
     def _drop_oldest(self) -> int:
-        """Delete the oldest entries above the limit, and files that killed writers left.
+        """If the entries exceed the limit, delete the oldest ones, and a margin more.
+
+        Files that killed writers left go, too.
 
         Returns:
-            The bytes of all entries before.
+            The bytes of the entries that stay.
         """
         entries = sorted(self._iter_entries(), reverse=True)
-        total = 0
+        # Links to an entry are one entry.
+        total = sum({inode: size for _used, size, inode, _path in entries}.values())
+        if total <= self._limit:
+            return total
+        left = int(self._limit * (1 - _MARGIN))
         seen = set()
         for _used, size, inode, path in entries:
-            # Links to an entry are one entry.
-            total += 0 if inode in seen else size
+            left -= 0 if inode in seen else size
             seen.add(inode)
-            if total > self._limit:
+            if left < 0:
                 # Another process may have dropped it already.
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
-        return total
+        return int(self._limit * (1 - _MARGIN))
 
     def _iter_entries(self) -> Iterator[tuple[int, int, int, str]]:
         """Time of the last use, ns; size, bytes; inode; path."""
