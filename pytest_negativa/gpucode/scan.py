@@ -142,6 +142,12 @@ class _Search:
 
     def next(self, position: int) -> tuple[int, bytes] | None:
         """Offset and magic number of the first occurrence at or after ``position``."""
+        # Containers mostly follow each other, with zeros between them.
+        front = self._source.read(position, max(0, min(_FIRST_WINDOW, self._end - position)))
+        head = front.lstrip(b"\0")
+        for magic in self._magics:
+            if head.startswith(magic):
+                return position + len(front) - len(head), magic
         while (stored := self._source.next_stored(position)) is not None:
             # Bytes that the file doesn't hold are zeros, and no magic number has a zero.
             position = stored[0]
