@@ -18,7 +18,7 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest, token_of
-from pytest_negativa.slimming.slim import scan
+from pytest_negativa.slimming.slim import roots_of, scan
 from pytest_negativa.slimming.spares import UNCHECKED, find_spare, hold_folder, note_of
 from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.spare.note import Note
@@ -45,9 +45,8 @@ def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
     Raises:
         NegativaError: a folder or manifest can't be read or written.
     """
-    trees = scan(paths)
-    with hold(*(tree.root for tree in trees)):
-        return [row for tree in trees for row in _push_tree(tree, url)]
+    with hold(*roots_of(paths)):
+        return [row for tree in scan(paths) for row in _push_tree(tree, url)]
 
 
 def _push_tree(tree: Tree, url: Url) -> list[SlimRow]:

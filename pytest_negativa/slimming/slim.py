@@ -108,13 +108,12 @@ def slim_trees(
         if request.lock is None:
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
-    trees = scan(request.paths)
-    for tree in trees:
-        _check_aside(request.options, tree)
+    roots = roots_of(request.paths)
+    for root in roots:
+        _check_aside(request.options, root)
     if request.target is not None:
-        return _slim_copy(request, trees, request.target, on_progress)
-    with hold(*(tree.root for tree in trees)):
-        # Again: another process may have slimmed them while this one waited.
+        return _slim_copy(request, roots, request.target, on_progress)
+    with hold(*roots):
         trees = scan_held(request.paths, dry_run=request.options.dry_run)
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
@@ -135,7 +134,23 @@ def scan(paths: Sequence[Path]) -> list[Tree]:
 
     Raises:
         OptionError: a path does not exist, or lies in another one.
+        StoreError: one can't be listed.
     """
+    folders, files = _folders_and_files(paths)
+    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+
+
+def roots_of(paths: Sequence[Path]) -> list[Path]:
+    """The roots of the trees that ``scan`` lists, to hold them first.
+
+    Raises:
+        OptionError: see ``scan``.
+    """
+    folders, files = _folders_and_files(paths)
+    return sorted({*folders, *(file.resolve().parent for file in files)})
+
+
+def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     if not paths:
         paths = default_paths()
     for path in paths:
@@ -148,11 +163,11 @@ def scan(paths: Sequence[Path]) -> list[Tree]:
     for inner in (*folders, *(file.resolve() for file in files)):
         if outer := next((f for f in folders if f in inner.parents), None):
             raise OptionError(f"{inner} is in {outer}; give one of them")
-    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+    return folders, files
 
 
 def scan_held(paths: Sequence[Path], *, dry_run: bool) -> list[Tree]:
-    """List them again, while this process holds them, without what killed runs left.
+    """List them, while this process holds them, without what killed runs left.
 
     Args:
         paths: folders and files.
@@ -249,11 +264,11 @@ def _run(
 
 
 def _slim_copy(
-    request: SlimRequest, trees: Sequence[Tree], target: Path, on_progress: OnProgress
+    request: SlimRequest, roots: Sequence[Path], target: Path, on_progress: OnProgress
 ) -> SlimReport:
-    if len(trees) != 1 or not all(path.is_dir() for path in request.paths):
+    if len(roots) != 1 or not all(path.is_dir() for path in request.paths):
         raise OptionError(f"{target}: --target makes a copy of one folder; give one folder as PATH")
-    root = trees[0].root
+    root = roots[0]
     # A link or a name with ".." must not hide that one folder lies in the other.
     target = target.parent.resolve() / target.name
     if target == root or root in target.parents or target in root.parents:
@@ -322,7 +337,7 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
             raise OptionError(f"{tree.root / group.name}: not a shared library (ELF, *.so*)")
 
 
-def _check_aside(options: SlimOptions, tree: Tree) -> None:
+def _check_aside(options: SlimOptions, root: Path) -> None:
     """Refuse folders for originals or spares in a folder to slim, or around it.
 
     Raises:
@@ -333,15 +348,14 @@ def _check_aside(options: SlimOptions, tree: Tree) -> None:
         if aside is None:
             continue
         real = aside.resolve()
-        if real == tree.root or tree.root in real.parents:
+        if real == root or root in real.parents:
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"
             )
         # No scan enters such a folder, so check and undo would not find what was slimmed.
-        if real in tree.root.parents:
+        if real in root.parents:
             raise OptionError(
-                f"{aside}: {tree.root} is in it, and is to be slimmed; name a folder for {what} "
-                "alone"
+                f"{aside}: {root} is in it, and is to be slimmed; name a folder for {what} alone"
             )
         if not os.path.isabs(aside):  # noqa: PTH117
             raise ValueError(f"{aside} is relative")

@@ -42,7 +42,7 @@ from pytest_negativa.slimming.replace import (
     link,
     replace_all,
 )
-from pytest_negativa.slimming.slim import scan, scan_held
+from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.spares import find_spare, rebuild, remove_unused_runtime
 from pytest_negativa.slimming.tree import Tree, staged_name
@@ -67,7 +67,7 @@ def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]
     Raises:
         NegativaError: a folder, manifest or RECORD can't be read or written.
     """
-    with hold(*(tree.root for tree in scan(paths))):
+    with hold(*roots_of(paths)):
         trees = scan_held(paths, dry_run=dry_run)
         return [row for tree in trees for row in _undo_tree(tree, dry_run=dry_run)]
 
