@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -34,6 +36,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Libraries with a region for each kernel, for two archs and as PTX."""
     if shutil.which("nvcc") is None:
         pytest.fail("nvcc is not on PATH: the libraries to verify can't be built")
-    folder = tmp_path_factory.mktemp("many")
-    build_many(folder)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "many"
+    with (shared / "many.lock").open("w") as lock:
+        # The first worker compiles for all.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            partial = shared / "many.part"
+            partial.mkdir(exist_ok=True)
+            build_many(partial)
+            partial.rename(folder)
     return folder

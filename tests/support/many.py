@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -20,17 +21,17 @@ def build_many(folder: Path) -> None:
     archs = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
     archs += ["-gencode=arch=compute_90,code=compute_90", "-Xcompiler=-fPIC"]
 
-    def compile_one(library: int, kernel: int) -> str:
+    def compile_one(name: tuple[int, int]) -> str:
+        library, kernel = name
         target = folder / f"{library}_{kernel}.o"
         defines = [f"-DNAME={library}_{kernel}", f"-DVALUE={100 * library + kernel}"]
         command = ["nvcc", "-c", *archs, *defines, str(_SOURCE), "-o", str(target)]
         subprocess.run(command, check=True, capture_output=True)
         return str(target)
 
-    def link_one(library: int) -> None:
-        objects = [compile_one(library, kernel) for kernel in range(KERNELS)]
-        target = folder / f"libmany{library}.so"
-        subprocess.run(["nvcc", "-shared", *objects, "-o", str(target)], check=True)
-
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(link_one, range(LIBRARIES)))
+        objects = list(pool.map(compile_one, itertools.product(range(LIBRARIES), range(KERNELS))))
+    for library in range(LIBRARIES):
+        own = objects[library * KERNELS : (library + 1) * KERNELS]
+        target = folder / f"libmany{library}.so"
+        subprocess.run(["nvcc", "-shared", *own, "-o", str(target)], check=True)
