@@ -9,18 +9,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import CliRunner, Result
 
-from pytest_negativa.cli.main import main
 from pytest_negativa.storage.records import shipped_schema
+from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, golden_elements
 from tests.support.sites import install
 
 LOADED = 904 + 952 + 1104 + 992 + 1032 + 1160
-
-
-def inspect(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["inspect", *map(str, arguments)], catch_exceptions=False)
 
 
 def as_json(*arguments: str | Path) -> dict[str, Any]:

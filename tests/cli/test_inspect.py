@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import ByteSource
@@ -28,6 +28,7 @@ from tests.support.builders import (
     build_region,
     fatbin_section,
 )
+from tests.support.commands import inspect
 from tests.support.compacting import plan_of
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.libraries import (
@@ -49,10 +50,6 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("NEGATIVA_CACHE_DIR", str(folder))
     return folder
-
-
-def inspect(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["inspect", *map(str, arguments)], catch_exceptions=False)
 
 
 def inspect_json(*arguments: str | Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError
@@ -29,6 +29,7 @@ from pytest_negativa.gpucode.source import DeflatedMember
 from pytest_negativa.images import archives
 from pytest_negativa.images.contents import Contents, Question, map_archive, may_hold_code
 from pytest_negativa.models.library import LibraryMap, Scope
+from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 
 FRAMES = BIN / "libframes.so"
@@ -98,10 +99,6 @@ def map_of_file(path: Path) -> LibraryMap:
     found = read_library(path, Scope())
     library = msgspec.structs.replace(found.library, path="", mtime_ns=0)
     return msgspec.structs.replace(found, library=library)
-
-
-def inspect(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["inspect", *map(str, arguments)], catch_exceptions=False)
 
 
 class TestLibraries:

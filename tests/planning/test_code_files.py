@@ -136,6 +136,13 @@ def test_only_what_was_proved_is_locked() -> None:
     assert row.unseen == "its RECORD is another one than when it was traced"
 
 
+def test_a_watch_that_lost_a_file_of_one_distribution_proves_the_others() -> None:
+    plan = planned()
+    lost, elsewhere = (Opens(unseen={path: "lost"}) for path in ("/site/k/b.cubin", "/else"))
+    assert lock_of([plan], [plan], lost) == ()
+    assert lock_of([plan], [plan], elsewhere) == lock_of([plan], [plan])
+
+
 def test_a_run_without_a_watch_may_need_all_files(tmp_path: Path) -> None:
     first, second, both = (Run(tmp_path / name) for name in ("first", "second", "both"))
     seen = OpenedFiles(format_version=CODE_FILES_VERSION, distributions=(WATCHED,))

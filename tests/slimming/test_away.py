@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests
+from tests.support.slim_rows import undo_all
 
 pytestmark = needs_compiler
 
@@ -41,10 +41,6 @@ def slimmed(site: Made, before: dict[str, str], tmp_path: Path) -> Made:
 def run(site: Made, **request: object) -> SlimReport:
     request.setdefault("lock", site.lock)
     return slim_trees(SlimRequest(paths=(site.folder,), options=FAST, **request))  # type: ignore[arg-type]
-
-
-def undo_all(site: Made) -> dict[str, SlimRow]:
-    return {row.path: row for row in undo_trees((site.folder,))}
 
 
 def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:

@@ -23,6 +23,7 @@ from tests.support.libraries import IS_ROOT
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.mounts import bind, in_namespace, read_only
 from tests.support.sites import digests, wrong_files
+from tests.support.slim_rows import undo_all
 
 pytestmark = needs_compiler
 
@@ -31,10 +32,6 @@ def slim(site: Made, aside: Path) -> dict[str, SlimRow]:
     options = SlimOptions(load_check=False, keep_originals=aside)
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
     return {row.path: row for row in slim_trees(request).rows}
-
-
-def undo(site: Made) -> dict[str, SlimRow]:
-    return {row.path: row for row in undo_trees((site.folder,))}
 
 
 def check(site: Made) -> set[SlimStatus]:
@@ -57,7 +54,7 @@ def test_names_on_both_sides_of_a_mount(site: Made, tmp_path: Path) -> None:
         # As a run leaves it that is killed between the two names.
         (inner / "linked.so").unlink()
         (inner / "linked.so").write_bytes((tmp_path / "originals" / before[TWO]).read_bytes())
-        assert undo(site)[TWO].status is SlimStatus.UNDONE
+        assert undo_all(site)[TWO].status is SlimStatus.UNDONE
         assert digests(site.folder) == before
         assert list(site.folder.rglob(".*")) == []
 
@@ -72,7 +69,7 @@ def test_a_folder_that_is_mounted_twice_in_the_tree(site: Made, tmp_path: Path) 
         assert rows[TWO].status is SlimStatus.SLIMMED
         assert rows[TWO].notes == ()
         assert check(site) == {SlimStatus.SOUND}
-        undo(site)
+        undo_all(site)
         assert digests(site.folder) == before
 
 
@@ -96,7 +93,7 @@ def assert_all_but_two(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
     assert list(site.folder.rglob(".*")) == []
     assert check(site) == {SlimStatus.SOUND}
     assert wrong_files(site.folder) == []
-    undo(site)
+    undo_all(site)
     assert digests(site.folder) == before
 
 
@@ -136,10 +133,10 @@ def test_one_name_of_a_file_cannot_be_replaced(
         rows = slim(site, tmp_path / "originals")
         fault.check(str(rows["inner/linked.so"].detail))
         assert rows[ONE].status is SlimStatus.ALREADY
-        row = undo(site)[TWO]
+        row = undo_all(site)[TWO]
         assert row.status is SlimStatus.FAILED
         assert "Read-only file system" in str(row.detail)
-    assert undo(site)[TWO].status is SlimStatus.UNDONE
+    assert undo_all(site)[TWO].status is SlimStatus.UNDONE
     assert digests(site.folder) == before
 
 
@@ -153,7 +150,7 @@ def test_undo_without_the_manifest(site: Made, tmp_path: Path, fault: PlantedFau
     manifest = site.folder / MANIFEST_NAME
     saved = manifest.read_bytes()
     manifest.unlink()
-    rows = undo(site)
+    rows = undo_all(site)
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
         (ONE, TWO), SlimStatus.FAILED
     )
@@ -190,7 +187,7 @@ def test_owner_modes_and_attributes(site: Made, tmp_path: Path) -> None:
     before = state_of(site.one), state_of(site.two)
     slim(site, tmp_path / "originals")
     assert (state_of(site.one), state_of(site.two)) == before
-    undo(site)
+    undo_all(site)
     assert (state_of(site.one), state_of(site.two)) == before
 
 
@@ -203,9 +200,9 @@ def test_two_trees_that_share_files(site: Made, tmp_path: Path) -> None:
     assert digests(other.folder) == before
     slim(other, tmp_path / "originals")
     after = digests(other.folder)
-    undo(site)
+    undo_all(site)
     assert digests(site.folder) == before
     assert digests(other.folder) == after
-    undo(other)
+    undo_all(other)
     assert digests(other.folder) == before
-    assert undo(other) == {}
+    assert undo_all(other) == {}

@@ -32,6 +32,7 @@ from tests.support.compacting import needs_compiler, read
 from tests.support.libraries import PLAIN
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, planned_of, snapshot, verdict_of, wrong_files
+from tests.support.slim_rows import statuses
 from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
@@ -59,10 +60,6 @@ def run(site: Made, lock: Lock) -> Callable[..., SlimReport]:
     return run
 
 
-def statuses(report: SlimReport) -> dict[str, SlimStatus]:
-    return {row.path: row.status for row in report.rows}
-
-
 def code_left(path: Path) -> int:
     return sum(e.kind is not ElementKind.UNKNOWN for e in read(path).iter_elements())
 
@@ -72,7 +69,7 @@ def test_all_code_goes_and_nothing_else(
 ) -> None:
     before = digests(site.folder)
     report = run(options=SlimOptions(load_check=True))
-    assert statuses(report) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
+    assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     assert code_left(site.two) == 0
     assert code_left(site.one) > 0
     changed = {name for name, digest in digests(site.folder).items() if before.get(name) != digest}
@@ -94,7 +91,7 @@ def test_second_run_does_nothing(site: Made, run: Callable[..., SlimReport]) -> 
     run(strip_others=True)
     before = snapshot(site.folder)
     report = run(strip_others=True)
-    assert statuses(report)[TWO] is statuses(report)[HOST] is SlimStatus.ALREADY
+    assert statuses(report.rows)[TWO] is statuses(report.rows)[HOST] is SlimStatus.ALREADY
     assert snapshot(site.folder) == before
 
 
@@ -188,7 +185,7 @@ def test_sonames_of_what_is_installed(
     before = other.read_bytes()
     report = run()
     assert other.read_bytes() == before
-    assert statuses(report)[TWO] is SlimStatus.SLIMMED
+    assert statuses(report.rows)[TWO] is SlimStatus.SLIMMED
 
 
 @pytest.mark.parametrize(
@@ -219,7 +216,7 @@ def test_after_archs_there_is_nothing_to_lose(
     manifest = site.two.parent / "negativa-slim.json"
     assert load_manifest(site.two.parent).slimmed[site.two.name].gpu_code_removed
     report = run(paths=(site.two,))
-    assert statuses(report)[site.two.name] is SlimStatus.LEFT
+    assert statuses(report.rows)[site.two.name] is SlimStatus.LEFT
     assert manifest.exists()
 
 
@@ -272,7 +269,7 @@ def test_a_lock_of_a_run_that_loads_it_later(
                 options=replace(FAST, dry_run=True),
             )
             expected = SlimStatus.FAILED if options is FAST else SlimStatus.WOULD_SLIM
-            assert statuses(report)[TWO] is expected
+            assert statuses(report.rows)[TWO] is expected
         shutil.rmtree(site.folder)
         shutil.copytree(site.lock_file.parent / "site-packages", site.folder)
 

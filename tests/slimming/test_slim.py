@@ -50,6 +50,7 @@ from tests.support.sites import (
     verdict_of,
     wrong_files,
 )
+from tests.support.slim_rows import statuses
 from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
@@ -63,10 +64,6 @@ def run(site: Made, options: SlimOptions = FAST, **request: object) -> SlimRepor
     return slim_trees(SlimRequest(options=options, **request))  # type: ignore[arg-type]
 
 
-def statuses(report: SlimReport) -> dict[str, SlimStatus]:
-    return {row.path: row.status for row in report.rows}
-
-
 def row_of(report: SlimReport, name: str) -> SlimRow:
     [row] = [row for row in report.rows if row.path == name]
     return row
@@ -75,7 +72,7 @@ def row_of(report: SlimReport, name: str) -> SlimRow:
 def test_libraries_of_the_lock_get_smaller_and_the_rest_stays(site: Made) -> None:
     before = digests(site.folder)
     report = run(site, SlimOptions(load_check=True))
-    assert statuses(report) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
+    assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     assert not report.failed
     after = digests(site.folder)
     changed = {name for name in before if before[name] != after[name]}
@@ -112,7 +109,7 @@ def test_second_run_does_nothing(site: Made) -> None:
     run(site, strip_others=True)
     before = snapshot(site.folder)
     report = run(site, strip_others=True)
-    assert statuses(report) == {
+    assert statuses(report.rows) == {
         ONE: SlimStatus.ALREADY,
         TWO: SlimStatus.ALREADY,
         HOST: SlimStatus.ALREADY,
@@ -133,7 +130,7 @@ def test_dry_run_writes_nothing(site: Made) -> None:
     before = snapshot(site.folder)
     report = run(site, replace(FAST, dry_run=True), strip_others=True)
     assert snapshot(site.folder) == before
-    assert statuses(report)[ONE] is SlimStatus.WOULD_SLIM
+    assert statuses(report.rows)[ONE] is SlimStatus.WOULD_SLIM
     done = run(site, strip_others=True)
     real = {SlimStatus.SLIMMED: SlimStatus.WOULD_SLIM}
     assert [(r.path, r.status, r.after, r.detail) for r in report.rows] == [
@@ -177,7 +174,7 @@ def test_archs_are_for_what_the_lock_does_not_have(site: Made, tmp_path: Path) -
     assert site.host.read_bytes() == (site.folder / "other/libother.so").read_bytes()
     before = snapshot(site.folder)
     again = run(site, lock=lock, devices=(ComputeCapability(9, 0),))
-    assert set(statuses(again).values()) == {SlimStatus.ALREADY}
+    assert set(statuses(again.rows).values()) == {SlimStatus.ALREADY}
     assert snapshot(site.folder) == before
     site_of_lock_alone = tmp_path / "alone" / "libone.so.1"
     site_of_lock_alone.parent.mkdir()
@@ -221,7 +218,7 @@ def test_required_and_not_there_is_an_error_before_anything_is_written(
     assert report.failed and report.stopped
     assert snapshot(site.folder) == before
     expected = SlimStatus.MISSING if how == "missing" else SlimStatus.DIFFERENT
-    assert statuses(report) == {TWO: expected}
+    assert statuses(report.rows) == {TWO: expected}
 
 
 def test_required_and_slimmed_before_is_there(site: Made) -> None:
@@ -234,14 +231,14 @@ def test_found_by_digest_under_any_name(site: Made) -> None:
     elsewhere.parent.mkdir(parents=True)
     site.one.rename(elsewhere)
     report = run(site)
-    assert statuses(report)["deep/er/libanything.so"] is SlimStatus.SLIMMED
+    assert statuses(report.rows)["deep/er/libanything.so"] is SlimStatus.SLIMMED
 
 
 def test_every_copy_of_a_library_is_slimmed(site: Made) -> None:
     copy = site.folder / "copy.so"
     copy.write_bytes(site.one.read_bytes())
     report = run(site)
-    assert statuses(report)["copy.so"] is statuses(report)[ONE] is SlimStatus.SLIMMED
+    assert statuses(report.rows)["copy.so"] is statuses(report.rows)[ONE] is SlimStatus.SLIMMED
     assert copy.read_bytes() == site.one.read_bytes()
 
 
@@ -353,7 +350,7 @@ def test_record_without_the_line_or_no_record(site: Made) -> None:
     # Without a RECORD nobody knows that the library is that distribution's.
     report = run(site, strip_others=True)
     assert not report.failed
-    assert HOST not in statuses(report)
+    assert HOST not in statuses(report.rows)
     assert row_of(report, ONE).status is SlimStatus.SLIMMED
     assert ONE not in record.read_text()
     changed = set(digests(site.folder).items()) ^ set(before.items())
@@ -463,7 +460,7 @@ def test_tests_names_change_nothing(site: Made) -> None:
         for library in site.lock.libraries
     )
     report = run(site, lock=msgspec.structs.replace(site.lock, libraries=libraries))
-    assert statuses(report)[ONE] is SlimStatus.ALREADY
+    assert statuses(report.rows)[ONE] is SlimStatus.ALREADY
 
 
 def test_reinstalled_library_is_slimmed_again(site: Made, installed: Made) -> None:
@@ -473,7 +470,7 @@ def test_reinstalled_library_is_slimmed_again(site: Made, installed: Made) -> No
     site.one.write_bytes(installed.one.read_bytes())
     (site.info / "RECORD").write_bytes((installed.info / "RECORD").read_bytes())
     report = run(site)
-    assert statuses(report) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.ALREADY}
+    assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.ALREADY}
     assert digests(site.folder)[ONE] == slimmed[ONE]
     assert wrong_files(site.folder) == []
 
@@ -484,7 +481,7 @@ def test_copied_tree_is_known(site: Made, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", site.folder, copy], check=True)
     report = run(site, paths=(copy,))
-    assert set(statuses(report).values()) == {SlimStatus.ALREADY}
+    assert set(statuses(report.rows).values()) == {SlimStatus.ALREADY}
 
 
 def test_compacted_and_no_manifest(site: Made) -> None:
@@ -520,7 +517,7 @@ def test_another_version_that_the_manifest_knows_is_no_problem(site: Made) -> No
         for number, library in enumerate(site.lock.libraries)
     )
     report = run(site, lock=msgspec.structs.replace(site.lock, libraries=libraries))
-    assert set(statuses(report).values()) == {SlimStatus.DIFFERENT}
+    assert set(statuses(report.rows).values()) == {SlimStatus.DIFFERENT}
     assert not report.failed
 
 
@@ -528,7 +525,7 @@ def test_single_files(site: Made) -> None:
     before = digests(site.folder)
     lock = msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1])
     report = run(site, lock=lock, paths=(site.one,))
-    assert statuses(report) == {"libone.so.1": SlimStatus.SLIMMED}
+    assert statuses(report.rows) == {"libone.so.1": SlimStatus.SLIMMED}
     after = digests(site.folder)
     assert after[TWO] == before[TWO]
     assert wrong_files(site.folder) == []
@@ -543,7 +540,7 @@ def test_folder_inside_of_a_site(site: Made) -> None:
 def test_folders_around_a_site(site: Made, tmp_path: Path) -> None:
     """As a venv or a conda prefix."""
     report = run(site, paths=(tmp_path,))
-    assert f"site-packages/{ONE}" in statuses(report)
+    assert f"site-packages/{ONE}" in statuses(report.rows)
     assert wrong_files(site.folder) == []
 
 

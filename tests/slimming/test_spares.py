@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
-from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
@@ -49,6 +48,7 @@ from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, wrong_files
+from tests.support.slim_rows import statuses
 
 pytestmark = [needs_compiler, needs_runtime]
 
@@ -85,10 +85,6 @@ def slim(site: Made, tmp_path: Path, *devices: ComputeCapability, **others: Any)
         options=SlimOptions(**options),
     )
     return slim_trees(request)
-
-
-def statuses(rows: Iterable[SlimRow]) -> dict[str, SlimStatus]:
-    return {row.path: row.status for row in rows}
 
 
 def checked(site: Made) -> dict[str, tuple[SlimStatus, str | None]]:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.made_site import DEBUG, ONE, TWO, Made
 from tests.support.sites import digest_field, lock_of, make_wheel, pip_install, wrong_files
+from tests.support.slim_rows import undo_all
 
 pytestmark = needs_compiler
 
@@ -51,10 +51,6 @@ def upgraded(slimmed: Made, newer: Path) -> Made:
         if path.is_dir():
             shutil.copytree(path, slimmed.folder / path.name, dirs_exist_ok=True)
     return slimmed
-
-
-def undo_all(site: Made) -> dict[str, SlimRow]:
-    return {row.path: row for row in undo_trees((site.folder,))}
 
 
 def test_a_newer_version_stays(upgraded: Made) -> None:

@@ -29,16 +29,6 @@ pytestmark = needs_runtime
 RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
 
 
-@pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    return build_kit(tmp_path_factory.mktemp("kit"))
-
-
-@pytest.fixture(scope="module")
-def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    return kit.cut(tmp_path_factory.mktemp("cut"))
-
-
 @pytest.mark.parametrize(
     "what",
     [

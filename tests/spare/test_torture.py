@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.rewriting.compact.cut import Cut
-from tests.support.cutting import Kit, build_kit, may_mount, needs_runtime
+from tests.support.cutting import Kit, may_mount, needs_runtime
 from tests.support.faults import PlantedFault
 
 pytestmark = needs_runtime
@@ -104,16 +104,6 @@ end = time.process_time() + 1
 while time.process_time() < end:
     work()
 """
-
-
-@pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    return build_kit(tmp_path_factory.mktemp("kit"))
-
-
-@pytest.fixture(scope="module")
-def cut(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    return kit.cut(tmp_path_factory.mktemp("cut"))
 
 
 @pytest.mark.slow

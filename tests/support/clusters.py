@@ -42,7 +42,6 @@ class Cluster:
     ) -> None:
         require_modules("distributed", extra="dask")
         self._folder = folder
-        self._host = host
         self._environ = {**unmeasured_environ(), "PYTHONPATH": str(ROOT), **(settings or {})}
         self._about = folder / "scheduler.json"
         options = ["--host", host, "--port", "0", "--scheduler-file", str(self._about)]

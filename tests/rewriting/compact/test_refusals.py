@@ -25,6 +25,7 @@ from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.rewriting.compact.load_check import check_loading, why_not_loaded
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
+from tests.support.builders import patched
 from tests.support.compacting import (
     CXX,
     SOURCE,
@@ -47,12 +48,6 @@ TYPE, FLAGS, OFFSET, VADDR, PADDR, FILE_SIZE, MEMORY_SIZE, ALIGN = range(8)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return build(tmp_path_factory.mktemp("library")).read_bytes()
-
-
-def put(data: bytes, offset: int, layout: str, *values: int) -> bytes:
-    changed = bytearray(data)
-    struct.pack_into("<" + layout, changed, offset, *values)
-    return bytes(changed)
 
 
 def header(data: bytes, kind: int, number: int = 0) -> int:
@@ -98,30 +93,33 @@ def change_section(name: bytes, field: int, value: int) -> Callable[[bytes], byt
             at = shoff + 64 * index
             start = strings + struct.unpack_from("<I", data, at)[0]
             if data[start : data.index(b"\0", start)] == name:
-                return put(data, at + field, "Q" if field not in (0, 40) else "I", value)
+                return patched(data, at + field, "Q" if field not in (0, 40) else "I", value)
         raise AssertionError(name)
 
     return changed
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "32-bit": (lambda d: put(d, 4, "B", 1), "ELF class 1"),
-    "big endian": (lambda d: put(d, 5, "B", 2), "data encoding 2"),
-    "object file": (lambda d: put(d, 16, "H", 1), "ELF type 1"),
-    "fixed address": (lambda d: put(d, 16, "H", 2), "ELF type 2"),
-    "core": (lambda d: put(d, 16, "H", 4), "ELF type 4"),
+    "32-bit": (lambda d: patched(d, 4, "B", 1), "ELF class 1"),
+    "big endian": (lambda d: patched(d, 5, "B", 2), "data encoding 2"),
+    "object file": (lambda d: patched(d, 16, "H", 1), "ELF type 1"),
+    "fixed address": (lambda d: patched(d, 16, "H", 2), "ELF type 2"),
+    "core": (lambda d: patched(d, 16, "H", 4), "ELF type 4"),
     "text": (lambda d: b"#!/bin/sh\n" * 100, "not an ELF file"),
     "empty": (lambda d: b"", "not an ELF file"),
-    "phentsize": (lambda d: put(d, 54, "H", 64), "e_phentsize 64"),
-    "shentsize": (lambda d: put(d, 58, "H", 40), "e_shentsize 40"),
-    "phnum": (lambda d: put(d, 56, "H", 0xFFFF), "more than 65,534"),
-    "shnum": (lambda d: put(d, 60, "H", 0xFEFF), "e_shnum 65279"),
-    "shnum extended": (lambda d: put(d, 60, "H", 0), "with e_shnum 0"),
-    "shstrndx": (lambda d: put(d, 62, "H", 0xFFF0), "e_shstrndx 65520"),
-    "names": (lambda d: put(d, 62, "H", 0), "holds no section names"),
-    "interpreter": (lambda d: put(d, header(d, 4), "I", 3), "PT_INTERP"),
-    "unknown segment": (lambda d: put(d, header(d, 4), "I", 0x65A3DBE6), "unknown type 0x65a3dbe6"),
-    "no dynamic": (lambda d: put(d, header(d, 2), "I", 0), "no PT_DYNAMIC"),
+    "phentsize": (lambda d: patched(d, 54, "H", 64), "e_phentsize 64"),
+    "shentsize": (lambda d: patched(d, 58, "H", 40), "e_shentsize 40"),
+    "phnum": (lambda d: patched(d, 56, "H", 0xFFFF), "more than 65,534"),
+    "shnum": (lambda d: patched(d, 60, "H", 0xFEFF), "e_shnum 65279"),
+    "shnum extended": (lambda d: patched(d, 60, "H", 0), "with e_shnum 0"),
+    "shstrndx": (lambda d: patched(d, 62, "H", 0xFFF0), "e_shstrndx 65520"),
+    "names": (lambda d: patched(d, 62, "H", 0), "holds no section names"),
+    "interpreter": (lambda d: patched(d, header(d, 4), "I", 3), "PT_INTERP"),
+    "unknown segment": (
+        lambda d: patched(d, header(d, 4), "I", 0x65A3DBE6),
+        "unknown type 0x65a3dbe6",
+    ),
+    "no dynamic": (lambda d: patched(d, header(d, 2), "I", 0), "no PT_DYNAMIC"),
     "filesz": (change(1, 0, FILE_SIZE=1 << 20), "do not fit"),
     "beyond the file": (change(1, -1, FILE_SIZE=1 << 40, MEMORY_SIZE=1 << 40), "do not fit"),
     "address": (change(1, -1, MEMORY_SIZE=(1 << 63) - 1), "leaves the address space"),
@@ -196,7 +194,7 @@ def test_relocations_that_are_not_known(
     tag: int, new_tag: int, value: int, reason: str, library: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "library.so"
-    path.write_bytes(put(library, dynamic_entry(library, tag), "qQ", new_tag, value))
+    path.write_bytes(patched(library, dynamic_entry(library, tag), "qQ", new_tag, value))
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
     result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
@@ -208,7 +206,7 @@ def test_of_two_dynamic_entries_the_last_counts(library: bytes, tmp_path: Path) 
     # DT_RELACOUNT, which comes behind DT_RELAENT, becomes another of it.
     assert dynamic_entry(library, 0x6FFFFFF9) > dynamic_entry(library, 9)
     path = tmp_path / "library.so"
-    path.write_bytes(put(library, dynamic_entry(library, 0x6FFFFFF9), "qQ", 9, 16))
+    path.write_bytes(patched(library, dynamic_entry(library, 0x6FFFFFF9), "qQ", 9, 16))
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
     result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
@@ -223,7 +221,7 @@ def test_without_dynamic_symbols_gpu_code_stays(library: bytes, tmp_path: Path) 
     data = library
     for at in range(shoff, shoff + 64 * struct.unpack_from("<H", library, 60)[0], 64):
         if struct.unpack_from("<I", data, at + 4)[0] in (4, 11, 0x6FFFFFF6, 0x6FFFFFFE, 0x6FFFFFFF):
-            data = put(data, at + 4, "I", 1)
+            data = patched(data, at + 4, "I", 1)
     path.write_bytes(data)
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
@@ -237,7 +235,7 @@ def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> N
     at = dynamic_entry(library, 6)
     address = struct.unpack_from("<Q", library, at + 8)[0]
     path = tmp_path / "library.so"
-    path.write_bytes(put(library, at + 8, "Q", address - 24))
+    path.write_bytes(patched(library, at + 8, "Q", address - 24))
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
     result = compact_library(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
@@ -247,8 +245,8 @@ def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> N
 
 def test_without_section_headers(tmp_path: Path) -> None:
     path = build(tmp_path / "build", "-g")
-    data = put(path.read_bytes(), 40, "Q", 0)
-    data = put(data, 60, "HH", 0, 0)
+    data = patched(path.read_bytes(), 40, "Q", 0)
+    data = patched(data, 60, "HH", 0, 0)
     path.write_bytes(data)
     target = tmp_path / "small.so"
     options = CompactOptions(min_gain=-(1 << 30))
