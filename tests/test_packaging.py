@@ -1,4 +1,4 @@
-"""The conda recipe says what pyproject.toml and setup.py say."""
+"""The conda recipe says what pyproject.toml and setup.py say; actions are those of a commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support.libraries import ROOT
+from tests.support.libraries import DOCS, EXAMPLES, ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 SETUP = (ROOT / "setup.py").read_text("utf-8")
@@ -57,3 +57,18 @@ def test_libraries() -> None:
     libraries = set(re.findall(r'^    "([\w.]+)": "[\w/]+\.c",$', SETUP, re.MULTILINE))
     assert {*special["then"]} == {name.replace(".", "/") + ".so" for name in x86_64_only}
     assert {*everywhere} == {name.replace(".", "/") + ".so" for name in libraries - x86_64_only}
+
+
+def test_actions_are_pinned() -> None:
+    """A tag can be moved to other code; one action has one commit."""
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / "README.md"]
+    files += [*DOCS.rglob("*.md"), *EXAMPLES.rglob("*.yml")]
+    used = {
+        line.split("uses: ")[1]
+        for file in files
+        for line in file.read_text("utf-8").splitlines()
+        if "uses: " in line and "uses: ./" not in line
+    }
+    names = [re.fullmatch(r"([\w./-]+)@[0-9a-f]{40}  # v[0-9.]+", line) for line in used]
+    assert None not in names, used
+    assert len({name[1] for name in names if name}) == len(used) > 4
