@@ -46,7 +46,7 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.planning.without_trace import plan_for_devices
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, save_manifest
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
@@ -193,6 +193,25 @@ def find_by_archs(
         if entry.source != source:
             package.problem = _NOT_AGAIN
     return list(packages.values())
+
+
+def left_by_spare(name: str, count: int, size: int) -> SlimRow:
+    """A row for unused files, of ``size`` bytes, that stay because code goes into a spare."""
+    detail = (
+        f"{format_items(count, 'unused file', 'unused files')} of GPU code "
+        f"({format_bytes(size)}): a spare brings pages back, and no files; slim their folder "
+        "without --spare to remove them"
+    )
+    return SlimRow.unchanged(name, SlimStatus.LEFT, size, detail)
+
+
+def left_by_lock(tree: Tree, locked: LockedFiles) -> Iterator[SlimRow]:
+    """The row for a lock's distribution, if it is installed and a spare leaves its files."""
+    count = locked.files - locked.kept_files
+    for one in find_code_distributions(map(str, tree.sites)):
+        if one.digest == locked.record_sha256 and not tree.partial:
+            name = f"{one.name} {one.version}"
+            yield left_by_spare(name, count, locked.unused_bytes)
 
 
 def packages_by_lock(

@@ -1,7 +1,8 @@
 """``negativa slim X.whl --target DIR``: a wheel to a smaller one of the same name.
 
-The libraries and the metadata are unpacked to a temporary folder and slimmed there, which changes
-their rows in RECORD, too. All other files go from wheel to wheel. Format: PEP 427.
+The libraries, the files that are GPU code by their names, and the metadata are unpacked to a
+temporary folder and slimmed there, which changes the rows of libraries in RECORD, too. The rows of
+removed files go. All other files go from wheel to wheel. Format: PEP 427.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -25,6 +26,8 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.code_files import is_named_like_code
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
 
@@ -41,8 +44,8 @@ This wheel is not the original. negativa slim (pytest-negativa) removed GPU code
 
 {files}
 
-RECORD has their new digests. A program that needs the removed code fails with a CUDA error; then
-install the original wheel of the same version.
+RECORD has their new digests. A program that needs the removed code fails with a CUDA error, or
+finds no file; then install the original wheel of the same version.
 
 The licence of the original applies. NVIDIA's licence agreements limit how its libraries may be
 changed and passed on: check the terms before you pass this wheel on.
@@ -74,11 +77,13 @@ def slim_wheel(
             _unpack(archive, infos, folder)
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
         if not report.failed and not request.options.dry_run:
-            slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
-            _check_record(folder / info_folder / RECORD, slimmed, source.path)
-            _add_notice(folder / info_folder, slimmed)
+            manifest = load_manifest(folder)
+            record = folder / info_folder / RECORD
+            _update_record(record, manifest.slimmed.keys(), manifest.removed.keys(), source.path)
+            _add_notice(folder / info_folder, report.rows)
+            stay = [info for info in infos if info.filename not in manifest.removed]
             with damage(source.path):
-                _pack(archive, infos, folder, info_folder, target / wheel.name, source)
+                _pack(archive, stay, folder, info_folder, target / wheel.name, source)
     return report
 
 
@@ -134,7 +139,8 @@ def _dist_info(infos: Sequence[zipfile.ZipInfo], path: str) -> str:
 
 def _is_unpacked(info: zipfile.ZipInfo) -> bool:
     path = PurePosixPath(info.filename)
-    return not info.is_dir() and (".so" in path.name or path.parts[0].endswith(_DIST_INFO))
+    is_wanted = ".so" in path.name or is_named_like_code(path.name)
+    return not info.is_dir() and (is_wanted or path.parts[0].endswith(_DIST_INFO))
 
 
 def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
@@ -155,22 +161,29 @@ def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: 
         raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
 
-def _check_record(record: Path, slimmed: Sequence[SlimRow], wheel: str) -> None:
-    """Refuse a RECORD without rows for the libraries: it would not have their new digests."""
-    recorded = set()
+def _update_record(record: Path, slimmed: Set[str], removed: Set[str], wheel: str) -> None:
+    """Take the rows of removed files out of RECORD.
+
+    Raises:
+        FormatError: it has no row for a slimmed library, so it would not have its new digest.
+    """
+    rows: list[tuple[str, str]] = []
     with contextlib.suppress(UnicodeDecodeError, csv.Error):
         text = record.read_bytes().decode()
-        recorded = {posixpath.normpath(row[0]) for _, row in iter_rows(text) if row}
-    for library in slimmed:
-        if library.path not in recorded:
-            problem = f"RECORD has no row for {library.path}, or is damaged; build the wheel again"
-            raise FormatError(wheel, None, problem)
+        rows = [(posixpath.normpath(row[0]) if row else "", line) for line, row in iter_rows(text)]
+    for library in sorted(slimmed - {name for name, _ in rows}):
+        problem = f"RECORD has no row for {library}, or is damaged; build the wheel again"
+        raise FormatError(wheel, None, problem)
+    if removed:
+        record.write_bytes("".join(line for name, line in rows if name not in removed).encode())
 
 
-def _add_notice(info_folder: Path, slimmed: Sequence[SlimRow]) -> None:
+def _add_notice(info_folder: Path, rows: Sequence[SlimRow]) -> None:
+    slimmed = [row for row in rows if row.status is SlimStatus.SLIMMED]
     if not slimmed:
         return
-    files = "\n".join(f"    {row.path}" for row in slimmed)
+    lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
+    files = "\n".join(f"    {line}" for line in lines)
     notice = _NOTICE_TEXT.format(files=files).encode()
     (info_folder / NOTICE).write_bytes(notice)
     digest = record_digest(hashlib.sha256(notice).hexdigest())

@@ -6,6 +6,7 @@ Each file goes to the first recipe that asks for it. ``classify`` tells what the
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -15,7 +16,12 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.code_files import Package, packages_by_lock
+from pytest_negativa.slimming.code_files import (
+    Package,
+    left_by_lock,
+    left_by_spare,
+    packages_by_lock,
+)
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
 from pytest_negativa.slimming.identity import why_another
 from pytest_negativa.slimming.loaded import Loaded
@@ -360,6 +366,9 @@ def find_by_lock(
             _add_traced(folder, spare, jobs)
     if spare is None:
         unmet += _add_packages(folders, lock, source, jobs)
+    else:
+        for folder, files in itertools.product(folders, lock.files):
+            folder.work.rows += left_by_lock(folder.tree, files)
     return [folder.work for folder in folders], unmet
 
 
@@ -384,11 +393,13 @@ def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkLi
     folder = _Folder(tree, manifest)
     for group in tree.groups:
         folder.add_group(group, recipe)
+    devices, source = recipe.devices, recipe.source
+    packages = packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
     if recipe.spare is None:
-        devices, source = recipe.devices, recipe.source
-        folder.work.add_packages(
-            packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
-        )
+        folder.work.add_packages(packages)
+    else:
+        unused = (one for one in packages if one.unused)
+        folder.work.rows += (left_by_spare(p.name, len(p.unused), p.size) for p in unused)
     return folder.work
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -10,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
 from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.builders import (
     CubinSpec,
@@ -309,13 +313,20 @@ def test_a_mistyped_subcommand(site: Path) -> None:
     assert done.returncode == 0 and "nothing to slim in chek" in done.stdout
 
 
-def test_a_spare_leaves_the_files(site: Path, tmp_path: Path) -> None:
-    from pytest_negativa.slimming.spares import SparePolicy
-
+@pytest.mark.parametrize("by", ["arch", "lock"])
+def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: str) -> None:
     before = digests(site)
     options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
-    slim_trees(SlimRequest(paths=(site,), devices=(H200,), options=options))
+    request = SlimRequest(paths=(site,), devices=(H200,), options=options)
+    if by == "lock":
+        lock = locked(site, "one.cubin")
+        request = SlimRequest(paths=(site,), lock=lock, require=True, options=options)
+    [row] = slim_trees(request).rows
     assert before.items() <= digests(site).items()
+    assert row.status is SlimStatus.LEFT
+    count = "3 unused files" if by == "arch" else "6 unused files"
+    assert (row.detail or "").startswith(f"{count} of GPU code (")
+    assert "slim their folder without --spare to remove them" in (row.detail or "")
 
 
 def locked(site: Path, *kept: str) -> Lock:
@@ -415,6 +426,25 @@ def test_undo_without_hard_links(
     [back] = undo_trees([site])
     assert back.status is SlimStatus.UNDONE
     assert digests(site) == before
+
+
+@pytest.mark.parametrize("by", ["arch", "lock"])
+def test_a_wheel_without_them(wheel: Path, site: Path, tmp_path: Path, by: str) -> None:
+    """RECORD of a wheel names the files that the wheel has."""
+    request = SlimRequest(paths=(wheel,), devices=(H200,), target=tmp_path / "out")
+    if by == "lock":
+        request = dataclasses.replace(request, devices=(), lock=locked(site, "one.cubin"))
+    assert not slim_wheel(request).failed
+    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
+        names = set(made.namelist())
+        record = made.read("kernels-1.0.dist-info/RECORD").decode().splitlines()
+        notice = made.read(f"kernels-1.0.dist-info/{NOTICE}").decode()
+    stays = STAYS if by == "arch" else {"one.cubin", "none.cubin", "linked.cubin"}
+    assert {Path(name).name for name in names if name.startswith("kernels/")} == stays
+    assert {row.split(",")[0] for row in record} == names
+    assert f"{7 - len(stays)} of " in notice and "files removed" in notice
+    with zipfile.ZipFile(wheel) as before:
+        assert len(before.namelist()) == len(FILES) + 3
 
 
 @pytest.mark.slow
