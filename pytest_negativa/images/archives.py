@@ -6,14 +6,13 @@ be read in passing alone.
 
 Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
 specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as
-``pkg-NAME.tar.zst``.
+``pkg-NAME.tar.zst``, and those below ``info/`` as ``info-NAME.tar.zst``.
 """
 
 from __future__ import annotations
 
 import bz2
 import contextlib
-import fnmatch
 import gzip
 import io
 import lzma
@@ -64,7 +63,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
 ENCRYPTED = 1
 """Flag of an encrypted file in a ZIP archive."""
-_CONDA_SUFFIX, _CONDA_FILES = ".conda", "pkg-*.tar.zst"
+_CONDA_SUFFIX, _CONDA_FILES = ".conda", re.compile(r"(info|pkg)-[^/]*\.tar\.zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
             yield from entries
             return
         for entry in entries:
-            if entry.member is not None and fnmatch.fnmatch(entry.name, _CONDA_FILES):
+            if entry.member is not None and _CONDA_FILES.fullmatch(entry.name):
                 part = Part(source, entry.member.start, entry.member.packed_size)
                 label = f"{source.path}/{entry.name}"
                 yield from iter_tar(part, label, source.path, on_problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -35,6 +36,8 @@ _DIST_INFO = ".dist-info"
 _PACKAGE_LISTS = re.compile(
     r"(.*/)?[^/]+\.dist-info/RECORD|(.*/)?conda-meta/[^/]+\.json|var/lib/dpkg/(status|info/[^/]+\.list)"
 )
+# Of a conda package. Source: "Package specification" of conda's documentation.
+_CONDA_SUFFIXES, _CONDA_INDEX = (".conda", ".tar.bz2"), "info/index.json"
 # Bytes. An image with all of CUDA, Python and its packages has 60 MB of them.
 _MAX_LIST = 64 << 20
 _MAX_LISTS = 1 << 30
@@ -104,12 +107,23 @@ class Contents:
     problems: list[FormatError] = field(default_factory=list)
 
     @property
+    def conda_package(self) -> tuple[str, str] | None:
+        """Name and version if the archive is a conda package; None for others."""
+        if not self.path.endswith(_CONDA_SUFFIXES):
+            return None
+        try:
+            index = json.loads(self.lists.get(_CONDA_INDEX, b"{}"))
+            return str(index["name"]), str(index["version"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    @property
     def distribution(self) -> tuple[str, str] | None:
-        """Name and version if the archive is a wheel (PEP 427); None for others."""
+        """Name and version if the archive is a wheel (PEP 427) or a conda package."""
         # Those in folders are of packages that it brings along.
         own = [folder for folder in self.dist_infos if "/" not in folder]
         if len(own) != 1:
-            return None
+            return self.conda_package
         name, _, version = own[0].removesuffix(_DIST_INFO).rpartition("-")
         return name.replace("_", "-"), version
 
@@ -195,7 +209,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     if entry.target is not None:
         layer.links[name] = entry.target
         return 0
-    if question.with_lists and _PACKAGE_LISTS.fullmatch(name):
+    if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
         if entry.size > min(left, _MAX_LIST):
             return 0
         try:

@@ -215,6 +215,9 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
     names = {path.rpartition("/")[2] for path in wanted}
     folders: dict[str, str | None] = {}
     owners: dict[str, Package] = {}
+    if tree.contents is not None and (found := tree.contents.conda_package) is not None:
+        name, version = found
+        owners = dict.fromkeys(wanted, Package(name=name, version=version, manager=Manager.CONDA))
     for path, package in _iter_claims(tree):
         folder, _, name = path.rpartition("/")
         # An image has far more files than those that are wanted, and links take time to resolve.

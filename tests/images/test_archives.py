@@ -28,6 +28,8 @@ from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import DeflatedMember
 from pytest_negativa.images import archives
 from pytest_negativa.images.contents import Contents, Question, map_archive, may_hold_code
+from pytest_negativa.images.report import report_image
+from pytest_negativa.models.image import Manager, Package
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
@@ -99,6 +101,32 @@ def map_of_file(path: Path) -> LibraryMap:
     found = read_library(path, Scope())
     library = msgspec.structs.replace(found.library, path="", mtime_ns=0)
     return msgspec.structs.replace(found, library=library)
+
+
+@pytest.mark.parametrize("name", ["ours-1.0-0.conda", "ours-1.0-0.tar.bz2"])
+def test_a_conda_package_tells_name_and_version(tmp_path: Path, name: str) -> None:
+    (tmp_path / "package/info").mkdir(parents=True)
+    index = '{"name": "ours", "version": "1.0"}'
+    (tmp_path / "package/info/index.json").write_text(index)
+    shutil.copyfile(MULTIARCH, tmp_path / "package/libm.so")
+    path = tmp_path / name
+    if name.endswith(".bz2"):
+        with tarfile.open(path, "w:bz2") as archive:
+            archive.add(tmp_path / "package", ".")
+    else:
+        with zipfile.ZipFile(path, "w") as conda:
+            for part, member in (("info", "info"), ("pkg", "libm.so")):
+                data = io.BytesIO()
+                with tarfile.open(fileobj=data, mode="w") as inner:
+                    inner.add(tmp_path / "package" / member, member)
+                packed = zstandard.ZstdCompressor().compress(data.getvalue())
+                conda.writestr(f"{part}-ours-1.0-0.tar.zst", packed)
+    assert map_archive(path, QUESTION).distribution == ("ours", "1.0")
+    [row] = report_image(path).packages
+    assert row.package == Package(name="ours", version="1.0", manager=Manager.CONDA)
+    # In another archive the file may be anything.
+    other = path.rename(tmp_path / "other.zip")
+    assert map_archive(other, QUESTION).distribution is None
 
 
 class TestLibraries:
