@@ -198,7 +198,8 @@ def test_a_service_is_traced_for_a_while(tmp_path: Path) -> None:
     """CUPTI is given back while the process works, and the process goes on as before."""
     pytest.importorskip("torch")
     run = Run(tmp_path / "run")
-    variables = attach_environment(run, Sampling(one_of=1, seconds=2, files=10))
+    # Long enough for the first kernel, while other tests start processes on the GPU, too.
+    variables = attach_environment(run, Sampling(one_of=1, seconds=8, files=10))
     code = """
 import os, sys, time, torch
 print(torch.sin(torch.ones(8, device="cuda")).sum().item())
@@ -214,7 +215,7 @@ print(torch.linalg.inv(torch.eye(8, device="cuda")).sum().item())
         capture_output=True,
         text=True,
         env={**os.environ, **variables},
-        timeout=60,
+        timeout=240,
     )
     assert [round(float(line), 3) for line in done.stdout.split()] == [6.732, 8.0]
     usage = merge_traces(run.trace_files())
