@@ -715,7 +715,7 @@ def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
     unknown = sum(origin is None for origin in origins)
     lines = [
         "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(origins), 'library', 'libraries')} that it may change; "
+        f"{format_items(len(origins), 'file', 'files')} that it may change or remove; "
         "--keep-originals DIR keeps them"
     ]
     if commands:
@@ -723,7 +723,7 @@ def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
         lines += [f"  {printable(command)}" for command in commands]
     if unknown:
         lines.append(
-            f"No distribution claims {format_items(unknown, 'library', 'libraries')} of these: "
+            f"No distribution claims {format_items(unknown, 'file', 'files')} of these: "
             "copy them first, or keep them"
         )
     click.echo("\n".join(lines), err=True)

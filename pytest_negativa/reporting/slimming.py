@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -80,10 +82,17 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
 
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
-    """Yield a line for each library that is an error of the command."""
+    """Yield a line for each library that is an error of the command; many alike share one."""
+    alike: dict[tuple[SlimStatus, str | None], list[SlimRow]] = {}
     for row in rows:
         if row.status in PROBLEMS:
-            yield _line(row)
+            alike.setdefault((row.status, row.detail), []).append(row)
+    for first, *others in alike.values():
+        if len(others) + 1 < _MANY:
+            yield from map(_line, (first, *others))
+        else:
+            more = format_items(len(others), "more library", "more libraries")
+            yield _line(replace(first, path=f"{first.path} and {more}"))
 
 
 def _cells(row: SlimRow) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
 
 OnStart = Callable[[Sequence[Origin | None]], None]
-"""Called before the first change, with the origin of each library whose original is not kept."""
+"""Called before the first change, with the origin of each file whose original is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,8 @@ def slim_trees(
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
-        if request.options.keep_originals is None and not request.options.dry_run:
-            lost = [
-                (slimmer, task)
-                for slimmer in slimmers
-                for task in slimmer.work.tasks
-                if task.before is None and task.recipe.spare is None
-            ]
-            on_start([slimmer.origin_of(task) for slimmer, task in lost])
+        if not request.options.dry_run:
+            on_start([origin for slimmer in slimmers for origin in slimmer.origins_of_lost()])
         return _run(slimmers, unmet, on_progress)
 
 

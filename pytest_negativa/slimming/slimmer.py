@@ -139,12 +139,23 @@ class Slimmer:
 
     def origin_of(self, task: Task) -> Origin | None:
         """The distribution that brought a library, if one is known."""
-        if task.before is not None:
-            return task.before.origin
+        return self._origin_of(task.names) if task.before is None else task.before.origin
+
+    def _origin_of(self, names: Sequence[str]) -> Origin | None:
         if self._known_origins is None:
             self._known_origins = Origins(self._sites)
-        found = (self._known_origins.of(self.root / name) for name in task.names)
+        found = (self._known_origins.of(self.root / name) for name in names)
         return next(filter(None, found), None)
+
+    def origins_of_lost(self) -> Iterator[Origin | None]:
+        """The distribution, if one is known, of each file that nothing here will bring back."""
+        if self.options.keep_originals is not None:
+            return
+        for task in self.work.tasks:
+            if task.before is None and task.recipe.spare is None:
+                yield self.origin_of(task)
+        for package in self.work.packages:
+            yield from (self._origin_of(group.names) for group in package.unused)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.

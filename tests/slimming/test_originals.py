@@ -57,7 +57,7 @@ def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) 
     assert "get them back" not in negativa(*arguments, "--dry-run", site.folder)
     output = negativa(*arguments, site.folder)
     fault.check(output)
-    assert output.index("2 libraries that it may change") < output.index("after")
+    assert output.index("2 files that it may change or remove") < output.index("after")
     # A second run changes nothing.
     assert "get them back" not in negativa(*arguments, site.folder)
     assert f"was not kept; install it again: {COMMAND}" in negativa(
