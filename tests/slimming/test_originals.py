@@ -76,7 +76,7 @@ def test_originals_that_are_kept_need_no_way_back(site: Made, tmp_path: Path) ->
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
     output = negativa("slim", "--lock", site.lock_file, "--no-load-check", site.folder)
-    assert "No distribution claims 2 libraries of these" in output
+    assert "No distribution claims 2 files of these" in output
     assert load_manifest(site.folder).slimmed[ONE].origin is None
 
 
