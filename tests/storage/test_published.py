@@ -52,13 +52,17 @@ def test_a_folder_comes_back(files: dict[str, Path], tmp_path: Path) -> None:
     assert fetched(url, tmp_path / "b", wanted=lambda path: path == "a") == {"a": "one"}
 
 
-def test_what_is_there_is_not_sent_again(files: dict[str, Path]) -> None:
+def test_what_is_there_is_not_sent_again(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = memory_url()
     assert sum(publish("first", files, first)) == 9
     files["e"] = files["a"].with_name("e")
     files["e"].write_text("more")
     # Of another folder in the same place.
     assert publish("second", files, first.parent / "second") == Sent(sent=4, known=9)
+    monkeypatch.setattr(Url, "send", None)
+    assert publish("third", files, first.parent / "third") == Sent(sent=0, known=13)
 
 
 def test_what_is_here_is_not_fetched_again(files: dict[str, Path], tmp_path: Path) -> None:
@@ -131,6 +135,17 @@ def test_a_file_that_changes_meanwhile_is_not_published(
     # Not even a blob is there, whose name might be wrong.
     path.write_text("one")
     assert publish("name", {"a": path}, url) == Sent(sent=3, known=0)
+    size = Url.size
+
+    def look_and_grow(self: Url) -> int | None:
+        path.write_text("one more")
+        return size(self)
+
+    monkeypatch.setattr(Url, "size", look_and_grow)
+    with pytest.raises(StoreError, match="changed while it was sent"):
+        publish("other", {"a": path}, url.parent / "other")
+    # The blob that was there stays: it is another folder's, too.
+    assert blob(url, "a").read(MAX) == b"one"
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/../../b", "", "a\0"])

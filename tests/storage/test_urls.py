@@ -104,7 +104,7 @@ def test_a_file_is_written_read_and_deleted(url: Url, tmp_path: Path) -> None:
 
 
 def test_a_fetched_file_is_as_sparse_as_it_can_be(url: Url, tmp_path: Path) -> None:
-    data = b"\0" * (1 << 20) + b"end"
+    data = b"\0" * (1 << 20) + b"middle" + b"\0" * (1 << 20)
     (tmp_path / "source").write_bytes(data)
     url.send(tmp_path / "source")
     url.fetch(tmp_path / "target", len(data), hashlib.sha256(data).hexdigest())
