@@ -245,9 +245,9 @@ def test_full_disk(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
 
 
 def test_two_at_a_time(site: Made) -> None:
-    processes = [start(site) for _ in range(3)]
+    processes = [start(site) for _ in range(2)]
     results = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], results
+    assert [process.returncode for process in processes] == [0, 0], results
     assert wrong_files(site.folder) == []
     assert hidden(site.folder) == []
     assert sum("slimmed before" not in out for out, _ in results) == 1
