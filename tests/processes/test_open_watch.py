@@ -116,6 +116,16 @@ def test_events_that_the_kernel_dropped_are_a_lack_for_each_file(file: Path) -> 
     assert watch.opens.unseen == dict.fromkeys((str(file), "/b.so"), "too many opens at a time")
 
 
+def test_a_file_in_the_place_of_one_that_lives_on_is_another_file(file: Path) -> None:
+    file.with_name("linked.so").hardlink_to(file)
+    (new := file.with_name("new")).write_bytes(b"")
+    with OpenWatch([str(file)]) as watch:
+        new.replace(file)
+        file.read_bytes()
+    assert watch.opens.unseen == {str(file): "the file was replaced or removed meanwhile"}
+    assert watch.opens.times == {}
+
+
 def test_a_file_that_is_made_anew_with_the_same_inode_is_another_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
