@@ -390,8 +390,14 @@ static uint32_t count_symbols(const uint32_t *hash, const uint32_t *gnu_hash) {
     return last + 1;
 }
 
-/* The name of the function at an address; NULL: no symbol that the library exports has it. */
-static const char *function_at(const struct link_map *map, uintptr_t address) {
+typedef struct {
+    const ElfW(Sym) *symbols;
+    const char *strings;
+    uint32_t count;
+} Symbols;
+
+/* The dynamic symbols of a library. */
+static Symbols symbols_of(const struct link_map *map) {
     const ElfW(Sym) *symbols = NULL;
     const char *strings = NULL;
     const uint32_t *hash = NULL, *gnu_hash = NULL;
@@ -402,12 +408,18 @@ static const char *function_at(const struct link_map *map, uintptr_t address) {
         if (row->d_tag == DT_HASH) hash = place;
         if (row->d_tag == DT_GNU_HASH) gnu_hash = place;
     }
-    if (symbols == NULL || strings == NULL) return NULL;
-    for (uint32_t i = 1, count = count_symbols(hash, gnu_hash); i < count; i++) {
-        const ElfW(Sym) *one = &symbols[i];
+    if (symbols == NULL || strings == NULL) return (Symbols){.count = 0};
+    return (Symbols){symbols, strings, count_symbols(hash, gnu_hash)};
+}
+
+/* The name of the function at an address; NULL: no symbol that the library exports has it. */
+static const char *function_at(const struct link_map *map, uintptr_t address) {
+    Symbols all = symbols_of(map);
+    for (uint32_t i = 1; i < all.count; i++) {
+        const ElfW(Sym) *one = &all.symbols[i];
         if (ELF64_ST_TYPE(one->st_info) == STT_FUNC && one->st_shndx != SHN_UNDEF &&
             address - map->l_addr - one->st_value < one->st_size)
-            return strings + one->st_name;
+            return all.strings + one->st_name;
     }
     return NULL;
 }
@@ -821,13 +833,18 @@ static void start_library(const Note *note) {
  * (see faults.h). */
 EXPORT int negativa_spare_version = 0;
 
+/* Not by dlopen: at a program's start that would run libc's constructor, without the environment. */
 static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
     (void)size;
     const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    if (slash == NULL || strcmp(slash + 1, "libnegativa_spare.so") != 0) return 0;
-    void *handle = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-    const int *version = handle ? dlsym(handle, "negativa_spare_version") : NULL;
-    *(bool *)working = version != NULL && *version >= VERSION;
+    struct dl_find_object found;
+    if (slash == NULL || strcmp(slash + 1, "libnegativa_spare.so") != 0 ||
+        find_object((void *)info->dlpi_addr, &found) != 0)
+        return 0;
+    Symbols all = symbols_of(found.dlfo_link_map);
+    for (uint32_t i = 1; i < all.count; i++)
+        if (strcmp(all.strings + all.symbols[i].st_name, "negativa_spare_version") == 0)
+            *(bool *)working = *(const int *)(info->dlpi_addr + all.symbols[i].st_value) >= VERSION;
     return *(bool *)working;
 }
 
@@ -852,14 +869,14 @@ static void refuse(const char *reason) {
  * At a program's start that is before libc's own constructor, which sets environ. */
 __attribute__((constructor)) static void begin(int count, char **words, char **environment) {
     (void)count, (void)words;
-    bool working = false;
-    dl_iterate_phdr(collect_copy, &working);
-    if (working) return;
     find_object = (int (*)(void *, struct dl_find_object *))dlsym(RTLD_DEFAULT, "_dl_find_object");
     void *in_libc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
     struct dl_find_object libc;
     if (find_object == NULL || in_libc == NULL || find_object(in_libc, &libc) != 0)
         refuse("they need glibc 2.35 or newer");
+    bool working = false;
+    dl_iterate_phdr(collect_copy, &working);
+    if (working) return;
     spare_folder = variable(environment, "NEGATIVA_SPARE_DIR");
     log_folder = variable(environment, "NEGATIVA_SPARE_LOG");
     if (log_folder) mkdir(log_folder, 0777);

@@ -198,12 +198,12 @@ def test_another_librarys_constructor_calls_a_cut_library(tmp_path: Path) -> Non
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).call_result())"
     command = [sys.executable, "-I", "-c", script, str(later)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
-    # At a program's start, too.
+    # At a program's start, too: before libc has the environment, which it gets all the same.
     program = compile_c("spare/main.c", tmp_path / "program", *flags[:2], "-llater", *flags[2:])
     (tmp_path / "logs").mkdir()
-    environ = {"NEGATIVA_SPARE_LOG": str(tmp_path / "logs")}
+    environ = {"NEGATIVA_SPARE_LOG": str(tmp_path / "logs"), "SETTING": "value"}
     done = subprocess.run([program], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "42\n" and len(list((tmp_path / "logs").iterdir())) == 1
+    assert done.stdout == "42 value of program\n" and len(list((tmp_path / "logs").iterdir())) == 1
 
 
 def test_two_copies_of_the_runtime_in_a_process(kit: Kit, tmp_path: Path) -> None:
