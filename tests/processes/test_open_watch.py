@@ -59,6 +59,8 @@ def test_an_open_by_this_process_or_by_one_that_is_gone(file: Path) -> None:
         os.listxattr(file)
     assert watch.opens.times == {str(file): 1} and watch.opens.openers == {}
     assert watch.opens.unseen == {}
+    left = [os.fspath(d.readlink()) for d in Path("/proc/self/fd").iterdir() if d.is_symlink()]
+    assert "anon_inode:inotify" not in left
 
 
 def test_what_can_not_be_watched_is_told(file: Path) -> None:
