@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import struct
 import subprocess
@@ -98,7 +99,7 @@ fatbin_start:
     .hidden fatbin_end
     .global fatbin_end
 fatbin_end:
-    .section .ldata, "awl", @progbits
+    .section .ldata, "{ldata_flags}", @progbits
     .balign 32
     .global ldata_start
     .hidden ldata_start
@@ -111,6 +112,8 @@ ldata_start:
 {extra}
     .section .note.GNU-stack, "", @progbits
 """
+# Only x86-64 has large data: the assembler knows the flag for no other machine.
+LDATA_FLAGS = "awl" if platform.machine() == "x86_64" else "aw"
 
 
 def build(
@@ -128,7 +131,8 @@ def build(
     (folder / "fatbin.bin").write_bytes(gpu_code(1) if fatbin is None else fatbin)
     (folder / "ldata.bin").write_bytes(gpu_code(2, padding=PADDING) if ldata is None else ldata)
     (folder / "host.cpp").write_text(source)
-    (folder / "data.s").write_text(ASSEMBLY.replace("{extra}", extra))
+    assembly = ASSEMBLY.replace("{ldata_flags}", LDATA_FLAGS).replace("{extra}", extra)
+    (folder / "data.s").write_text(assembly)
     command = [CXX, "-shared", "-fPIC", "-O1", "-o", name, "host.cpp", "data.s", *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
