@@ -8,8 +8,9 @@ killed can go on. Two writers send equal blobs; the manifest of the later one co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import StoreError, describe_fault
+from pytest_negativa.errors import NotFoundError, StoreError, describe_fault
 from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.urls import Url
@@ -53,28 +54,29 @@ def publish(name: str, files: Mapping[str, Path], url: Url) -> Sent:
         StoreError: a file can't be read or sent.
         OptionError: the URL can't be used.
     """
-    blobs = url.parent / "cas" / "sha256"
     with ThreadPoolExecutor(_THREADS) as pool:
-        done = list(pool.map(partial(_publish_file, blobs), sorted(files.items())))
+        done = list(pool.map(partial(_publish_file, url), sorted(files.items())))
     manifest = Published(
         format_version=PUBLISHED_VERSION, name=name, files=tuple(file for file, _ in done)
     )
-    (url / _MANIFEST).write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    with _telling(url, _MANIFEST):
+        (url / _MANIFEST).write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     total = sum(file.size for file, _ in done)
     sent = sum(file.size for file, is_new in done if is_new)
     return Sent(sent, total - sent)
 
 
-def _publish_file(blobs: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool]:
+def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool]:
     """Send a file that is not there; whether it was sent."""
     name, path = item
     try:
         before = path.stat()
         found = PublishedFile(path=name, size=before.st_size, sha256=_digest(path))
-        blob = blobs / found.sha256
-        is_new = blob.size() != found.size
-        if is_new:
-            blob.send(path)
+        blob = _blobs(url) / found.sha256
+        with _telling(url, name):
+            is_new = blob.size() != found.size
+            if is_new:
+                blob.send(path)
         after = path.stat()
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
@@ -94,8 +96,15 @@ def load_manifest(url: Url) -> Published:
         OptionError: the URL can't be used.
     """
     place = url / _MANIFEST
+    try:
+        data = place.read(_MAX_MANIFEST)
+    except NotFoundError as e:
+        problem = f"there is no {_MANIFEST}; check the URL, and whether the push ended"
+        raise NotFoundError(f"{url}: {problem}") from e
+    except StoreError as e:
+        raise StoreError(f"{url}: {e}") from e
     manifest = decode_versioned(
-        place.read(_MAX_MANIFEST),
+        data,
         Published,
         PUBLISHED_VERSION,
         origin=str(place),
@@ -131,7 +140,7 @@ def fetch(
     files = [file for file in manifest.files if wanted(file.path)]
     if (total := sum(file.size for file in files)) > max_bytes:
         raise StoreError(f"{url}: {total:,} bytes, and at most {max_bytes:,} are fetched")
-    blobs = url.parent / "cas" / "sha256"
+    blobs = _blobs(url)
 
     def fetch_file(file: PublishedFile) -> None:
         path = target / file.path
@@ -142,10 +151,25 @@ def fetch(
         except (OSError, ValueError) as e:
             # Such as a name that is too long, or that is a file's and a folder's.
             raise StoreError(f"{path}: cannot be written: {describe_fault(e)}") from e
-        (blobs / file.sha256).fetch(path, file.size, file.sha256)
+        with _telling(url, file.path):
+            (blobs / file.sha256).fetch(path, file.size, file.sha256)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(fetch_file, files))
+
+
+def _blobs(url: Url) -> Url:
+    """Where the contents of the files of a folder lie."""
+    return url.parent / "cas" / "sha256"
+
+
+@contextlib.contextmanager
+def _telling(url: Url, name: str) -> Iterator[None]:
+    """Make errors begin with the folder's URL and the file's name, which its user knows."""
+    try:
+        yield
+    except StoreError as e:
+        raise type(e)(f"{url}: {name}: {e}") from e
 
 
 def is_there(path: Path, file: PublishedFile) -> bool:

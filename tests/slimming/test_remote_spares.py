@@ -175,7 +175,7 @@ def test_what_can_not_be_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     lose(spares)
     rows = {row.path: row.detail or "" for row in fetch_spares([site.folder], spares)}
     assert "is no spare; send it again with negativa slim push" in rows[ONE]
-    assert "manifest.json: there is no such file" in rows[TWO]
+    assert "there is no manifest.json; check the URL" in rows[TWO]
     rows = {row.path: row.detail or "" for row in push_spares([site.folder], url)}
     assert "its spare" in rows[ONE] and "can't be used" in rows[ONE]
     (site.folder / "negativa-slim.json").unlink()

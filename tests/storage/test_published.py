@@ -96,6 +96,7 @@ def test_a_damaged_blob(files: dict[str, Path], tmp_path: Path, fault: PlantedFa
     with pytest.raises(StoreError) as error:
         fetched(url, tmp_path / "a")
     fault.check(str(error.value))
+    assert str(error.value).startswith(f"{url}: b/c: ")
     assert not (tmp_path / "a" / "b" / "c").exists()
 
 
@@ -113,7 +114,7 @@ def test_without_a_manifest_there_is_nothing(files: dict[str, Path], tmp_path: P
     files["f"] = tmp_path / "gone"
     with pytest.raises(StoreError, match="gone: cannot be read: No such file"):
         publish("name", files, url)
-    with pytest.raises(StoreError, match=r"folder/manifest\.json: there is no such file"):
+    with pytest.raises(StoreError, match=r"folder: there is no manifest\.json; check the URL"):
         load_manifest(url)
 
 

@@ -92,7 +92,8 @@ def test_a_server_that_fails_for_the_moment(project: Project, s3: S3) -> None:
 
 
 @pytest.mark.planted_fault(
-    "a push to an object store is killed in the middle", says="manifest.json: there is no such file"
+    "a push to an object store is killed in the middle",
+    says="there is no manifest.json; check the URL",
 )
 def test_a_push_that_is_killed_and_goes_on(project: Project, s3: S3, fault: PlantedFault) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
