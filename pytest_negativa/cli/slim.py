@@ -112,7 +112,7 @@ def lock(
         return
     from pytest_negativa.analysis.unplanned import find_unplanned
     from pytest_negativa.installed.sites import Places
-    from pytest_negativa.planning.lock import make_lock
+    from pytest_negativa.planning.lock import make_lock, why_files_stay
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.storage.lockfile import save_lock
@@ -132,6 +132,7 @@ def lock(
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
+    files_plans = load_files_plans(run)
     made = make_lock(
         run_id,
         planned,
@@ -141,7 +142,7 @@ def lock(
         unproved=unproved,
         include=settings.libraries.include,
         exclude=(*settings.libraries.exclude, *settings.keep.libraries),
-        files=load_files_plans(run),
+        files=files_plans,
     )
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
@@ -160,6 +161,12 @@ def lock(
             f"({format_bytes(files.unused_bytes)}) unused",
             err=to_stdout,
         )
+    locked = {files.record_sha256 for files in made.files}
+    for plan in files_plans:
+        reason = why_files_stay([plan], verdict)
+        if plan.digest not in locked and reason is not None:
+            name = printable(f"{plan.distribution} {plan.version}")
+            click.echo(f"left out: files of {name}: {printable(reason)}", err=to_stdout)
     for row in made.left_out:
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     _show_proof(made)

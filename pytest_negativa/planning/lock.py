@@ -156,19 +156,10 @@ def _lock_files(
     plans: Sequence[FilesPlan], verdict: Verdict | None, unproved: bool
 ) -> LockedFiles | None:
     """The files of a distribution as the lock has them; None if all of them stay."""
-    doubt = None
+    doubt = why_files_stay(plans, verdict)
     kept = {name for plan in plans for name in plan.kept}
-    if verdict is None:
-        doubt = _NOT_VERIFIED
-    elif not verdict.proved:
-        doubt = LibraryStatus.NOT_PROVED.value
     for plan, part in itertools.product(plans, () if verdict is None else verdict.each_kind):
-        row = _row_of_files(part, plan)
-        if row is None:
-            doubt = _PLANNED_ANEW
-        elif row.unseen is not None:
-            doubt = f"nothing tells what the tests opened: {row.unseen}"
-        else:
+        if (row := _row_of_files(part, plan)) is not None:
             kept.update(row.opened)
     unused = {n: size for plan in plans for n, size in plan.unused.items() if n not in kept}
     if (doubt is not None and not unproved) or not unused:
@@ -186,6 +177,24 @@ def _lock_files(
         digest=_UNSEALED,
         kept=tuple(sorted(kept)),
     )
+
+
+def why_files_stay(plans: Sequence[FilesPlan], verdict: Verdict | None) -> str | None:
+    """Why the files of a distribution are not proved unused; None if those are that are unused."""
+    reasons = [plan.reason for plan in plans if plan.reason is not None]
+    if reasons:
+        return reasons[0]
+    if verdict is None:
+        return _NOT_VERIFIED
+    if not verdict.proved:
+        return LibraryStatus.NOT_PROVED.value
+    for plan, part in itertools.product(plans, verdict.each_kind):
+        row = _row_of_files(part, plan)
+        if row is None:
+            return _PLANNED_ANEW
+        if row.unseen is not None:
+            return f"nothing tells what the tests opened: {row.unseen}"
+    return None
 
 
 def _row_of_files(verdict: Verdict, plan: FilesPlan) -> ProvedFiles | None:

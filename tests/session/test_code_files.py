@@ -154,3 +154,5 @@ def test_a_watch_that_is_lost(tmp_path: Path, fault: PlantedFault, how: str) -> 
     fault.check(project.pytest("-q", "--negativa", HARM=how).stdout)
     [plan] = json.loads((project.run_folder / "files.json").read_text())["distributions"]
     assert not plan["unused"]
+    left_out = "left out: files of some-kernels 1.0: nothing tells what else was opened"
+    assert left_out in project.negativa("lock", "--unproved").stdout
