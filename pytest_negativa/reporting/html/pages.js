@@ -79,8 +79,8 @@ function pictures(data, width) {
     const kept = report.code_files.filter((row) => row.note).map((row) => `All files of ${row.distribution} are kept: ${row.note}.`);
     half(() => card("Files that are GPU code", kept.join(" ") || null,
       make("ul", { class: "legend" }, make("li", {}, swatch(0), "Stays"), make("li", {}, swatch(2), "Never opened")),
-      barRows(report.code_files.map((row) => [`${row.distribution} ${row.version}`, null, [["used", row.size - row.unused_bytes], ["idle", row.unused_bytes]],
-        `${formatCount(row.unused_files)} of ${plural(row.files, "file", "files")} never opened, ${formatBytes(row.unused_bytes)} of ${formatBytes(row.size)}`]))));
+      barRows(report.code_files.map((row) => [`${row.distribution} ${row.version}: ${formatCount(row.unused_files)} of ${plural(row.files, "file", "files")} never opened`, null,
+        [["used", row.size - row.unused_bytes], ["idle", row.unused_bytes]], `${formatBytes(row.unused_bytes)} of ${formatBytes(row.size)}`]), "tall")));
   }
 
   const archs = new Map();
