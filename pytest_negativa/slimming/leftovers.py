@@ -14,7 +14,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
+from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import digest_of, is_part_of_manifest, load_manifest
 from pytest_negativa.slimming.replace import give_back
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, Temporary, Tree
@@ -41,8 +41,12 @@ def remove_leftovers(tree: Tree) -> bool:
             if not _is_ours(tree.root, temporary, manifest):
                 continue
             if temporary.place is not None:
-                entry = entries.get(temporary.place.relative_to(tree.root).as_posix())
-                if not _is_known(temporary.path, entry):
+                name = temporary.place.relative_to(tree.root).as_posix()
+                entry = entries.get(name)
+                if not (
+                    _is_known(temporary.path, entry)
+                    or _was_removed(temporary, manifest.removed.get(name))
+                ):
                     changed |= _put_back(temporary, entry)
                     continue
             temporary.path.unlink()
@@ -71,6 +75,14 @@ def _is_known(path: Path, entry: SlimmedFile | None) -> bool:
             return size_before(source) == entry.original_size
     except FormatError:
         return False
+
+
+def _was_removed(temporary: Temporary, entry: RemovedFile | None) -> bool:
+    """Whether it is a file of GPU code that a run removed, and another file has its place now."""
+    place = temporary.place
+    if entry is None or place is None or not place.exists():
+        return False
+    return digest_of(temporary.path) == entry.sha256
 
 
 def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
