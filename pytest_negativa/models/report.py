@@ -116,17 +116,12 @@ class CodeFilesRow(Record, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Where libraries have their file name."""
-        return code_files_name(self.distribution)
+        return f"{self.distribution} (files)"
 
     @property
     def code_bytes(self) -> int:
         """All bytes of such a file are GPU code."""
         return self.size
-
-
-def code_files_name(distribution: str) -> str:
-    """What stands in the place of a file name for all files of a distribution together."""
-    return f"{distribution} (files)"
 
 
 class ProofRow(Record, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.text import printable
@@ -15,7 +14,7 @@ def iter_properties(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "negativa.gpu_code", str(report.code_bytes)
     yield "negativa.unused", str(report.unused_bytes)
     for row in report.libraries:
-        name = f"negativa.library.{printable(Path(row.path).name)}"
+        name = f"negativa.library.{printable(row.name)}"
         yield f"{name}.gpu_code", str(row.code_bytes)
         yield f"{name}.unused", str(row.unused_bytes)
         yield f"{name}.kernels", str(row.kernels)

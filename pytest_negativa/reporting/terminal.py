@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
@@ -56,11 +55,11 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels and row.path not in listed:
-            title = f"Unused kernels of {printable(Path(row.path).name)}"
+            title = f"Unused kernels of {printable(row.name)}"
             names = (cut_middle(printable(spell(n)), width - 2) for n in row.unused_kernels)
             title = wrap(f"{title}, {len(row.unused_kernels)} of {row.kernels}:", width)
             yield "\n".join([title, *(f"  {name}" for name in names)])
-    notes = [f"{Path(row.path).name}: {note}" for row in report.libraries for note in row.notes]
+    notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
     if notes:
         yield _list("Kept for lack of knowledge or by policy:", notes, width)
     if report.compiled_kernels:
