@@ -174,6 +174,8 @@ class _Tables:
         self._data = data
         self._section_table = table = _section_table(data)
         self._count = len(table) // SHDR.size
+        fields = memoryview(table).cast("I")
+        self._types = fields[_SH_TYPE // 4 :: SHDR.size // 4].tolist()
         self._names = names
         self.kernels: list[Function] = []
         self.device_functions: list[Function] = []
@@ -215,10 +217,11 @@ class _Tables:
             )
         self._names.reserve_rows(len(self._symbols) // SYM.size)
         name_at, index_at = self._string, self._index_at
-        rows = SYM.struct.iter_unpack(self._symbols)
+        symbols, unpack_symbol = self._symbols, SYM.struct.unpack_from
         # Most symbols are sections.
-        named = self._symbols[_ST_INFO :: SYM.size].translate(_IS_NAMED)
-        for st_name, st_info, st_other, st_shndx, st_value, st_size in compress(rows, named):
+        named = symbols[_ST_INFO :: SYM.size].translate(_IS_NAMED)
+        for at in compress(range(0, len(symbols), SYM.size), named):
+            st_name, st_info, st_other, st_shndx, st_value, st_size = unpack_symbol(symbols, at)
             kind = st_info & 0xF
             name = index_at.get(st_name)
             if name is None:
@@ -256,13 +259,10 @@ class _Tables:
 
     def _sections_of(self, sh_type: int) -> Iterator[int]:
         """The sections of a type. To unpack all 140,000 of libcublas.so would take long."""
-        wanted = sh_type.to_bytes(4, "little")
-        at = self._section_table.find(wanted)
-        while at >= 0:
-            index, field = divmod(at, SHDR.size)
-            if field == _SH_TYPE:
-                yield index
-            at = self._section_table.find(wanted, at + 1)
+        index = -1
+        for _ in range(self._types.count(sh_type)):
+            index = self._types.index(sh_type, index + 1)
+            yield index
 
     def read_call_graphs(self) -> None:
         for index in self._sections_of(_SHT_CUDA_CALLGRAPH):
