@@ -107,6 +107,10 @@ LAYOUTS = {
 }
 
 
+# Only whole pages go; those of arm64 are 64 KiB.
+LEFT_BY_PAGES = 60_000 if platform.machine() == "x86_64" else 330_000
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     if layout == "relr" and not relocations_supported():
@@ -122,9 +126,9 @@ def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     assert result.notes == ()
     assert result.spared == ()
     unused = sum(d.size for d in plan.decisions if not d.kept)
-    assert result.gpu_code_removed > unused - 60_000
+    assert result.gpu_code_removed > unused - LEFT_BY_PAGES
     assert result.gpu_code_removed + result.gpu_code_zeroed > unused
-    assert result.size_after == target.stat().st_size < result.size_before - 380_000
+    assert result.size_after == target.stat().st_size < result.size_before - unused + LEFT_BY_PAGES
     before, after = image(path), image(target)
     assert len(after.loads) == result.load_segments > result.holes
     assert_same_image(before, after, library_map, plan)
