@@ -5,15 +5,36 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.rewriting.compact.cut import Cut
-from tests.support.cutting import Kit, may_mount, needs_runtime
+from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from tests.support.cutting import OPTIONS, Kit, may_mount, needs_runtime
 from tests.support.faults import PlantedFault
 
 pytestmark = needs_runtime
+
+LIBPYTHON = Path(
+    sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""
+)
+
+# What a program inherits, and what it hands on: by vfork, and in a forked child.
+INHERITS = """
+import faulthandler, multiprocessing, os, subprocess, sys
+faulthandler.enable()
+def show():
+    words = [sys.executable, "-c", "import os; print(os.environ.get('SETTING'))"]
+    print(os.environ.get("SETTING"), subprocess.check_output(words), faulthandler.is_enabled())
+    sys.stdout.flush()
+show()
+worker = multiprocessing.get_context("fork").Process(target=show)
+worker.start()
+worker.join()
+with open("/proc/self/maps") as maps:
+    print(sys.argv[1] in maps.read(), worker.exitcode, file=sys.stderr)
+"""
 
 # Arguments: the library, its number of pages. All of it prints the sum of a page's functions.
 WORKERS = """
@@ -228,3 +249,19 @@ def test_a_profiler_samples(kit: Kit, cut: Cut, native: bool, tmp_path: Path) ->
     if "ermission" in seen:
         pytest.skip("may not attach")
     assert "work (<string>" in profile.read_text(), seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LIBPYTHON.is_file(), reason="needs a shared libpython")
+def test_an_interpreter_whose_code_is_cut(tmp_path: Path) -> None:
+    """Python itself: nearly all of its code lies in a library that it is linked with."""
+    cut = cut_library(LIBPYTHON, tmp_path / LIBPYTHON.name, tmp_path, [], OPTIONS)
+    command = [sys.executable, "-I", "-c", INHERITS, str(tmp_path)]
+    found = [
+        subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        for environ in ({"SETTING": "1"}, {"SETTING": "1", "LD_LIBRARY_PATH": str(tmp_path)})
+    ]
+    if found[1].stderr.startswith("False"):
+        pytest.skip("the interpreter looks for its library elsewhere")
+    assert cut.removed > 1 << 20 and found[1].stderr == "True 0\n"
+    assert found[0].stdout == found[1].stdout != ""
