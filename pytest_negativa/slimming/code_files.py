@@ -149,10 +149,9 @@ def head_of(path: Path) -> bytes | None:
 
 def package_of(name: str) -> str:
     """The package, or the uppermost folder, that a file below a root lies in."""
-    parts = name.split("/")
-    start = next((i + 1 for i, part in enumerate(parts) if part in SITE_NAMES), 0)
-    inside = len(parts) > start + 1
-    return "/".join(parts[: start + 1]) + ("/" if inside else "")
+    *folders, _ = name.split("/")
+    start = next((i + 1 for i, folder in enumerate(folders) if folder in SITE_NAMES), 0)
+    return "/".join(folders[: start + 1] or ".") + "/"
 
 
 def find_by_archs(
@@ -385,7 +384,8 @@ def remove_files(
             is_recorded = digest in recorded.get(name, ())
             manifest.removed[name] = replace(entry, recorded=is_recorded)
     if keep_originals is not None and states:
-        sync_folder(keep_originals)
+        # One call is faster than one for each of thousands.
+        os.sync()
     save_manifest(root, manifest, token)
     removed: list[FileGroup] = []
     for group, state in states.items():

@@ -290,7 +290,7 @@ def keep_original(
         target: named by the SHA-256 of the original, in hex.
         token: of the run.
         known: the state in which the library has that digest; None if that is not known.
-        one_of_many: leave it to the caller to force the names in the folder of ``target`` to disk.
+        one_of_many: leave it to the caller to force ``target`` and its name to disk.
 
     Returns:
         If it was linked, which changes its time of change: the state of the original.
@@ -320,10 +320,8 @@ def keep_original(
         if not is_known and not has_digest(target, target.name):
             target.unlink()
             raise TakenError(original)
-        if one_of_many and state is not None:
-            return state
-        sync_file(target)
         if not one_of_many:
+            sync_file(target)
             sync_folder(target.parent)
     except OSError as e:
         raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
