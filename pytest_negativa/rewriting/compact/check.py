@@ -83,7 +83,8 @@ def check_compacted(
     """
     checker = _Checker(original, compacted, page_size)
     checker.check_changes(removal, _parts(library_map, plan, kept=False), "unused")
-    checker.check_changes(edits, _parts(library_map, plan, kept=True), "kept GPU code")
+    if edits.changes:
+        checker.check_changes(edits, _parts(library_map, plan, kept=True), "kept GPU code")
     header = compacted.read(0, _ELF_HEADER.size)
     fields = (Patch(start, header[start:end]) for start, end in _HEADER_FIELDS)
     checker.check_tables()
