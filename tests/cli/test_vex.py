@@ -19,6 +19,7 @@ from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
+from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 from tests.support.cutting import build_kit, needs_runtime
 from tests.support.faults import PlantedFault
@@ -218,24 +219,54 @@ def test_the_original(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
     fault.check(vex.reason(library="lib*", kernels=gone))
 
 
+@pytest.mark.parametrize("what", ["code", "header of a region"])
 @pytest.mark.planted_fault(
     "A part of a slimmed library's GPU code can't be read", says="of its GPU code can't be read"
 )
-def test_code_that_cannot_be_read(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
+def test_code_that_cannot_be_read(
+    vex: Vex, gone: list[str], what: str, fault: PlantedFault
+) -> None:
     path = vex.site / "libmultiarch.so"
     with ByteSource(path) as source:
         left, _ = map_slimmed(source, Scope())
         space = read_host_elf(source, with_segments=True)
     block = next(b for b in left.iter_code() if b.content is not None)
+    start, damage = block.start, b"\x01" * block.stored_size
+    if what != "code":
+        # The version, behind the magic number.
+        start, damage = next(left.iter_regions()).span.start + 4, b"\xff\xff"
     [load] = [
         s
         for s in space.segments
-        if s.kind == "PT_LOAD" and s.vaddr <= block.start < s.vaddr + s.file_size
+        if s.kind == "PT_LOAD" and s.vaddr <= start < s.vaddr + s.file_size
     ]
     with path.open("r+b") as file:
-        file.seek(block.start - load.vaddr + load.offset)
-        file.write(b"\x01" * block.stored_size)
+        file.seek(start - load.vaddr + load.offset)
+        file.write(damage)
     fault.check(vex.reason(library="lib*", kernels=gone))
+
+
+def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) -> None:
+    path, name = vex.site / "libmultiarch.so", gone[0].encode()
+    data = path.read_bytes()
+    # Nothing in the library itself tells that it had the kernel.
+    path.write_bytes(data.replace(b"\0%s\0" % name, b"\0%s\0" % (b"x" * len(name))))
+    assert "nothing shows that it ever had" in vex.reason(library="lib*", kernels=gone[:1])
+    entry = {
+        "names": [path.name],
+        "original_sha256": digest_of(MULTIARCH),
+        "original_size": MULTIARCH.stat().st_size,
+        "sha256": digest_of(path),
+        "size": len(data),
+        "mtime_ns": path.stat().st_mtime_ns,
+        "recipe": "",
+        "source": "a lock",
+        "gpu_code_removed": 1,
+        "original": str(MULTIARCH),
+    }
+    manifest = {"format_version": 1, "slimmed": {path.name: entry}, "left": {}}
+    (vex.site / "negativa-slim.json").write_text(json.dumps(manifest))
+    assert vex.lacks(library="lib*", kernels=gone[:1])
 
 
 def test_cpu_functions_of_a_library_without_a_spare(vex: Vex, gone: list[str]) -> None:
