@@ -83,7 +83,7 @@ def check_limits(
         *_crossed(settings, usage, (*rows, *code_files), _covered(libraries)),
         *_crossed_by_library(settings, zip(names, (*rows, *code_files), strict=True)),
         *comparison.crossed,
-        *_limits_of_nothing(settings, names),
+        *_limits_of_nothing(settings, names, [*map(names_of, libraries)]),
     )
     return comparison._replace(crossed=crossed)
 
@@ -153,10 +153,14 @@ def _crossed_by_library(
             yield f"{Path(names.path).name}: {text}"
 
 
-def _limits_of_nothing(settings: Settings, names: Sequence[LibraryNames]) -> Iterator[str]:
-    """Limits whose glob matches no analysed library: what checks nothing must not pass."""
+def _limits_of_nothing(
+    settings: Settings, all_names: Sequence[LibraryNames], libraries: Sequence[LibraryNames]
+) -> Iterator[str]:
+    """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
     for option in LIMIT_OPTIONS:
         section, _, key = option.partition(".")
+        # The kernels of files that are GPU code are not known, so no limit on them checks anything.
+        names = libraries if section == "coverage" else all_names
         globs = getattr(getattr(settings, section), key)
         matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
         yield from unmatched_globs(settings, option, matched, library_candidates(names))

@@ -42,6 +42,15 @@ def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: s
     assert unmatched("libmultiarch.so", "\nlibraries: {exclude: ['*']}")
 
 
+def test_a_limit_on_kernels_of_files_that_are_gpu_code_is_crossed(tmp_path: Path) -> None:
+    options = settings(tmp_path, "coverage: {fail_under_library: {'dist:some-kernels': 80}}")
+    analysis = analyze(used(MULTIARCH, regions=(1,)), options)
+    found = build_report(
+        analysis, options, run_id="run", directory="run", files=(), code_files=[FILES]
+    )
+    assert [line for line in found.crossed if "matches nothing" in line]
+
+
 FILES = FilesPlan(
     distribution="some-kernels",
     version="1.0",
