@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.utils import canonicalize_name
 
-from pytest_negativa.installed.distributions import find_distributions
+from pytest_negativa.installed.distributions import find_distributions, has_name
 from pytest_negativa.installed.sites import Places, find_site
 
 _DIRECT_URL = "direct_url.json"
@@ -29,7 +29,8 @@ class OwnLibraries:
         self._names: set[str] = set()
         self._folders = [Path(os.path.realpath(root)) for root in roots if root]
         for distribution in find_distributions():
-            if (folder := _editable_folder(distribution)) is not None:
+            folder = _editable_folder(distribution)
+            if folder is not None and has_name(distribution):
                 self._folders.append(folder)
                 self._names.add(canonicalize_name(distribution.metadata["Name"]))
 

@@ -47,3 +47,10 @@ def test_an_editable_install_is_own_wherever_it_builds(tmp_path: Path, site: Pat
     assert str(site / "our_kernels/_core.so") in own
     assert str(site / "theirs/_core.so") not in own
     assert str(site / "broken/_core.so") not in own
+
+
+def test_an_interrupted_removal_is_no_editable_install(tmp_path: Path, site: Path) -> None:
+    other = tmp_path / "a checkout"
+    install(site, "gone", {"url": other.as_uri(), "dir_info": {"editable": True}})
+    (site / "gone-1.0.dist-info/METADATA").unlink()
+    assert str(other / "build/libours.so") not in OwnLibraries([])
