@@ -165,14 +165,15 @@ def _update_record(record: Path, slimmed: Set[str], removed: Set[str], wheel: st
     """Take the rows of removed files out of RECORD.
 
     Raises:
-        FormatError: it has no row for a slimmed library, so it would not have its new digest.
+        FormatError: it has no row for a slimmed library or a removed file, or is damaged, so it
+            would not fit the new wheel.
     """
     rows: list[tuple[str, str]] = []
     with contextlib.suppress(UnicodeDecodeError, csv.Error):
         text = record.read_bytes().decode()
         rows = [(posixpath.normpath(row[0]) if row else "", line) for line, row in iter_rows(text)]
-    for library in sorted(slimmed - {name for name, _ in rows}):
-        problem = f"RECORD has no row for {library}, or is damaged; build the wheel again"
+    for name in sorted((slimmed | removed) - {name for name, _ in rows}):
+        problem = f"RECORD has no row for {name}, or is damaged; build the wheel again"
         raise FormatError(wheel, None, problem)
     if removed:
         record.write_bytes("".join(line for name, line in rows if name not in removed).encode())

@@ -18,6 +18,7 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.slimming.slim import SlimRequest
 from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
 from pytest_negativa.storage.lockfile import save_lock
+from tests.support.builders import CubinSpec, build_cubin
 from tests.support.compacting import build, gpu_code
 from tests.support.libraries import MULTIARCH, PLAIN
 from tests.support.sites import lock_of, make_wheel, pip_install
@@ -221,4 +222,23 @@ def test_a_record_that_cannot_have_the_new_digests(
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 1
     assert "RECORD has no row for gpu/lib/lib" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
+def test_a_record_that_cannot_lose_rows(tmp_path: Path, record: bytes) -> None:
+    cubin = tmp_path / "old.cubin"
+    cubin.write_bytes(build_cubin(CubinSpec(arch=80, kernels={"k": b"\1" * 64})).data)
+    made = make_wheel(tmp_path, "gpu-code", "1.0", {"gpu/old.cubin": cubin})
+    wheel = tmp_path / "dist" / made.name
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(made) as old, zipfile.ZipFile(wheel, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("/RECORD"):
+                data = record + data if record else b""
+            new.writestr(info, data)
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "RECORD has no row for gpu/old.cubin" in result.stderr
     assert not list((tmp_path / "out").iterdir())
