@@ -70,7 +70,7 @@ def proof_row(verdict: Verdict) -> ProofRow:
         reasons=verdict.reasons,
         proved_bytes=(
             sum(row.unused_bytes for row in proved)
-            + sum(files.unused_bytes for files in verdict.files)
+            + sum(files.unused_bytes for files in verdict.files if verdict.proved)
         ),
         copies=verdict.copies,
     )
