@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import os
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,19 +300,27 @@ def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, Remo
 
 def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
     """Forget removed files that are back, or that nothing has any more that is installed."""
-    for name in [name for name, _, is_missing in _removed(tree, manifest) if not is_missing]:
+    for name in [name for name, _, missing in _removed(tree, manifest) if missing is False]:
         del manifest.removed[name]
 
 
-def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile, bool]]:
-    """The files that slimming removed, and whether what is installed lacks each."""
-    recorded = tree.recorded(set(manifest.removed)) if not tree.partial else {}
+def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile, bool | None]]:
+    """The files that slimming removed, and whether what is installed lacks each.
+
+    None: the file was kept, and a RECORD that can't be read may have it.
+    """
+    if tree.partial or not manifest.removed:
+        return
+    recorded = tree.recorded(set(manifest.removed))
+    is_unread = tree.unread_record() is not None
     for name, entry in sorted(manifest.removed.items()):
-        if tree.partial or tree.is_hidden((name,)):
+        if tree.is_hidden((name,)):
             continue
-        digest = record_digest(entry.sha256)
-        is_installed = not entry.recorded or digest in recorded.get(name, ())
-        yield name, entry, is_installed and tree.group_of(name) is None
+        is_installed = not entry.recorded or record_digest(entry.sha256) in recorded.get(name, ())
+        if is_installed or tree.group_of(name) is not None:
+            yield name, entry, tree.group_of(name) is None
+        else:
+            yield name, entry, None if is_unread and entry.original is not None else False
 
 
 def _is_needed(
@@ -443,14 +451,19 @@ def undo_files(
     """Put back the files that slimming removed, and take them out of the manifest.
 
     A file that is there stays: it was installed again. The files of a distribution that is no
-    longer installed, or is another version now, stay away.
+    longer installed, or is another version now, stay away. If a RECORD can't be read, a kept file
+    that no other RECORD has stays away, too, and in the manifest.
 
     Yields:
         A row for each package, and one for each distribution with files that can't be put back.
     """
     back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
     failed: dict[str, str] = {}
+    unknown: Counter[str] = Counter()
     for name, entry, is_missing in list(_removed(tree, manifest)):
+        if is_missing is None:
+            unknown[package_of(name)] += 1
+            continue
         entries = back[package_of(name)]
         if is_missing:
             try:
@@ -465,6 +478,7 @@ def undo_files(
         # The entries are forgotten next. One call is faster than one for each of thousands.
         os.sync()
     yield from _rows_of_failed(tree, failed)
+    yield from _rows_of_unknown(tree, unknown, SlimStatus.LEFT)
     without = {package_of(name) for name in failed}
     for package, entries in back.items():
         size = sum(entry.size for entry in entries)
@@ -479,6 +493,18 @@ def undo_files(
         elif package not in without:
             detail = "its files were installed again, or it is no longer installed"
             yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
+
+
+def _rows_of_unknown(
+    tree: Tree, unknown: Mapping[str, int], status: SlimStatus
+) -> Iterator[SlimRow]:
+    for package, count in unknown.items():
+        detail = (
+            f"{format_items(count, 'file', 'files')} of it that slim removed: "
+            f"{tree.unread_record()} can't be read, so it is unknown whether they are installed; "
+            "repair it, or install the distribution again, then negativa slim undo puts them back"
+        )
+        yield SlimRow.unchanged(package, status, 0, detail)
 
 
 def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
@@ -527,9 +553,14 @@ def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
     Yields:
         A row for each package, and one if files of it are there again.
     """
-    found: defaultdict[tuple[str, bool], int] = defaultdict(int)
+    found: Counter[tuple[str, bool]] = Counter()
+    unknown: Counter[str] = Counter()
     for name, _, is_missing in _removed(tree, manifest):
-        found[package_of(name), is_missing] += 1
+        if is_missing is None:
+            unknown[package_of(name)] += 1
+        else:
+            found[package_of(name), is_missing] += 1
+    yield from _rows_of_unknown(tree, unknown, SlimStatus.DIFFERENT)
     for (package, is_missing), count in found.items():
         files = format_items(count, "file", "files")
         if is_missing:

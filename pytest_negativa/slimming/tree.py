@@ -36,6 +36,7 @@ _STAGED = re.compile(
 _SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.DOTALL)
 _UNFINISHED_COPY = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
+_METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
@@ -180,6 +181,14 @@ class Tree:
                     if digest := installed.libraries[path].digest:
                         found[paths[path]][digest] = installed.record
         return dict(found)
+
+    def unread_record(self) -> Path | None:
+        """The first RECORD that can't be read, which may have any name; None if all were read."""
+        metadata = (self.root / name for name in self._by_name if name.endswith(_METADATA))
+        # A site whose RECORD files are all gone is not among the sites.
+        sites = {*self.sites, *(path.parents[1] for path in metadata)}
+        unread = (record for site in sorted(sites) for record in Site(site).unread_records())
+        return next(unread, None)
 
     def unlisted_rows(self) -> list[SlimRow]:
         """A row for each folder that can't be listed."""

@@ -234,11 +234,38 @@ def test_a_newer_file_stays(
 
 def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: Path) -> None:
     slim(site, keep_originals=tmp_path / "originals")
-    for path in site.glob("*.dist-info"):
-        (path / "RECORD").unlink()
+    [metadata] = site.glob("*.dist-info")
+    shutil.rmtree(metadata)
     rows = undo_trees([site])
     assert [row.status for row in rows] == [SlimStatus.LEFT]
-    assert left(site) == STAYS
+    assert left(site) == STAYS and not (site / MANIFEST_NAME).exists()
+
+
+@pytest.mark.planted_fault(
+    "RECORD of a distribution that lost files of GPU code is damaged, and slim or undo runs",
+    says="RECORD can't be read, so it is unknown whether they are installed; repair it",
+)
+@pytest.mark.parametrize("damage", [b"\xff", b"", None], ids=["not text", "empty", "gone"])
+def test_a_damaged_record_takes_no_file_from_undo(
+    site: Path, tmp_path: Path, damage: bytes | None, fault: PlantedFault
+) -> None:
+    before = digests(site)
+    slim(site, keep_originals=tmp_path / "originals")
+    [metadata] = site.glob("*.dist-info")
+    record = metadata / "RECORD"
+    intact = record.read_bytes()
+    record.unlink()
+    if damage is not None:
+        record.write_bytes(damage)
+    slim(site)
+    for rows, status in (check(site), SlimStatus.DIFFERENT), (undo_trees([site]), SlimStatus.LEFT):
+        [row] = rows
+        assert row.status is status
+        fault.check(row.detail or "")
+    record.write_bytes(intact)
+    [row] = undo_trees([site])
+    assert (row.status, row.detail) == (SlimStatus.UNDONE, "3 files")
+    assert digests(site) == before
 
 
 def upgrade(site: Path, *without: str) -> None:
