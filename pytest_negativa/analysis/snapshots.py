@@ -138,7 +138,7 @@ def snapshot_run(
         snapshot_map(one.library_map, one.plan, *_version_and_place(places, one.plan.library.path))
         for one in planned
     )
-    return make_snapshot(title, (*libraries, *map(snapshot_code_files, code_files)))
+    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
 
 
 def _version_and_place(places: Places, path: str) -> tuple[str | None, str | None]:

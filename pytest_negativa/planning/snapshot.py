@@ -118,7 +118,7 @@ def snapshot_lock(lock: Lock, title: str) -> Snapshot:
         )
         for one in lock.libraries
     )
-    return make_snapshot(title, (*libraries, *map(snapshot_code_files, code_files_of(lock))))
+    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files_of(lock))))
 
 
 def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
@@ -134,15 +134,24 @@ def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
         )
 
 
-def snapshot_code_files(row: CodeFilesRow) -> SnapshotLibrary:
-    """The files of a distribution that are GPU code as one library."""
-    return SnapshotLibrary(
-        name=row.name,
-        place=row.name,
-        version=row.version,
-        size=row.size,
-        rows=_kept_and_unused(row.files, row.code_bytes, row.unused_files, row.unused_bytes),
-    )
+def snapshot_code_files(found: Iterable[CodeFilesRow]) -> Iterator[SnapshotLibrary]:
+    """The files of each distribution that are GPU code as one library, whatever its sites."""
+    by_name: defaultdict[str, list[CodeFilesRow]] = defaultdict(list)
+    for row in found:
+        by_name[row.name].append(row)
+    for name, rows in by_name.items():
+        yield SnapshotLibrary(
+            name=name,
+            place=name,
+            version=", ".join(sorted({row.version for row in rows})),
+            size=sum(row.size for row in rows),
+            rows=_kept_and_unused(
+                sum(row.files for row in rows),
+                sum(row.code_bytes for row in rows),
+                sum(row.unused_files for row in rows),
+                sum(row.unused_bytes for row in rows),
+            ),
+        )
 
 
 def _kept_and_unused(

@@ -179,5 +179,13 @@ def test_files_that_are_gpu_code_grow_like_a_library(
     assert {"sm_90", "sm_80"} < archs and (None in archs) == is_crossed
 
 
+def test_files_of_a_distribution_in_two_sites_count_together() -> None:
+    old = make_baseline("run", [], [code_files_of_size(1000), code_files_of_size(2000)])
+    new = make_baseline("run", [], [code_files_of_size(1500), code_files_of_size(2000)])
+    [change] = compare_snapshots(old, new).libraries
+    assert (change.code.before, change.code.after) == (3000, 3500)
+    assert (change.unused.before, change.size.growth) == (800, 500)
+
+
 def code_files_of_size(size: int) -> CodeFilesRow:
     return code_files(size=size, unused_bytes=400)
