@@ -205,12 +205,16 @@ def left_by_spare(name: str, count: int, size: int) -> SlimRow:
 
 
 def left_by_lock(tree: Tree, locked: LockedFiles) -> Iterator[SlimRow]:
-    """The row for a lock's distribution, if it is installed and a spare leaves its files."""
-    count = locked.files - locked.kept_files
+    """The rows for a lock's distribution, if it is here with unused files: a spare leaves them."""
     for one in find_code_distributions(map(str, tree.sites)):
-        if one.digest == locked.record_sha256 and not tree.partial:
-            name = f"{one.name} {one.version}"
-            yield left_by_spare(name, count, locked.unused_bytes)
+        if one.digest != locked.record_sha256 or tree.partial:
+            continue
+        unused = one.rows.keys() - set(locked.kept)
+        names = (os.path.relpath(one.site / name, tree.root) for name in unused)
+        groups = {group for name in names if (group := tree.group_of(name)) is not None}
+        if groups:
+            size = sum(group.size for group in groups)
+            yield left_by_spare(f"{one.name} {one.version}", len(groups), size)
 
 
 def packages_by_lock(

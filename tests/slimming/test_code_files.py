@@ -376,6 +376,16 @@ def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: st
     assert "slim their folder without --spare to remove them" in (row.detail or "")
 
 
+def test_a_spare_leaves_only_files_that_are_here(site: Path, tmp_path: Path) -> None:
+    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    lock = locked(site, "one.cubin")
+    (site / "kernels/cubins/a/two.cubin").unlink()
+    [row] = slim_trees(SlimRequest(paths=(site,), lock=lock, options=options)).rows
+    assert (row.detail or "").startswith("5 unused files of GPU code (")
+    widened = locked(site, *(Path(name).name for name in FILES))
+    assert slim_trees(SlimRequest(paths=(site,), lock=widened, options=options)).rows == ()
+
+
 def locked(site: Path, *kept: str) -> Lock:
     """A lock that keeps these of the files."""
     [one] = find_code_distributions([str(site)])
