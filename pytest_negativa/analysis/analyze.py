@@ -19,6 +19,7 @@ from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
@@ -33,6 +34,7 @@ from pytest_negativa.models.trace import (
     UsageWarning,
 )
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.code_files import names_of_file
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.coverage import cover_library
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
@@ -77,15 +79,19 @@ def analyze(
     hooks: Hooks | None = None,
     *,
     healed: tuple[NeededSpan, ...] = (),
+    watched: Iterable[WatchedFiles] = (),
     workers: Workers | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Map, locate and plan every library that the usage names.
 
     Libraries that can't be read are left alone and named in the result.
+
+    Args:
+        watched: files that are GPU code themselves, which globs on libraries match, too.
     """
     usage = replace_fields(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
-    return _Analyzer(usage, settings, hooks or Hooks(), healed).run(workers, on_done)
+    return _Analyzer(usage, settings, hooks or Hooks(), healed, watched).run(workers, on_done)
 
 
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
@@ -122,7 +128,12 @@ def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
 
 class _Analyzer:
     def __init__(
-        self, usage: Usage, settings: Settings, hooks: Hooks, healed: tuple[NeededSpan, ...]
+        self,
+        usage: Usage,
+        settings: Settings,
+        hooks: Hooks,
+        healed: tuple[NeededSpan, ...],
+        watched: Iterable[WatchedFiles],
     ) -> None:
         self._usage = usage
         self._settings = settings
@@ -144,6 +155,7 @@ class _Analyzer:
             else None
         )
         self._names: list[LibraryNames] = []
+        self._files = [names_of_file(one, name) for one in watched for name in one.files]
         self._warnings: list[str] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
@@ -294,11 +306,10 @@ class _Analyzer:
 
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
         for option in _LIBRARY_OPTIONS:
-            matched = {
-                g for g in self._globs(option) if any(matches_library(g, n) for n in self._names)
-            }
-            candidates = library_candidates(self._names)
-            yield from unmatched_globs(self._settings, option, matched, candidates)
+            # The kernels of files that are GPU code are not known, so nothing covers them.
+            names = [*self._names, *(self._files if option != "coverage.libraries" else ())]
+            matched = {g for g in self._globs(option) if any(matches_library(g, n) for n in names)}
+            yield from unmatched_globs(self._settings, option, matched, library_candidates(names))
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
             self._match_kernel_globs(library.library_map)

@@ -23,23 +23,36 @@ from pytest_negativa.storage.results import load_opened, save_files_plans, save_
 from pytest_negativa.storage.runs import Run
 
 
+def watched_files(run: Run) -> tuple[WatchedFiles, ...]:
+    """What the watch of a run saw, by distribution; empty if nothing was watched.
+
+    Raises:
+        StoreError: it can't be read.
+    """
+    opened = load_opened(run)
+    return () if opened is None else opened.distributions
+
+
 def plan_code_files(
-    run: Run, usage: Usage, settings: Settings, *, with_plans: bool
+    run: Run,
+    watched: Iterable[WatchedFiles],
+    usage: Usage,
+    settings: Settings,
+    *,
+    with_plans: bool,
 ) -> tuple[FilesPlan, ...]:
     """Plan the files of a run, and write the plan.
 
     Args:
+        watched: see ``watched_files``.
         with_plans: False for a run that must not feed a plan.
 
     Raises:
-        StoreError: what was opened can't be read, or the plan can't be written.
+        StoreError: the plan can't be written.
     """
-    opened = load_opened(run)
     remove_file(run.files_plan_file)
-    if opened is None:
-        return ()
     incomplete = _why_incomplete(usage)
-    plans = tuple(plan_files(opened.distributions, usage, settings, incomplete, _loaded(usage)))
+    plans = tuple(plan_files(watched, usage, settings, incomplete, _loaded(usage)))
     if with_plans and plans:
         save_files_plans(run, plans)
     return plans

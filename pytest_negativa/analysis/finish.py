@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
-from pytest_negativa.analysis.code_files import plan_code_files
+from pytest_negativa.analysis.code_files import plan_code_files, watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
@@ -59,14 +59,21 @@ def conclude(
     if not sound:
         run.mark_failed(reason)
     planned = sound or settings.trace.accept_failed
+    watched = watched_files(run)
     analysis = analyze(
-        usage, settings, hooks, healed=load_healed(run), workers=workers, on_done=on_done
+        usage,
+        settings,
+        hooks,
+        healed=load_healed(run),
+        watched=watched,
+        workers=workers,
+        on_done=on_done,
     )
     if not planned:
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
-    files = plan_code_files(run, usage, settings, with_plans=planned)
+    files = plan_code_files(run, watched, usage, settings, with_plans=planned)
     report = write_results(
         run, analysis, settings, with_plans=planned, latest=latest, code_files=files
     )

@@ -130,6 +130,7 @@ def needs(
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
     from pytest_negativa.analysis.analyze import analyze
+    from pytest_negativa.analysis.code_files import watched_files
     from pytest_negativa.planning.by_test import usage_of_tests
     from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
@@ -148,7 +149,12 @@ def needs(
     wanted = resolve_nodeids(nodeids, recorded, root=Path(root), cwd=Path.cwd())
     chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
     names = {test.nodeid for test in chosen}
-    part = analyze(usage_of_tests(usage, names), settings, healed=load_healed(run))
+    part = analyze(
+        usage_of_tests(usage, names),
+        settings,
+        healed=load_healed(run),
+        watched=watched_files(run),
+    )
     click.echo(
         "\n\n".join(
             render_needs([one.plan for one in part.libraries], plans, len(chosen), len(recorded))

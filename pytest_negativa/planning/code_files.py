@@ -39,14 +39,13 @@ def plan_files(
         kept: dict[str, str] = {}
         opened = set(one.opened)
         for name, file in one.files.items():
-            path = f"{one.site}/{name}"
             found = reason
-            names = LibraryNames(path, None, one.distribution)
+            names = names_of_file(one, name)
             if not is_selected(settings.libraries, names):
                 found = NOT_SELECTED
             elif name in opened:
                 found = _OPENED
-            elif file.digest in loaded or path in paths:
+            elif file.digest in loaded or names.path in paths:
                 found = _LOADED
             elif found is None:
                 found = _policy(settings, names)
@@ -62,6 +61,11 @@ def plan_files(
             unused={name: f.size for name, f in one.files.items() if name not in kept},
             reason=reason,
         )
+
+
+def names_of_file(watched: WatchedFiles, name: str) -> LibraryNames:
+    """The names of a file that globs on libraries are compared with."""
+    return LibraryNames(f"{watched.site}/{name}", None, watched.distribution)
 
 
 def _policy(settings: Settings, names: LibraryNames) -> str | None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import Hooks, analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
+from pytest_negativa.models.code_files import CodeFile, WatchedFiles
 from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
 from pytest_negativa.models.trace import UsageProcess, UsageWarning
@@ -102,6 +103,23 @@ def test_distributions(tmp_path: Path, installed: Path, glob: str) -> None:
     alone = analyze(usage, settings(tmp_path, f"libraries: {{include: ['{glob}']}}"))
     assert [a.plan.library.path for a in alone.libraries] == [str(installed)]
     assert kept.warnings == alone.warnings == ()
+
+
+@pytest.mark.parametrize("glob", ["dist:some-kernels", "*.cubin", "kernels/*"])
+def test_globs_match_files_of_gpu_code(tmp_path: Path, glob: str) -> None:
+    watched = WatchedFiles(
+        distribution="some_kernels",
+        version="1.0",
+        site="/site",
+        digest="",
+        files={"kernels/a.cubin": CodeFile(digest="sha256=", size=1)},
+        opened=(),
+    )
+    options = settings(tmp_path, f"keep: {{libraries: ['{glob}']}}")
+    assert analyze(used(MULTIARCH), options, watched=[watched]).warnings == ()
+    assert len(analyze(used(MULTIARCH), options).warnings) == 1
+    options = settings(tmp_path, f"coverage: {{libraries: ['{glob}']}}")
+    assert len(analyze(used(MULTIARCH), options, watched=[watched]).warnings) == 1
 
 
 def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> None:
