@@ -337,8 +337,9 @@ def find_spare(library: Path) -> Path:
 
     Raises:
         FormatError: the library is damaged.
-        SpareAwayError: no file of the spare's name is there.
-        ReconstructError: the library has no spare, or none that fits is there.
+        SpareAwayError: nothing of the spare's name is there.
+        ReconstructError: the library has no spare, none that fits is there, or the caller may not
+            search one of the folders.
     """
     note = note_of(library)
     if note is None:
@@ -347,14 +348,18 @@ def find_spare(library: Path) -> Path:
     problem = None
     for folder in folders:
         spare = Path(folder, note.spare_name)
-        # A folder may be another user's.
-        if os.path.isfile(spare):  # noqa: PTH113
-            try:
-                with ByteSource(spare) as source:
-                    read_trailer(source, note)
-                return spare
-            except FormatError as e:
-                problem = str(e)
+        try:
+            spare.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # A folder may be another user's. Opening the spare tells the problem.
+        try:
+            with ByteSource(spare) as source:
+                read_trailer(source, note)
+            return spare
+        except FormatError as e:
+            problem = str(e)
     error = ReconstructError if problem else SpareAwayError
     problem = problem or "it is in none of these folders"
     raise error(

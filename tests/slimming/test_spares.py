@@ -244,6 +244,15 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     manifest.rename(site.folder / MANIFEST_NAME)
     status, detail = checked(site)[ONE]
     assert status is SlimStatus.SPARE_AWAY and "set NEGATIVA_SPARE_DIR" in (detail or "")
+    # What can't be read is not away.
+    spare.mkdir()
+    status, detail = checked(site)[ONE]
+    assert status is SlimStatus.DAMAGED and str(spare) in (detail or "")
+    spare.rmdir()
+    spare.symlink_to(spare)
+    status, detail = checked(site)[ONE]
+    assert status is SlimStatus.DAMAGED and str(spare) in (detail or "")
+    spare.unlink()
     # An image may leave its spares behind.
     for option, exit_code in ((), 0), (("--require",), 1):
         told = CliRunner().invoke(main, ["slim", "check", *option, str(site.folder)])
