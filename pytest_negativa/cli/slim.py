@@ -706,8 +706,9 @@ def _show_wheel(request: SlimRequest) -> None:
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     from pytest_negativa.models.slimming import UNMET
 
-    wanted = len(lock.libraries) + len(lock.files)
-    return sum(row.status in UNMET for row in report.rows) >= wanted > 0
+    # A distribution has a row for each site with another version of it.
+    unmet = all(row.status in UNMET for row in report.rows)
+    return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 
 def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:

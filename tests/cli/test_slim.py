@@ -153,7 +153,18 @@ class TestSlim:
         result = negativa("slim", "--lock", lock_file, tmp_path / "empty")
         fault.check(result.stderr)
         assert "it is not here (of gpu-code 1.0); install it" in result.stdout
-        assert "nothing of" not in negativa("slim", "--lock", site.lock_file, site.folder).stderr
+        # Two folders with another version each give two rows for one distribution of the lock.
+        for name in "ab":
+            info = tmp_path / name / "kernels-2.0.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 2.0\n")
+            (info / "RECORD").write_text("kernels/k.cubin,sha256=new,2\n")
+        first = site.lock.libraries[:1]
+        save_lock(seal(replace(site.lock, libraries=first, files=(files,))), lock_file)
+        places = (site.folder, tmp_path / "a", tmp_path / "b")
+        result = negativa("slim", "--lock", lock_file, *places)
+        assert result.stdout.count("not the files that were proved") == 2
+        assert "nothing of" not in result.stderr
 
     def test_note_is_shown_once(self, site: Made) -> None:
         arguments = ("slim", "--lock", site.lock_file, "--dry-run", site.folder)
