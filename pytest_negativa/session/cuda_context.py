@@ -33,12 +33,16 @@ def lost_context() -> str | None:
     """The lasting error of a CUDA context of this process, or None.
 
     It checks the context of the calling thread and all primary contexts. A process that has not
-    loaded the driver has no context.
+    loaded the driver has no context. Nothing is known of a stub that lacks a function.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
+        return _lost_of(driver)
+    except (OSError, AttributeError):
         return None
+
+
+def _lost_of(driver: ctypes.CDLL) -> str | None:
     context = ctypes.c_void_p()
     if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
         found = _STICKY.get(driver.cuCtxSynchronize())
