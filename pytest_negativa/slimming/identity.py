@@ -19,6 +19,8 @@ from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.manifest import digest_of
 
+UNREADABLE = "it cannot be read"
+
 Records = Mapping[str, Path]
 """The digests that RECORD files have for a library now, and which RECORD has each."""
 
@@ -46,7 +48,7 @@ def why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> 
     """
     digest = digest_of(path)
     if digest is None:
-        return "it cannot be read"
+        return UNREADABLE
     if record_digest(digest) in records:
         return "another one was installed since: RECORD has its digest"
     if is_reinstalled(name, entry, records):

@@ -19,6 +19,7 @@ from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, 
 from pytest_negativa.slimming.code_files import undo_files
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.identity import (
+    UNREADABLE,
     Records,
     is_reinstalled,
     is_uninstalled,
@@ -159,6 +160,9 @@ def _undo_one(
         for name in entry.names
         if tree.group_of(name) is not None and not is_original(tree, name, entry)
     }
+    if UNREADABLE in others.values():
+        # It may be the result, and its entry is the way to the original.
+        raise ReconstructError(UNREADABLE)
     results = [name for name, reason in others.items() if reason is None]
     if not results:
         if any(is_original(tree, name, entry) for name in entry.names):

@@ -23,7 +23,7 @@ from pytest_negativa.slimming.code_files import (
     packages_by_lock,
 )
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
-from pytest_negativa.slimming.identity import why_another
+from pytest_negativa.slimming.identity import UNREADABLE, why_another
 from pytest_negativa.slimming.loaded import Loaded
 from pytest_negativa.slimming.manifest import (
     digest_of,
@@ -230,6 +230,11 @@ class _Folder:
                     self.take(group.names)
                     detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
                     self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, detail))
+            elif tree.covers(entry.names) and (unread := list(_unreadable(tree, entry))):
+                for group in unread:
+                    self.take(group.names)
+                    row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+                    self.add_row(row)
             # The library may be away for a while, and the entry is the way to the original.
             elif (
                 not tree.is_hidden(entry.names)
@@ -311,6 +316,12 @@ def _damaged(tree: Tree, entry: SlimmedFile) -> Iterator[tuple[str, FileGroup]]:
     for group, name in others.items():
         if why_another(tree.root / name, name, entry, records.get(name, {})) is None:
             yield name, group
+
+
+def _unreadable(tree: Tree, entry: SlimmedFile) -> Iterator[FileGroup]:
+    """The files of an entry that can't be read: each may be the result."""
+    groups = dict.fromkeys(filter(None, map(tree.group_of, entry.names)))
+    return (group for group in groups if digest_of(tree.root / group.name) is None)
 
 
 def find_by_lock(
