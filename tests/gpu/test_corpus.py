@@ -25,6 +25,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import find_cupti
+from tests.gpu.programs import run
 
 CORPUS = Path(__file__).parent / "corpus"
 ARCHS = (
@@ -91,22 +92,9 @@ OLDER_RUNTIMES = {"11.8": "libcudart.so.11.0", "12.4": "libcudart.so.12"}
 """Toolkits whose programs are in ``prebuilt.tar.xz``, with the runtime that they load."""
 
 
-def run(folder: Path, *command: str | Path, **environ: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 def negativa(folder: Path, *arguments: str | Path, **environ: str) -> str:
-    return run(folder, sys.executable, "-m", "pytest_negativa", *arguments, **environ)
+    command = (sys.executable, "-m", "pytest_negativa", *arguments)
+    return run(folder, *command, status=0, **environ).stdout
 
 
 def compile_program(program: str, how: Program, folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.storage.records import load_map
+from tests.gpu.programs import run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES
 
@@ -132,20 +133,11 @@ def pytest_sessionfinish(session):
 """
 
 
-def run(
+def run_pytest(
     folder: Path, *arguments: str, status: int = 0, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+    return run(folder, *command, *arguments, status=status, **environ)
 
 
 def latest(folder: Path, name: str) -> Any:
@@ -178,7 +170,7 @@ def first_uses(usage: Any) -> dict[str, str | None]:
 def test_session_with_a_child(tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text(OPERATIONS)
 
-    done = run(tmp_path, "--negativa")
+    done = run_pytest(tmp_path, "--negativa")
 
     assert "unused on NVIDIA" in done.stdout
     usage = latest(tmp_path, "usage.json")
@@ -209,7 +201,7 @@ def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     }.items():
         target = tmp_path / name
         arguments = [*arguments, f"--negativa-dir={target / '.negativa'}"]
-        run(PYTORCH_EXAMPLE, "-q", "--negativa", *arguments)
+        run_pytest(PYTORCH_EXAMPLE, "-q", "--negativa", *arguments)
         folders[name] = _without_cub_probe(used(latest(target, "usage.json")))
 
     assert folders["four"] == folders["serial"]
@@ -233,8 +225,8 @@ def _without_cub_probe(usage: dict[str, dict[int, set[str]]]) -> dict[str, dict[
 def test_suite_without_gpu_use_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "test_cpu.py").write_text("def test_cpu():\n    assert 1 + 1 == 2\n")
 
-    with_plugin = run(tmp_path, "-q", "--negativa").stdout.splitlines()
-    without = run(tmp_path, "-q").stdout.splitlines()
+    with_plugin = run_pytest(tmp_path, "-q", "--negativa").stdout.splitlines()
+    without = run_pytest(tmp_path, "-q").stdout.splitlines()
 
     assert len(with_plugin) == len(without) + 1
     assert "no GPU code was used" in with_plugin[-1]
@@ -243,7 +235,7 @@ def test_suite_without_gpu_use_says_so_in_one_line(tmp_path: Path) -> None:
 def test_killed_worker(tmp_path: Path) -> None:
     (tmp_path / "test_kill.py").write_text(KILLED)
 
-    done = run(tmp_path, "--negativa", "-n2", "--dist=loadfile", status=1)
+    done = run_pytest(tmp_path, "--negativa", "-n2", "--dist=loadfile", status=1)
 
     assert "did not end by itself" in done.stdout
     assert "was lost" in done.stdout
@@ -257,7 +249,7 @@ def test_killed_worker(tmp_path: Path) -> None:
 def test_killed_worker_keeps_even_if_its_run_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "test_kill.py").write_text(KILLED)
 
-    run(tmp_path, "--negativa", "-n2", "--negativa-accept-failed", status=1)
+    run_pytest(tmp_path, "--negativa", "-n2", "--negativa-accept-failed", status=1)
 
     plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
     assert {d[3] for d in plan["decisions"]} == {"incomplete"}
@@ -266,7 +258,7 @@ def test_killed_worker_keeps_even_if_its_run_is_accepted(tmp_path: Path) -> None
 def test_profiler_in_a_marked_test(tmp_path: Path) -> None:
     (tmp_path / "test_profile.py").write_text(PROFILED)
 
-    done = run(tmp_path, "--negativa")
+    done = run_pytest(tmp_path, "--negativa")
 
     assert "profiles itself" in done.stdout
     usage = latest(tmp_path, "usage.json")
@@ -286,7 +278,7 @@ def test_profiler_without_the_mark(tmp_path: Path) -> None:
     )
 
     # Holds CUPTI before the plugin can.
-    done = run(
+    done = run_pytest(
         tmp_path,
         "--negativa",
         "-p",
@@ -301,7 +293,7 @@ def test_profiler_without_the_mark(tmp_path: Path) -> None:
 def test_eager_loading_is_said(tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text(OPERATIONS)
 
-    done = run(tmp_path, "--negativa", CUDA_MODULE_LOADING="EAGER")
+    done = run_pytest(tmp_path, "--negativa", CUDA_MODULE_LOADING="EAGER")
 
     assert "CUDA_MODULE_LOADING=EAGER" in done.stdout
 
@@ -309,7 +301,7 @@ def test_eager_loading_is_said(tmp_path: Path) -> None:
 def test_failed_session_plans_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text(OPERATIONS + "\n\ndef test_fails():\n    assert False\n")
 
-    done = run(tmp_path, "--negativa", status=1)
+    done = run_pytest(tmp_path, "--negativa", status=1)
 
     assert "nothing is planned from this run" in done.stdout
     assert not (tmp_path / ".negativa" / "latest" / "plan").exists()
@@ -319,7 +311,7 @@ def test_threshold_fails_the_session(tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text(OPERATIONS)
     (tmp_path / "negativa.yaml").write_text("thresholds: {max_unused_percent: 10}\n")
 
-    done = run(tmp_path, "--negativa", status=1)
+    done = run_pytest(tmp_path, "--negativa", status=1)
 
     assert "max_unused_percent" in done.stdout
     assert "3 passed" in done.stdout
@@ -339,7 +331,7 @@ def test_every_launched_kernel_of_a_library_is_in_the_trace(tmp_path: Path) -> N
         cwd=tmp_path, env={**os.environ, **environ}, check=False, timeout=400,
     )  # fmt: skip
     launched = set((tmp_path / "launched.txt").read_text().split("\n"))
-    run(PYTORCH_EXAMPLE, "-q", "--negativa", f"--negativa-dir={tmp_path / '.negativa'}")
+    run_pytest(PYTORCH_EXAMPLE, "-q", "--negativa", f"--negativa-dir={tmp_path / '.negativa'}")
     usage = latest(tmp_path, "usage.json")
 
     held: set[str] = set()
@@ -392,12 +384,12 @@ def test_run_kernels_are_the_launched_ones(tmp_path: Path) -> None:
     (tmp_path / "test_launches.py").write_text(LAUNCHES)
     (tmp_path / "whole_session_profile.py").write_text(PROFILE_PLUGIN)
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    run(tmp_path, "-q", "-p", "whole_session_profile", PYTHONPATH=path)
+    run_pytest(tmp_path, "-q", "-p", "whole_session_profile", PYTHONPATH=path)
     launched = set((tmp_path / "launched.txt").read_text().split("\n"))
 
     def covered(level: str) -> tuple[set[str], set[str]]:
         options = (f"--negativa-level={level}", "--negativa-cover-library=libtorch_cuda.so")
-        run(tmp_path, "-q", "--negativa", *options)
+        run_pytest(tmp_path, "-q", "--negativa", *options)
         [library] = latest(tmp_path, "report.json")["coverage"]
         assert library["counted"] is (level == "launch")
         names = {demangle(kernel["name"]): kernel["runs"] for kernel in library["kernels"]}
@@ -434,7 +426,7 @@ def test_what_is_used_late_is_traced_and_proved(tmp_path: Path, fault: PlantedFa
 
     # Sessions of other tests, which run beside this one, open the same installed packages.
     note = "--negativa-opened-originals=note"
-    done = run(tmp_path, "--negativa", "--negativa-verify", note)
+    done = run_pytest(tmp_path, "--negativa", "--negativa-verify", note)
 
     fault.check(done.stderr)
     assert "\nPROVED" in done.stdout
@@ -476,7 +468,7 @@ def test_a_session_that_a_test_starts(
         "import torch\n\n\ndef test_sort():\n    torch.randn(8, device='cuda').sort()\n"
     )
 
-    run(tmp_path, "--negativa")
+    run_pytest(tmp_path, "--negativa")
 
     # The inner session has a run of its own; the outer plan keeps all code.
     lacks = latest(tmp_path, "usage.json")["incomplete"]

@@ -17,6 +17,7 @@ from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.storage.results import load_planned, save_plans
 from pytest_negativa.storage.runs import Run
+from tests.gpu.programs import run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES, NEGATIVA
 from tests.support.many import KERNELS, LIBRARIES
@@ -136,30 +137,11 @@ class Project:
 
     def pytest(self, *arguments: str, status: int = 0, eager: bool = False) -> str:
         environ = {"CUDA_MODULE_LOADING": "EAGER"} if eager else {}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-            cwd=self.folder,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+        return run(self.folder, *command, *arguments, status=status, **environ).stdout
 
     def negativa(self, *arguments: str | Path, status: int = 0, **environ: str) -> str:
-        done = subprocess.run(
-            [NEGATIVA, *arguments],
-            cwd=self.folder,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout
+        return run(self.folder, NEGATIVA, *arguments, status=status, **environ).stdout
 
     @property
     def run(self) -> Path:
@@ -513,14 +495,8 @@ def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
     shutil.copy2(original, libraries)
 
     def serve(library: Path, *kernels: int, **environ: str) -> list[int]:
-        done = subprocess.run(
-            [sys.executable, "-c", SERVICE, library, *map(str, kernels)],
-            env={**os.environ, **environ},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = [sys.executable, "-c", SERVICE, str(library), *map(str, kernels)]
+        done = run(project.folder, *words, status=0, **environ)
         results: list[int] = json.loads(done.stdout)
         return results
 
@@ -536,8 +512,8 @@ def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
     assert first == 0 and second < 0
     variables: dict[str, str] = json.loads(project.negativa("trace", "--attach-env", "--json"))
     assert serve(original, 1, **variables) == [1]
-    run = Path(variables["NEGATIVA_TRACE_DIR"]).parent
-    project.negativa("lock", "--add-uses", run)
+    traced = Path(variables["NEGATIVA_TRACE_DIR"]).parent
+    project.negativa("lock", "--add-uses", traced)
     first, second, third = serve(slimmed("by_both"), 0, 1, 2)
     assert (first, second) == (0, 1) and third < 0
 

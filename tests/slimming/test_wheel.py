@@ -207,37 +207,42 @@ def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> N
     assert taken.read_text() == "mine" and list(taken.parent.iterdir()) == [taken]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
-def test_a_record_that_cannot_have_the_new_digests(
-    original: Path, tmp_path: Path, record: bytes
-) -> None:
-    wheel = tmp_path / original.name
-    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
+def with_record_of(wheel: Path, target: Path, before: bytes) -> Path:
+    """The wheel, with something before the rows of its RECORD, or without rows."""
+    target.mkdir()
+    with (
+        zipfile.ZipFile(wheel) as old,
+        zipfile.ZipFile(target / wheel.name, "w") as new,
+    ):
         for info in old.infolist():
             data = old.read(info)
             if info.filename.endswith("/RECORD"):
-                data = record + data if record else b""
+                data = before + data if before else b""
             new.writestr(info, data)
+    return target / wheel.name
+
+
+DAMAGED = pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
+
+
+@pytest.mark.slow
+@DAMAGED
+def test_a_record_that_cannot_have_the_new_digests(
+    original: Path, tmp_path: Path, record: bytes
+) -> None:
+    wheel = with_record_of(original, tmp_path / "dist", record)
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 1
     assert "RECORD has no row for gpu/lib/lib" in result.stderr
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
+@DAMAGED
 def test_a_record_that_cannot_lose_rows(tmp_path: Path, record: bytes) -> None:
     cubin = tmp_path / "old.cubin"
     cubin.write_bytes(build_cubin(CubinSpec(arch=80, kernels={"k": b"\1" * 64})).data)
     made = make_wheel(tmp_path, "gpu-code", "1.0", {"gpu/old.cubin": cubin})
-    wheel = tmp_path / "dist" / made.name
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(made) as old, zipfile.ZipFile(wheel, "w") as new:
-        for info in old.infolist():
-            data = old.read(info)
-            if info.filename.endswith("/RECORD"):
-                data = record + data if record else b""
-            new.writestr(info, data)
+    wheel = with_record_of(made, tmp_path / "dist", record)
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 1
     assert "RECORD has no row for gpu/old.cubin" in result.stderr
