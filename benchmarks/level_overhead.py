@@ -1,11 +1,12 @@
 """What each level of tracing costs: the tests of a suite, ten rounds at each level, in turns.
 
-Each level has one pytest process, which runs all tests once a round. The processes take turns, so
-one of them works at a time. The first round, which loads code, is not counted, and all have it at
-once: tracing_overhead.py measures starts. "operators" is level range while emit_nvtx of
-torch.autograd.profiler names PyTorch's operators; it is compared with emit_nvtx alone.
+Each level has one pytest process, which runs all tests ``--repeat`` times a round. The processes
+take turns, so one of them works at a time. The first round, which loads code, is not counted, and
+all have it at once: tracing_overhead.py measures starts. "operators" is level range while
+emit_nvtx of torch.autograd.profiler names PyTorch's operators; it is compared with emit_nvtx alone.
 
-Run: python benchmarks/level_overhead.py [SUITE_FOLDER] [--rounds 10] [--levels lookup launch]
+Run: python benchmarks/level_overhead.py [SUITE_FOLDER] [--rounds 10] [--repeat 10]
+[--levels lookup launch]
 """
 
 from __future__ import annotations
@@ -39,26 +40,31 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(os.environ["ROUNDS_FOLDER"])
-NUMBER, PROCESSES, ROUNDS = map(int, os.environ["ROUNDS"].split())
+NUMBER, PROCESSES, ROUNDS, REPEAT = map(int, os.environ["ROUNDS"].split())
+START = 0.0
 
 
 def pytest_generate_tests(metafunc):
     metafunc.fixturenames.insert(0, "turn")
-    metafunc.parametrize("turn", range(ROUNDS), indirect=True, scope="session")
+    metafunc.parametrize("turn", range(ROUNDS * REPEAT), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def turn(request):
-    if request.param == 0:
-        yield
+    global START
+    number, repetition = divmod(request.param, REPEAT)
+    place = (number - 1) * PROCESSES + NUMBER
+    if number and repetition == 0:
+        while not (FOLDER / str(place)).exists() or len(list(FOLDER.glob("warm*"))) < PROCESSES:
+            time.sleep(0.005)
+        START = time.perf_counter()
+    yield
+    if repetition < REPEAT - 1:
+        return
+    if number == 0:
         (FOLDER / f"warm{NUMBER}").touch()
         return
-    place = (request.param - 1) * PROCESSES + NUMBER
-    while not (FOLDER / str(place)).exists() or len(list(FOLDER.glob("warm*"))) < PROCESSES:
-        time.sleep(0.005)
-    start = time.perf_counter()
-    yield
-    took = time.perf_counter() - start
+    took = time.perf_counter() - START
     with (FOLDER / f"times{NUMBER}").open("a") as file:
         file.write(f"{took}\\n")
     (FOLDER / str(place + 1)).touch()
@@ -80,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="?", type=Path, default=_PYTORCH)
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each (default: 10)")
+    parser.add_argument("--repeat", type=int, default=10, help="of all tests (default: 10)")
     parser.add_argument("--levels", nargs="+", choices=_LEVELS, default=list(_LEVELS))
     parser.add_argument("--seconds", type=float, help="report the rounds until then, and stop")
     parser.add_argument("-k", default="", help="run only tests that match, as pytest's -k")
@@ -94,7 +101,7 @@ def main() -> None:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([name, os.environ.get("PYTHONPATH", "")]),
                 "ROUNDS_FOLDER": name,
-                "ROUNDS": f"{number} {len(levels)} {arguments.rounds + 1}",
+                "ROUNDS": f"{number} {len(levels)} {arguments.rounds + 1} {arguments.repeat}",
                 "ROUNDS_LEVEL": level,
             }
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
