@@ -13,10 +13,11 @@
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
- * calls of itself. libc blocks signals only around code of its own. A child of vfork(2) shares the
- * virtual handler with its parent.
+ * calls of itself. libc blocks signals only around code of its own. A child of the system calls fork or
+ * clone passes for one of vfork: it keeps its parent's virtual handler.
  *
- * Handlers call only what signal-safety(7) allows. Nothing allocates, nothing locks.
+ * Handlers call only what signal-safety(7) allows, and pthread_getcpuclockid(3), which reads a field of
+ * the thread (glibc's nptl/pthread_getcpuclockid.c). Nothing allocates, nothing locks.
  * Tested with glibc 2.36; the symbols are libc's own since 2.34.
  */
 #ifndef NEGATIVA_FAULTS_H
@@ -66,8 +67,6 @@ static struct {
      * in a place of its own, so that threads and handlers that run meanwhile read a whole one. */
     struct sigaction user[FAULTS_PLACES];
     atomic_uint taken, last;
-    /* The process that set them. fork wipes this page (MADV_WIPEONFORK), vfork does not. */
-    atomic_long *owner;
     int (*sigaction)(int, const struct sigaction *, struct sigaction *);
     __sighandler_t (*signal)(int, __sighandler_t);
     __sighandler_t (*sysv_signal)(int, __sighandler_t);
@@ -75,7 +74,6 @@ static struct {
     int (*siginterrupt)(int, int);
     int (*threadmask)(int, const sigset_t *, sigset_t *);
     int (*procmask)(int, const sigset_t *, sigset_t *);
-    pid_t (*fork)(void);
     int (*sighold)(int);
     int (*sigignore)(int);
     int (*sigblock)(int);
@@ -95,12 +93,14 @@ static struct sigaction faults_user(void) {
     return faults.user[atomic_load(&faults.last) % FAULTS_PLACES];
 }
 
-/* Whether this is a child of vfork: CPython's subprocess resets all handlers in one. After a fork the
- * first process that asks is the owner. */
+/* Whether this process shares its memory with its parent, as a child of vfork does: CPython's
+ * subprocess resets all handlers in one. What forks in libc gives the child's thread its number; vfork,
+ * posix_spawn and clone leave that of the parent. libc shows it as a thread's clock (CPUCLOCK_PID of
+ * Linux's include/linux/posix-timers_types.h). */
 static bool faults_is_vforked(void) {
-    if (faults.owner == NULL) return false;
-    long own = syscall(SYS_getpid), none = 0;
-    return !atomic_compare_exchange_strong(faults.owner, &none, own) && none != own;
+    clockid_t clock;
+    if (pthread_getcpuclockid(pthread_self(), &clock) != 0) return false;
+    return ~(clock >> 3) != (clockid_t)syscall(SYS_gettid);
 }
 
 static void faults_set_user(const struct sigaction *new) {
@@ -159,11 +159,6 @@ static bool faults_start(faults_serve serve) {
         .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART,
     };
     sigset_t mask;
-    void *owner = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (owner != MAP_FAILED && madvise(owner, 4096, MADV_WIPEONFORK) == 0) {
-        faults.owner = owner;
-        atomic_store(faults.owner, syscall(SYS_getpid));
-    }
     faults.serve = serve;
     sigemptyset(&mask);
     sigaddset(&mask, SIGSEGV);
@@ -229,13 +224,6 @@ static int faults_threadmask(int how, const sigset_t *mask, sigset_t *old) {
 static int faults_procmask(int how, const sigset_t *mask, sigset_t *old) {
     sigset_t own;
     return faults.procmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
-}
-
-/* A child of vfork must not be the first that asks. */
-static pid_t faults_fork(void) {
-    pid_t child = faults.fork();
-    if (child == 0) faults_is_vforked();
-    return child;
 }
 
 static int faults_sighold(int number) { return number == SIGSEGV ? 0 : faults.sighold(number); }
@@ -306,8 +294,6 @@ static const FaultsWrapper faults_wrappers[] = {
     FAULTS_WRAPPER("siginterrupt", siginterrupt),
     FAULTS_WRAPPER("pthread_sigmask", threadmask),
     FAULTS_WRAPPER("sigprocmask", procmask),
-    FAULTS_WRAPPER("fork", fork),
-    FAULTS_WRAPPER("__fork", fork),
     FAULTS_WRAPPER("sighold", sighold),
     FAULTS_WRAPPER("sigignore", sigignore),
     FAULTS_WRAPPER("sigblock", sigblock),

@@ -754,7 +754,7 @@ static void patch_slots(const Object *object, const ElfW(Rela) *rows, size_t cou
         unsigned long type = ELF64_R_TYPE(row->r_info);
         if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
         const char *name = object->strings + object->symbols[ELF64_R_SYM(row->r_info)].st_name;
-        const FaultsWrapper *wrapper = strchr("sbpefm_", *name) ? wrapper_of(name) : NULL;
+        const FaultsWrapper *wrapper = strchr("sbpem_", *name) ? wrapper_of(name) : NULL;
         if (wrapper == NULL) continue;
         _Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object->base + row->r_offset);
         /* Another value: not bound yet, or a function of the same name. */

@@ -16,10 +16,13 @@ pytestmark = needs_compiler
 
 # As setup.py compiles them.
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-# In the list of signal-safety(7), but for syscall, which only enters the kernel and sets errno, and
-# __errno_location, the address of errno: glibc has both without locks and without allocation.
+# In the list of signal-safety(7), but for syscall, which only enters the kernel and sets errno,
+# __errno_location, the address of errno, and pthread_getcpuclockid, which reads a field of the
+# thread: glibc has them without locks and without allocation.
 SAFE = {"sigaction", "sigdelset", "sigprocmask", "getpid", "mprotect", "syscall"} | {
-    "__errno_location"
+    "__errno_location",
+    "pthread_getcpuclockid",
+    "pthread_self",
 }
 # Through pointers: _dl_find_object, which the manual of glibc calls async-signal-safe, the function
 # of each part that serves a fault, and the program's own handler, by two types.
