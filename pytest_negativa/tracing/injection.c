@@ -124,6 +124,7 @@ static atomic_int ranges_on; /* NVTX ranges go to CUPTI */
 static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *subscriber;
 static int trace_fd = -1;
+static pid_t trace_pid; /* the process that opened it */
 static long next_id;
 static bool devices_known;
 static long open_gap;
@@ -292,8 +293,10 @@ static void lose(const char *problem) {
 }
 
 /* Takes the lock; false: this thread has it. A signal handler interrupted a record, and calls exit(),
- * or the driver. */
+ * or the driver. False, too, in a child of _Fork or clone, which pthread_atfork doesn't see: the trace
+ * is its parent's, and a thread of the parent may have had the lock. */
 static bool take_lock(void) {
+    if (getpid() != trace_pid) return false;
     bool taken = pthread_mutex_lock(&lock) == 0;
     if (!taken) lose("a signal handler interrupted a record");
     return taken;
@@ -1367,6 +1370,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         trace_fd = -1;
         return false;
     }
+    trace_pid = getpid();
     trace_device = status.st_dev;
     trace_inode = status.st_ino;
     /* Another user's file mask must not hide it from the session. */

@@ -99,6 +99,20 @@ def test_a_child_forked_later_cannot_use_the_gpu(injected: Injected) -> None:
     assert len(usage.processes) == 1 and not usage.incomplete
 
 
+@pytest.mark.parametrize("call", ["_Fork()", "syscall(57)"])
+def test_a_child_made_behind_libcs_back(injected: Injected, call: str) -> None:
+    """It ends well, and its parent does not: the end in the trace must not be the child's."""
+    injected.play(
+        f"{USES}libc = ctypes.CDLL(None)\n"
+        f"if libc.{call} == 0: libc.exit(0)\n"
+        "assert os.wait()[1] == 0\n"
+        "os.kill(os.getpid(), 9)",
+        status=-9,
+    )
+    [process] = injected.usage().processes
+    assert not process.ended
+
+
 def test_a_child_that_finds_the_device_that_its_parent_missed(injected: Injected) -> None:
     injected.environ["STANDIN_NO_DEVICE"] = "1"
     injected.play(
