@@ -704,10 +704,10 @@ def _show_wheel(request: SlimRequest) -> None:
 
 
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:
-    from pytest_negativa.models.slimming import UNMET
+    from pytest_negativa.models.slimming import UNMET, SlimStatus
 
     # A distribution has a row for each site with another version of it.
-    unmet = all(row.status in UNMET for row in report.rows)
+    unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 

@@ -25,6 +25,7 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
+from pytest_negativa.storage.system import read_regular
 
 _VERSIONS = [str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED)]
 
@@ -40,11 +41,12 @@ def load_manifest(root: Path) -> SlimManifest:
     """
     path = root / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, left={})
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+        hint = "" if path.is_file() else "; move it away"
+        raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
     try:
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
         if version is not None and bytes(version) not in _VERSIONS:

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import NegativaError, OptionError, ReconstructError, StoreError
+from pytest_negativa.errors import (
+    FormatError,
+    NegativaError,
+    OptionError,
+    ReconstructError,
+    StoreError,
+)
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.slimming.folder_locks import hold
@@ -50,7 +56,9 @@ def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
 
 
 def _push_tree(tree: Tree, url: Url) -> list[SlimRow]:
-    rows = [_push_one(tree, name, url) for name, _note in _with_spares(tree)]
+    rows: list[SlimRow] = []
+    for name, _note in _with_spares(tree, rows):
+        rows.append(_push_one(tree, name, url))
     manifest = load_manifest(tree.root)
     # A URL that takes nothing is no place to look at.
     if manifest.slimmed and any(row.status is SlimStatus.SOUND for row in rows):
@@ -87,11 +95,11 @@ def fetch_spares(
     Raises:
         NegativaError: a folder or manifest can't be read, or the folder can't be written.
     """
-    rows = []
+    rows: list[SlimRow] = []
     with hold_folder(folder):
         for tree in scan(paths):
             url = load_manifest(tree.root).spares
-            for name, note in _with_spares(tree):
+            for name, note in _with_spares(tree, rows):
                 if only is not None and note.original not in only:
                     continue
                 try:
@@ -139,10 +147,18 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
     return f"its spare was fetched; programs find it with NEGATIVA_SPARE_DIR={folder}"
 
 
-def _with_spares(tree: Tree) -> Iterator[tuple[str, Note]]:
-    """The libraries that were cut, and what each says of its spare."""
-    for group in tree.groups:
-        if tree.is_library(group) and (note := note_of(tree.root / group.name)) is not None:
+def _with_spares(tree: Tree, rows: list[SlimRow]) -> Iterator[tuple[str, Note]]:
+    """The libraries that were cut, and what each says of its spare.
+
+    ``rows`` gets a row for each library that can't be read.
+    """
+    for group in filter(tree.is_library, tree.groups):
+        try:
+            note = note_of(tree.root / group.name)
+        except FormatError as e:
+            rows.append(_row(tree, group.name, SlimStatus.FAILED, e.problem))
+            continue
+        if note is not None:
             yield group.name, note
 
 

@@ -148,10 +148,14 @@ def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     if not paths:
         paths = default_paths()
     for path in paths:
-        if not path.exists():
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             is_name = len(path.parts) == 1 and not path.suffix
             hint = "; slim takes paths, not names of distributions" if is_name else ""
-            raise OptionError(f"{path}: no such file or folder{hint}")
+            raise OptionError(f"{path}: no such file or folder{hint}") from None
+        except OSError as e:
+            raise OptionError(f"{path}: cannot be read: {e.strerror}") from e
     folders = sorted({path.resolve() for path in paths if path.is_dir()})
     files = [path for path in paths if not path.is_dir()]
     for inner in (*folders, *(file.resolve() for file in files)):

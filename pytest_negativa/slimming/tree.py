@@ -37,6 +37,7 @@ _SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.D
 _UNFINISHED_COPY = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
+_LIBRARY_NAME = re.compile(r"\.so(\.|$)")
 _ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
@@ -204,14 +205,17 @@ class Tree:
         ]
 
     def is_library(self, group: FileGroup) -> bool:
-        """Whether it is a shared object, by name and by its first bytes."""
-        if ".so" not in os.path.basename(group.name):  # noqa: PTH119
+        """Whether it is a shared object, by name and by its first bytes; if unreadable, by name."""
+        base_name = os.path.basename(group.name)  # noqa: PTH119
+        if ".so" not in base_name:
             return False
         try:
             with open(self.root / group.name, "rb", buffering=0) as file:  # noqa: PTH123
                 start = file.read(_E_TYPE + 2)
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:
+            return _LIBRARY_NAME.search(base_name) is not None
         return start[:4] == _ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Lock, LockedLibrary
@@ -42,7 +43,7 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     Strip,
 )
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SpareAwayError, SparePolicy, find_spare
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -60,6 +61,7 @@ _LEFT_OUT = (
     "was slimmed before, by another lock or with other options; this lock leaves it out, so all of "
     "it is needed: install it again"
 )
+_IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
 
 
@@ -173,12 +175,16 @@ def classify(
 def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task | SlimRow:
     entry = library.entry
     if entry.recipe == recipe.digest:
+        is_never = entry.never_loaded and entry.gpu_code_removed
+        status, detail = SlimStatus.ALREADY, ALL_NEVER_LOADED if is_never else None
+        if entry.spare is not None:
+            status, detail = _look_for_spare(tree.root / library.results[0], status, detail)
         return SlimRow(
             path=library.key,
-            status=SlimStatus.ALREADY,
+            status=status,
             before=entry.original_size,
             after=entry.size,
-            detail=ALL_NEVER_LOADED if entry.never_loaded and entry.gpu_code_removed else None,
+            detail=detail,
             others=len(entry.names) - 1,
         )
     if entry.original is not None and digest_of(Path(entry.original)) == entry.original_sha256:
@@ -194,6 +200,19 @@ def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task 
     return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _IN_ANOTHER_WAY)
 
 
+def _look_for_spare(
+    path: Path, status: SlimStatus, detail: str | None
+) -> tuple[SlimStatus, str | None]:
+    """Status and detail of a library that was slimmed before, unless its spare is missing."""
+    try:
+        find_spare(path)
+    except SpareAwayError as e:
+        return SlimStatus.SPARE_AWAY, str(e).removeprefix(f"{path}: ")
+    except NegativaError as e:
+        return SlimStatus.FAILED, str(e).removeprefix(f"{path}: ")
+    return status, detail
+
+
 def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
     """Whether an earlier run with this recipe left this very file as it is."""
     known = (left.size, left.mtime_ns, left.recipe) == (group.size, group.mtime_ns, recipe.digest)
@@ -207,7 +226,8 @@ class _Folder:
     Attributes:
         work: what is to be done there.
         slimmed: the libraries whose results are there.
-        damaged: digests of the originals of results that were damaged since.
+        damaged: digests of the originals of results that were damaged since, or can't be read.
+        unread: sizes in bytes of files that can't be read, and may be originals.
     """
 
     def __init__(self, tree: Tree, manifest: SlimManifest) -> None:
@@ -216,6 +236,7 @@ class _Folder:
         self.work = WorkList(rows=tree.unlisted_rows())
         self.slimmed: list[KnownResult] = []
         self.damaged: set[str] = set()
+        self.unread: set[int] = set()
         self._taken: set[str] = set()
         for key, entry in manifest.slimmed.items():
             results = tuple(name for name in entry.names if is_result(tree, name, entry))
@@ -231,10 +252,9 @@ class _Folder:
                     detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
                     self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, detail))
             elif tree.covers(entry.names) and (unread := list(_unreadable(tree, entry))):
+                self.damaged.add(entry.original_sha256)
                 for group in unread:
-                    self.take(group.names)
-                    row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                    self.add_row(row)
+                    self.add_unreadable(group)
             # The library may be away for a while, and the entry is the way to the original.
             elif (
                 not tree.is_hidden(entry.names)
@@ -255,6 +275,11 @@ class _Folder:
     def add_row(self, row: SlimRow) -> None:
         self.work.rows.append(row)
 
+    def add_unreadable(self, group: FileGroup) -> None:
+        """Report a file that may be a library to slim, but can't be read."""
+        self.take(group.names)
+        self.add_row(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE))
+
     def add(self, library: KnownResult | FileGroup, recipe: Recipe) -> None:
         """Give a library to a recipe, unless another one has it."""
         if not self.is_free(library.names):
@@ -266,7 +291,7 @@ class _Folder:
             self.work.tasks.append(outcome)
         elif outcome is not None:
             self.add_row(outcome)
-            if isinstance(library, KnownResult) and outcome.status is SlimStatus.ALREADY:
+            if isinstance(library, KnownResult) and outcome.status in _IS_THERE:
                 links = dict.fromkeys(library.originals, library.results[0])
                 self.work.links.update(links)
 
@@ -361,7 +386,8 @@ def find_by_lock(
         for folder, by_digest in zip(folders, digests, strict=True):
             slimmed = [one for one in folder.slimmed if one.entry.original_sha256 == sha256]
             groups = by_digest.get(sha256, [])
-            found |= sha256 in folder.damaged or bool(slimmed or groups)
+            found |= sha256 in folder.damaged or recipe.locked.size in folder.unread
+            found |= bool(slimmed or groups)
             libraries: list[KnownResult | FileGroup] = [*slimmed, *groups]
             for library in libraries:
                 folder.add(library, recipe)
@@ -426,6 +452,9 @@ def _digests(folder: _Folder, sizes: Set[int], jobs: int) -> dict[str, list[File
         for group, digest in zip(candidates, digests, strict=True):
             if digest is not None:
                 found.setdefault(digest, []).append(group)
+            else:
+                folder.unread.add(group.size)
+                folder.add_unreadable(group)
     finally:
         # A user who interrupts should not wait for large files.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -74,7 +74,13 @@ print(digest())
 """
 
 
-def slim(site: Made, tmp_path: Path, *devices: ComputeCapability, **others: Any) -> SlimReport:
+def slim(
+    site: Made,
+    tmp_path: Path,
+    *devices: ComputeCapability,
+    require: bool = False,
+    **others: Any,
+) -> SlimReport:
     """Slim by archs if there are any, else by the lock; no library is loaded for a check."""
     options = {"spare": SparePolicy(tmp_path / "spares"), "load_check": False, **others}
     request = SlimRequest(
@@ -82,6 +88,7 @@ def slim(site: Made, tmp_path: Path, *devices: ComputeCapability, **others: Any)
         lock=None if devices else site.lock,
         devices=devices,
         force_archs=True,
+        require=require,
         options=SlimOptions(**options),
     )
     return slim_trees(request)
@@ -284,6 +291,13 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
         told = CliRunner().invoke(main, ["slim", "check", *option, str(site.folder)])
         assert told.exit_code == exit_code and not told.stderr
         assert f"{ONE}: no spare here: its spare {spare.name} can't be used" in told.stdout
+    for require in (False, True):
+        report = slim(site, tmp_path, require=require)
+        assert report.stopped is require
+        [row] = [row for row in report.rows if row.path == ONE]
+        assert row.status is SlimStatus.SPARE_AWAY
+        assert f"its spare {spare.name} can't be used" in (row.detail or "")
+        assert "set NEGATIVA_SPARE_DIR" in (row.detail or "")
     before = digest_of(site.one)
     for rows in (undo_trees((site.folder,), dry_run=True), slim(site, tmp_path, SM_80).rows):
         assert statuses(rows)[ONE] is SlimStatus.FAILED

@@ -1,0 +1,139 @@
+"""What can't be read is named, and is an error; the other libraries are done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.main import main
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from tests.support.compacting import needs_compiler
+from tests.support.faults import PlantedFault
+from tests.support.libraries import IS_ROOT
+from tests.support.made_site import ONE, TWO, Made
+from tests.support.slim_rows import statuses
+
+NOBODY = 65534
+SM_80 = ComputeCapability(8, 0)
+FAST = SlimOptions(load_check=False)
+
+
+@pytest.fixture
+def foreign(site: Made) -> Iterator[Made]:
+    """The site in a folder that any user may reach."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "site-packages")
+        shutil.move(site.folder, folder)
+        if IS_ROOT:
+            for path in (Path(name), folder, *folder.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+        yield replace(site, folder=folder)
+
+
+@contextlib.contextmanager
+def not_root() -> Iterator[None]:
+    """Work as a user whose rights count."""
+    if not IS_ROOT:
+        yield
+        return
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("by", ["lock", "archs"])
+@pytest.mark.planted_fault("slim may not read a library", says="cannot be ")
+def test_a_library_that_the_user_may_not_read(foreign: Made, by: str, fault: PlantedFault) -> None:
+    request = SlimRequest(paths=(foreign.folder,))
+    if by == "lock":
+        request = replace(request, lock=foreign.lock)
+    else:
+        request = replace(request, devices=(SM_80,), force_archs=True)
+    # Root's Python may be closed to others, so this imports what they need.
+    assert not slim_trees(replace(request, options=replace(FAST, dry_run=True))).failed
+    foreign.one.chmod(0)
+    with not_root():
+        for dry_run in (True, False):
+            options = replace(FAST, dry_run=dry_run)
+            report = slim_trees(replace(request, options=options))
+            done = SlimStatus.WOULD_SLIM if dry_run else SlimStatus.SLIMMED
+            assert statuses(report.rows) == {ONE: SlimStatus.FAILED, TWO: done}
+            assert report.failed
+        [row] = [row for row in report.rows if row.path == ONE]
+        fault.check(row.detail or "")
+        checked = statuses(row for tree in scan((foreign.folder,)) for row in check_tree(tree))
+        assert checked[ONE] is SlimStatus.FAILED
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def negativa(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("make", [fifo, folder, device])
+@pytest.mark.parametrize("command", ["--arch=sm_90", "check", "undo"])
+def test_a_manifest_that_is_no_file(
+    tmp_path: Path, make: Callable[[Path], None], command: str
+) -> None:
+    manifest = tmp_path / MANIFEST_NAME
+    make(manifest)
+    done = negativa("slim", command, tmp_path)
+    assert done.exit_code == 1
+    assert f"{manifest}: cannot be read: " in done.stderr
+    assert done.stderr.endswith("; move it away\n")
+    assert os.listdir(tmp_path) == [MANIFEST_NAME]
+
+
+@pytest.mark.parametrize("make", [fifo, folder, device])
+def test_a_wheel_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    wheel = tmp_path / "x-1.0-py3-none-any.whl"
+    make(wheel)
+    done = negativa("slim", wheel, "--arch=sm_90", "--target", tmp_path / "target")
+    assert done.exit_code == 2
+    assert ", expected a regular file" in done.stderr
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        closed = Path(name)
+        commands = ("--arch=sm_90", "check", "undo")
+        assert [negativa("slim", command, closed).exit_code for command in commands] == [0, 0, 0]
+        closed.chmod(0)
+        with not_root():
+            for command in commands:
+                done = negativa("slim", command, closed)
+                assert done.exit_code == 1
+                assert f"{closed}: cannot be " in done.stderr and "Permission denied" in done.stderr
+                done = negativa("slim", command, closed / "inner")
+                assert done.exit_code == 2
+                assert f"{closed}/inner: cannot be read: Permission denied" in done.stderr
+        closed.chmod(0o700)
