@@ -9,11 +9,12 @@ from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 3
+VERDICT_VERSION = 4
 """Of ``verdict.json``.
 
-History: 3 asks other tests, too, for what a flaky test used first; 2 renames ``why`` to ``detail``
-and ``reason``, and adds ``work``; 1 is the first.
+History: 4 always has ``opened_bytes``, without which opened files count as unused; 3 asks other
+tests, too, for what a flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and
+adds ``work``; 1 is the first.
 """
 
 
@@ -313,7 +314,7 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
     size: Offset
     unused_sha256: str
     opened: tuple[str, ...] = ()
-    opened_bytes: Offset = 0
+    opened_bytes: Offset
     unseen: str | None = None
 
     @property

@@ -30,8 +30,7 @@ class CodeFileWatch:
         self._found = tuple(find_code_distributions(folders))
         paths = [str(one.site / name) for one in self._found for name in one.rows]
         self._here = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
-        records = [str(one.record) for one in self._found]
-        self._watch = OpenWatch(self._here, canaries=records, finds_openers=False)
+        self._watch = OpenWatch(self._here, finds_openers=False)
 
     def start(self) -> None:
         """Watch from now on."""

@@ -3,6 +3,9 @@
 inotify(7) reports each open of an inode, whatever the name, the environment, the user or the root
 folder of the process that opens it. It does not report the process. A thread looks for the opener
 while that may still run. The calls need no privilege.
+
+A file system may report nothing. So the watch opens a folder of each, the canary, at its start and
+at its end, and expects an event.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 _IN_OPEN = 0x20  # linux/inotify.h
+_IN_DELETE_SELF = 0x400
 _IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000  # the inode is gone, or its file system
+_IN_ISDIR = 0x4000_0000
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then a name
 _BUFFER = 1 << 16
 # A search reads /proc of all processes.
@@ -60,15 +65,14 @@ class OpenWatch:
     Args:
         paths: the files. All hard links to a file are watched with it. If the user's limit of
             watches is reached, the first ones are watched.
-        canaries: other files, which the watch opens at its end to see whether it still works.
         finds_openers: whether to look for the processes.
     """
 
-    def __init__(
-        self, paths: Iterable[str], *, canaries: Iterable[str] = (), finds_openers: bool = True
-    ) -> None:
+    def __init__(self, paths: Iterable[str], *, finds_openers: bool = True) -> None:
         self._paths = tuple(paths)
-        self._canaries = tuple(canaries)
+        # By device: a folder on it, and the number of its watch.
+        self._canaries: dict[int, tuple[str, int]] = {}
+        self._devices: dict[str, int] = {}
         self._finds_openers = finds_openers
         self._by_watch: dict[int, list[str]] = defaultdict(list)
         self._files: dict[str, tuple[int, int]] = {}
@@ -83,9 +87,7 @@ class OpenWatch:
     @property
     def opens(self) -> Opens:
         openers = {path: tuple(found) for path, found in self._openers.items()}
-        watched = set(self._paths)
-        times = {path: count for path, count in self._times.items() if path in watched}
-        return Opens(times, openers, dict(self._unseen))
+        return Opens(dict(self._times), openers, dict(self._unseen))
 
     def start(self) -> None:
         """Watch from now on."""
@@ -96,28 +98,63 @@ class OpenWatch:
         except OSError as e:
             self._unseen = dict.fromkeys(self._paths, str(e.strerror))
             return
-        paths = (*self._canaries, *self._paths)
-        for path in paths:
+        for path in self._paths:
             try:
-                watch = _call("inotify_add_watch", inotify, os.fsencode(path), _IN_OPEN)
+                self._devices[path] = self._watch_canary(inotify, str(Path(path).parent))
+                watch = _add_watch(inotify, path, _IN_OPEN)
                 self._files[path] = _file_at(path)
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
                 if e.errno == errno.ENOSPC:
-                    self._halve(inotify, paths, str(e.strerror))
+                    self._halve(inotify, str(e.strerror))
                     break
             else:
                 self._by_watch[watch].append(path)
         self._inotify = inotify
+        self._try_canaries()
 
-    def _halve(self, inotify: int, paths: Iterable[str], reason: str) -> None:
+    def _halve(self, inotify: int, reason: str) -> None:
         """Give back the later half of the watches: tests watch, too, and share the user's limit."""
         for watch in tuple(self._by_watch)[len(self._by_watch) // 2 :]:
             with contextlib.suppress(OSError):  # A file that is gone has no watch any more.
                 _call("inotify_rm_watch", inotify, watch)
             del self._by_watch[watch]
         watched = set(itertools.chain.from_iterable(self._by_watch.values()))
-        self._unseen.update({path: reason for path in paths if path not in watched})
+        self._unseen.update({path: reason for path in self._paths if path not in watched})
+
+    def _watch_canary(self, inotify: int, folder: str) -> int:
+        """Watch the first folder on a device, but not for opens of all its files; the device."""
+        device, _ = _file_at(folder)
+        if device not in self._canaries:
+            self._canaries[device] = folder, _add_watch(inotify, folder, _IN_DELETE_SELF)
+        return device
+
+    def _try_canaries(self) -> None:
+        """Open each canary, and note what the watch does not see if no event tells of it."""
+        for device, (folder, watch) in self._canaries.items():
+            self.read()
+            if self._inotify is None:
+                return
+            if not _has_canary(self._inotify, watch):
+                self._lose("a test closed the descriptor of the watch, or replaced a folder")
+                return
+            if not self._reports(self._inotify, folder, watch):
+                reason = f"the kernel reported no open of {folder}"
+                self._unseen.update({p: reason for p, d in self._devices.items() if d == device})
+
+    def _reports(self, inotify: int, folder: str, watch: int) -> bool:
+        """Whether an event tells that a folder is opened."""
+        reported = False
+        with contextlib.suppress(OSError):
+            _add_watch(inotify, folder, _IN_OPEN)
+            os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            while not reported:
+                data = os.read(inotify, _BUFFER)
+                reported = (watch, _IN_OPEN | _IN_ISDIR) in _events(data)
+                self.add_events(data)
+        with contextlib.suppress(OSError):
+            _add_watch(inotify, folder, _IN_DELETE_SELF)
+        return reported
 
     def read(self) -> None:
         """Take in what was opened until now. A forked child leaves that to its parent."""
@@ -136,14 +173,7 @@ class OpenWatch:
         self.read()
         if self._inotify is None or os.getpid() != self._pid:
             return
-        for path in self._canaries:
-            before = self._times[path]
-            with contextlib.suppress(OSError):
-                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            self.read()
-            if self._times[path] == before:
-                self._lose(f"the kernel reported no open of {path}")
-                return
+        self._try_canaries()
         for path, file in self._files.items():
             with contextlib.suppress(OSError):
                 if _file_at(path) == file:
@@ -192,11 +222,11 @@ class OpenWatch:
                 self._unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
             if mask & _IN_IGNORED:
                 # A new file may have got the number of the inode.
-                for path in self._by_watch[watch]:
+                for path in self._by_watch.get(watch, ()):
                     self._unseen.setdefault(path, _REPLACED)
             if not mask & _IN_OPEN:
                 continue
-            for path in self._by_watch[watch]:
+            for path in self._by_watch.get(watch, ()):
                 self._times[path] += 1
                 if not self._finds_openers:
                     continue
@@ -228,6 +258,18 @@ def users_of(path: str) -> Iterator[str]:
 def _file_at(path: str) -> tuple[int, int]:
     status = os.stat(path)  # noqa: PTH116 (there are thousands)
     return status.st_dev, status.st_ino
+
+
+def _add_watch(inotify: int, path: str, mask: int) -> int:
+    return _call("inotify_add_watch", inotify, os.fsencode(path), mask)
+
+
+def _has_canary(inotify: int, watch: int) -> bool:
+    """Whether the canary's watch is there: a test may have closed ours and opened its own."""
+    # inotify wd:1 ino:9e7e sdev:800013 mask:400 ...: Documentation/filesystems/proc.rst
+    watches = Path(f"/proc/self/fdinfo/{inotify}").read_text()
+    wanted = {f"wd:{watch:x}", f"mask:{_IN_DELETE_SELF:x}"}
+    return any(wanted <= set(line.split()) for line in watches.splitlines())
 
 
 def _is_inotify(descriptor: int) -> bool:

@@ -69,9 +69,10 @@ class Project:
             "CUDA_VISIBLE_DEVICES": "",
             "NEGATIVA_CACHE_DIR": str(cache),
             # Not needed by any test here, and a fifth of each session's time.
-            # A test that needs one of them loads it with -p.
+            # A test that needs one of them loads it with -p. pytest-randomly shuffles tests, so one
+            # worker may get all that use the GPU.
             "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest -p no:rerunfailures "
-            "-p no:flaky",
+            "-p no:flaky -p no:randomly",
         }
 
     def write(self, name: str, text: str) -> Path:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.processes.open_watch import Opens, OpenWatch
 from pytest_negativa.verifying.opened_originals import opened_originals
-from tests.support.compiling import compile_c, needs_compiler
+from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
-from tests.support.libraries import IS_ROOT
+from tests.support.libraries import IS_ROOT, ROOT
 from tests.support.verified import VerifiedProject
 
 CHILD = """
@@ -117,3 +118,28 @@ def test_a_static_program_that_opens_the_original(
         words = [str(root / path.name) for path in (program, original)]
         subprocess.run(words, env={}, check=True, preexec_fn=change)
     fault.check(opened_originals([watch.opens])[str(original)])
+
+
+WATCHES = """
+import sys
+from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.verifying.opened_originals import opened_originals
+with OpenWatch(sys.argv[1:]) as watch:
+    open(sys.argv[1]).close()
+print(*opened_originals([watch.opens]).values())
+"""
+
+
+@needs_compiler
+@pytest.mark.planted_fault(
+    "A file system reports no opens, and a child with an emptied environment runs on an original.",
+    says="nothing tells whether a process opened the original while the tests ran on the copies "
+    "(the kernel reported no open of",
+)
+def test_a_file_system_that_reports_no_opens(tmp_path: Path, fault: PlantedFault) -> None:
+    blind = compile_shared("blind_inotify.c", tmp_path / "blind.so")
+    original = tmp_path / "a.so"
+    original.touch()
+    command = [sys.executable, "-c", WATCHES, str(original)]
+    environ = {**os.environ, "LD_PRELOAD": str(blind)}
+    fault.check(subprocess.check_output(command, env=environ, text=True, cwd=ROOT))
