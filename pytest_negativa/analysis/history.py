@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_negativa.analysis.snapshots import below_site
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.lock import LockedLibrary
+from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
-from pytest_negativa.planning.snapshot import code_files_of
+from pytest_negativa.planning.snapshot import code_files_of, short_names
 from pytest_negativa.storage.lockfile import decode_lock
 from pytest_negativa.storage.results import load_history
 from pytest_negativa.storage.runs import RunsFolder
@@ -51,22 +53,31 @@ def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:
         lock = decode_lock(_git(path, "show", f"{revision}:./{path.name}"), f"{path}@{revision}")
     except StoreError as e:
         return HistoryPoint(label, (), str(e))
-    return HistoryPoint(label, tuple(_of_lock(lock)))
-
-
-def _of_lock(lock: Lock) -> Iterator[HistoryLibrary]:
-    for one in lock.libraries:
-        yield HistoryLibrary(one.name, one.version, one.code_bytes, one.unused_bytes)
-    for row in code_files_of(lock):
-        yield HistoryLibrary(row.name, row.version, row.code_bytes, row.unused_bytes)
+    return HistoryPoint(label, _libraries(lock.libraries, code_files_of(lock)))
 
 
 def _of_report(report: RunReport) -> HistoryPoint:
-    libraries = (
-        HistoryLibrary(row.name, row.version, row.code_bytes, row.unused_bytes)
-        for row in report.rows
+    return HistoryPoint(report.run_id, _libraries(report.libraries, report.code_files))
+
+
+def _libraries(
+    libraries: Iterable[LibraryRow | LockedLibrary], files: Iterable[CodeFilesRow]
+) -> tuple[HistoryLibrary, ...]:
+    """The libraries, named as in a snapshot. Those at one path of two sites count as one."""
+    rows: defaultdict[str, list[LibraryRow | LockedLibrary | CodeFilesRow]] = defaultdict(list)
+    for one in libraries:
+        rows[below_site(one.path)].append(one)
+    for row in files:
+        rows[row.name].append(row)
+    return tuple(
+        HistoryLibrary(
+            name,
+            ", ".join(sorted({one.version for one in same if one.version})) or None,
+            sum(one.code_bytes for one in same),
+            sum(one.unused_bytes for one in same),
+        )
+        for name, same in zip(short_names(rows), rows.values(), strict=True)
     )
-    return HistoryPoint(report.run_id, tuple(libraries))
 
 
 def _git(path: Path, *words: str) -> bytes:

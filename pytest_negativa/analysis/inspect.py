@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.containers import is_container
-from pytest_negativa.installed.libraries import LibrarySet, find_libraries
+from pytest_negativa.installed.libraries import LibrarySet, find_libraries, size_of
 from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
@@ -141,7 +141,7 @@ def _inspect_files(
     take: Take,
 ) -> tuple[InspectedSet, ...]:
     sets = tuple(find_libraries(a, with_dependencies=request.with_dependencies) for a in arguments)
-    sizes = {path: _size(path) for s in sets for path in s.paths}
+    sizes = {path: size_of(path) for s in sets for path in s.paths}
     total, done = sum(sizes.values()), 0
     if on_done is not None:
         on_done(0, total)
@@ -152,14 +152,6 @@ def _inspect_files(
         if on_done is not None:
             on_done(done, total)
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
-
-
-def _size(path: Path) -> int:
-    # A file that has gone since it was found is reported when it is read.
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 class JsonTexts:
@@ -297,7 +289,8 @@ def _render_answers(inspected: Sequence[InspectedSet], request: InspectionReques
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
-    """Why libraries of the set could not be read."""
+    """Why libraries of the set, or folders with some, could not be read."""
+    yield from inspected.libraries.unlisted
     for mapped in inspected.mapped:
         if mapped.error is not None:
             yield mapped.error

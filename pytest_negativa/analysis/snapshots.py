@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.contents import Question, map_archive, may_hold_code
-from pytest_negativa.installed.libraries import find_libraries
+from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import CodeFilesRow
-from pytest_negativa.models.snapshot import Snapshot
+from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary
 from pytest_negativa.planning.snapshot import (
+    fold_file,
     make_snapshot,
     snapshot_code_files,
     snapshot_lock,
@@ -34,6 +37,7 @@ def load_snapshot(
     argument: str,
     runs: RunsFolder,
     *,
+    on_unread: Callable[[NegativaError], None],
     headers_only: bool = False,
     cache: MapCache | None = None,
     on_done: Callable[[int, int], None] | None = None,
@@ -43,6 +47,7 @@ def load_snapshot(
     Args:
         argument: a path, the id of a run, or the name of an installed distribution.
         runs: the folder for runs.
+        on_unread: called for each file or folder that the snapshot lacks, as it can't be read.
         headers_only: unpack nothing, so that libraries list no kernels.
         cache: of library maps.
         on_done: called with the bytes of libraries done and of all.
@@ -57,7 +62,7 @@ def load_snapshot(
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
     if is_container(path):
-        return _of_archive(path, headers_only, on_done)
+        return _snapshot(argument, _read_archive(path, headers_only, on_done), on_unread)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(HEAD_SIZE)
@@ -65,33 +70,76 @@ def load_snapshot(
             return load_baseline(path)
         if kind_of(head) is None:
             return snapshot_lock(load_lock(path), argument)
-    return _of_libraries(argument, headers_only, cache, on_done)
+    return _snapshot(argument, _read_files(argument, headers_only, cache, on_done), on_unread)
 
 
-def _of_libraries(
+class _Found(NamedTuple):
+    """The libraries of a folder or an archive, and why others can't be read."""
+
+    title: str
+    libraries: list[SnapshotLibrary]
+    unread: list[NegativaError]
+
+
+def _snapshot(argument: str, found: _Found, on_unread: Callable[[NegativaError], None]) -> Snapshot:
+    for problem in found.unread:
+        on_unread(problem)
+    if not found.libraries and found.unread:
+        raise FormatError(argument, None, "no library with GPU code can be read")
+    if not found.libraries:
+        raise OptionError(f"{argument}: no library with GPU code")
+    return make_snapshot(found.title, found.libraries)
+
+
+def _read_files(
     argument: str,
     headers_only: bool,
     cache: MapCache | None,
     on_done: Callable[[int, int], None] | None,
-) -> Snapshot:
+) -> _Found:
     found = find_libraries(argument)
-    sizes = {path: path.stat().st_size for path in found.paths}
-    request = _request(headers_only)
+    unread: list[NegativaError] = [*found.unlisted]
+    sizes = {path: size_of(path) for path in found.paths}
+    root = Path(argument).resolve() if Path(argument).is_dir() else None
     libraries, done, places = [], 0, Places()
-    for mapped in map_libraries(tuple(sizes), request, cache):
+    for mapped in map_libraries(tuple(sizes), _request(headers_only), cache):
         done += sizes[mapped.path]
         if on_done is not None:
             on_done(done, sum(sizes.values()))
-        if mapped.library_map is not None and (
+        if (problem := _why_unread(mapped)) is not None:
+            if found.explicit:
+                raise problem
+            unread.append(problem)
+        elif mapped.library_map is not None and (
             _has_code(mapped.library_map) or (found.explicit and mapped.library_map.sections)
         ):
-            version, place = _version_and_place(places, os.path.realpath(mapped.path))
-            libraries.append(snapshot_map(mapped.library_map, None, version, place))
-        elif mapped.error is not None and found.explicit:
-            raise mapped.error
-    if not libraries:
-        raise OptionError(f"{argument}: no library with GPU code")
-    return make_snapshot(found.label, libraries)
+            path = os.path.realpath(mapped.path)
+            place = places.of(path)
+            one = snapshot_map(mapped.library_map, None, place.version, _place_here(place))
+            if not (found.explicit or mapped.library_map.library.file_kind.is_host):
+                one = fold_file(one, place.distribution or _folder_of(path, root, place))
+            libraries.append(one)
+    return _Found(found.label, libraries, unread)
+
+
+def _folder_of(path: str, root: Path | None, place: Place) -> str:
+    """The folder of a file below the named one, or else below its site."""
+    is_below = root is not None and Path(path).is_relative_to(root)
+    below = Path(path).relative_to(root) if root is not None and is_below else Path(place.path)
+    return below.parent.as_posix()
+
+
+def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
+    """Why a file could not be read, or why none of its GPU code could."""
+    found = mapped.library_map
+    if (
+        found is not None
+        and found.problems
+        and not (found.sections or found.library.file_kind.is_link_time)
+    ):
+        first = found.problems[0]
+        return FormatError(mapped.path, first.offset, first.text)
+    return mapped.error
 
 
 def _has_code(library_map: LibraryMap) -> bool:
@@ -104,26 +152,28 @@ def _request(headers_only: bool) -> MapRequest:
     return MapRequest(scope, with_map=True, with_summary=False, any_file=True)
 
 
-def _of_archive(
+def _read_archive(
     path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
-) -> Snapshot:
+) -> _Found:
     question = Question(may_hold_code, lambda size: _request(headers_only))
     contents = map_archive(path, question, on_done=on_done)
-    for problem in contents.problems:
-        raise problem
-    version = contents.distribution[1] if contents.distribution is not None else None
-    libraries = [
-        snapshot_map(mapped.library_map, None, version, _below_site(name))
-        for name, mapped in contents.libraries.items()
-        if mapped.library_map is not None and _has_code(mapped.library_map)
-    ]
-    if not libraries:
-        raise OptionError(f"{path}: no library with GPU code")
-    return make_snapshot(path.name, libraries)
+    unread: list[NegativaError] = [*contents.problems]
+    name, version = contents.distribution or (None, None)
+    libraries = []
+    for file, mapped in contents.libraries.items():
+        if (problem := _why_unread(mapped)) is not None:
+            unread.append(problem)
+        elif mapped.library_map is not None and _has_code(mapped.library_map):
+            place = below_site(file)
+            one = snapshot_map(mapped.library_map, None, version, place)
+            if not mapped.library_map.library.file_kind.is_host:
+                one = fold_file(one, name or PurePosixPath(place).parent.as_posix())
+            libraries.append(one)
+    return _Found(path.name, libraries, unread)
 
 
-def _below_site(name: str) -> str:
-    """A path in an archive from site-packages on; all of it if there is no such folder."""
+def below_site(name: str) -> str:
+    """The part of a path below ``site-packages``; all of it if there is no such folder."""
     parts = name.split("/")
     below = [i + 1 for i, part in enumerate(parts) if part in SITE_NAMES]
     return "/".join(parts[below[-1] if below else 0 :])
@@ -134,18 +184,17 @@ def snapshot_run(
 ) -> Snapshot:
     """The snapshot of a run's maps and plans."""
     places = Places()
-    libraries = (
-        snapshot_map(one.library_map, one.plan, *_version_and_place(places, one.plan.library.path))
-        for one in planned
-    )
+    libraries = []
+    for one in planned:
+        place = places.of(one.plan.library.path)
+        found = snapshot_map(one.library_map, one.plan, place.version, _place_here(place))
+        libraries.append(found)
     return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
 
 
-def _version_and_place(places: Places, path: str) -> tuple[str | None, str | None]:
-    """Version of the distribution, and the path in its site or in the current folder."""
-    place = places.of(path)
-    if not Path(place.path).is_absolute():
-        return place.version, place.path
-    here = Path(os.path.realpath("."))
-    below = Path(path).relative_to(here) if Path(path).is_relative_to(here) else None
-    return place.version, None if below is None else below.as_posix()
+def _place_here(place: Place) -> str | None:
+    """The path of a library in its site or in the current folder; None if it lies elsewhere."""
+    path, here = Path(place.path), Path(os.path.realpath("."))
+    if not path.is_absolute():
+        return place.path
+    return path.relative_to(here).as_posix() if path.is_relative_to(here) else None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import PathOrUrl, run_of, settings_of
+from pytest_negativa.cli.common import EXIT_FAILED, PathOrUrl, run_of, settings_of
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
+
+if TYPE_CHECKING:
+    from pytest_negativa.errors import NegativaError
+    from pytest_negativa.models.snapshot import Snapshot
 
 _BASELINE = "negativa-baseline.json"
 
@@ -29,8 +34,9 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
     library, arch and reason; the lists show kernels that appeared, went, or are newly used or
     unused.
     A lock tells no archs and no kernels, and a library alone tells no reasons.
+    Files that are GPU code themselves count as one for each distribution or folder.
 
-    Exit status: 0, or 1 if A or B can't be read.
+    Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
     from pytest_negativa.analysis.snapshots import load_snapshot
     from pytest_negativa.cli.progress import ByteProgress
@@ -43,19 +49,30 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
 
     settings = settings_of(flags)
     runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache)
-    sides = []
-    for argument in (before, after):
+    unread: list[NegativaError] = []
+
+    def load(argument: str) -> Snapshot:
         with ByteProgress(f"reading {argument}") as progress:
-            side = load_snapshot(
-                argument, runs, headers_only=headers_only, cache=cache, on_done=progress.update
+            return load_snapshot(
+                argument,
+                runs,
+                on_unread=unread.append,
+                headers_only=headers_only,
+                cache=cache,
+                on_done=progress.update,
             )
-        sides.append(side)
 
     def template_of(name: str) -> str:
         return "::".join(filter(None, split_signature(demangle(name))))
 
-    difference = compare_snapshots(*sides)
-    click.echo("\n\n".join(render_difference(difference, template_of, settings.reports.top)))
+    try:
+        difference = compare_snapshots(load(before), load(after))
+        click.echo("\n\n".join(render_difference(difference, template_of, settings.reports.top)))
+    finally:
+        for error in unread:
+            print_error(error)
+    if unread:
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 @click.command()
@@ -109,8 +126,7 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
     Exit status: 0, or 1 if there is no history.
     """
     from pytest_negativa.analysis.history import history_of_lock, history_of_runs
-    from pytest_negativa.reporting.history import render_history
-    from pytest_negativa.settings.globs import matches
+    from pytest_negativa.reporting.history import is_named, render_history
     from pytest_negativa.storage.runs import RunsFolder
 
     settings = settings_of(flags)
@@ -119,7 +135,7 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
     else:
         points = history_of_lock(lock)
     names = sorted({one.name for point in points for one in point.libraries})
-    if glob is not None and not any(matches(glob, name) for name in names):
+    if glob is not None and not any(is_named(glob, name) for name in names):
         raise click.BadParameter(
             f"{glob!r} is no library of the history; it has {', '.join(names) or 'none'}",
             param_hint="--library",

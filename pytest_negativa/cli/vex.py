@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
@@ -46,8 +47,9 @@ def vex(
     """State which code of vulnerabilities slimmed libraries lack.
 
     FILE lists vulnerabilities, such as CVEs, with the kernels and functions in which they lie. PATH
-    is a folder or a library; by default, the packages of the interpreter that runs negativa. The
-    result is an OpenVEX document. A library that lacks all of the code is not_affected, because of
+    is a folder, a library or a wheel; by default, the packages of the interpreter that runs
+    negativa. A wheel is unpacked into a temporary folder; unpack another archive first. The result
+    is an OpenVEX document. A library that lacks all of the code is not_affected, because of
     vulnerable_code_not_present. Any other library of the list is under_investigation: what is not
     slimmed, has a spare in reach, or can't be told.
 
@@ -62,20 +64,43 @@ def vex(
     from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 
     listed = load_vulnerabilities(vulnerabilities).vulnerabilities
-    libraries = Libraries(paths, originals)
     findings = []
-    for one in listed:
-        found, missing = tuple(libraries.find(one)), libraries.missing(one)
-        findings.append((one, found, not missing))
-        if not found:
-            print_warning(f"{one.name}: none of its libraries is here, so nothing is stated")
-        else:
-            for glob in missing:
-                print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
+    with contextlib.ExitStack() as stack:
+        libraries = Libraries(
+            [_folder_or_file(path, stack) for path in paths],
+            [_folder_or_file(path, stack) for path in originals],
+        )
+        for one in listed:
+            found, missing = tuple(libraries.find(one)), libraries.missing(one)
+            findings.append((one, found, not missing))
+            if not found:
+                print_warning(f"{one.name}: none of its libraries is here, so nothing is stated")
+            else:
+                for glob in missing:
+                    print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
     if not any(found for _, found, _ in findings):
         raise StoreError(f"{vulnerabilities}: none of the libraries is here")
     document = make_document(findings, author=author, timestamp=_timestamp(), product=product)
     write_output(output, encode_json(document))
+
+
+def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
+    """The path, or the folder that a wheel is unpacked into until the stack is closed.
+
+    Raises:
+        OptionError: it is another archive.
+        NegativaError: the wheel can't be read or unpacked.
+    """
+    from pytest_negativa.images.containers import is_container
+    from pytest_negativa.slimming.wheel import SUFFIX, unpacked_wheel
+
+    if path.suffix == SUFFIX and path.is_file():
+        return stack.enter_context(unpacked_wheel(path))
+    if is_container(path):
+        raise OptionError(
+            f"{path}: vex reads no archive but a wheel; unpack it, and name the folder"
+        )
+    return path
 
 
 def _timestamp() -> str:

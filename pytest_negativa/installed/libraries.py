@@ -15,7 +15,7 @@ from pytest_negativa.installed.distributions import (
     find_distributions,
     has_name,
 )
-from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare, kind_of
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES, HEAD_SIZE, is_spare, kind_of
 
 if TYPE_CHECKING:
     from importlib.metadata import PathDistribution
@@ -29,12 +29,14 @@ class LibrarySet(NamedTuple):
         paths: real paths, each file once.
         explicit: the argument named this one file.
         distribution: name and version of the wheel that the argument names.
+        unlisted: why folders below the named one can't be listed.
     """
 
     label: str
     paths: tuple[Path, ...]
     explicit: bool
     distribution: str | None = None
+    unlisted: tuple[OptionError, ...] = ()
 
 
 def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
@@ -61,7 +63,9 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
             raise OptionError(f"{argument}: {_why_absent(path, e)}") from e
     else:
         if is_folder:
-            return LibrarySet(argument, _unique(_iter_folder(path)), explicit=False)
+            unlisted: list[OptionError] = []
+            paths = _unique(_iter_folder(path, unlisted))
+            return LibrarySet(argument, paths, explicit=False, unlisted=tuple(unlisted))
         return LibrarySet(argument, (path,), explicit=True)
     distribution = find_distribution(argument)
     if distribution is None:
@@ -82,11 +86,20 @@ def _why_absent(path: Path, error: OSError) -> str:
     return "a broken link" if path.is_symlink() else "no such file or folder"
 
 
-def _iter_folder(folder: Path) -> Iterator[str]:
+def size_of(path: Path) -> int:
+    """Bytes; 0 of a file that has gone since it was found: its reader reports that."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
     def check(error: OSError) -> None:
-        # A folder below it that may not be listed is skipped.
+        problem = OptionError(f"{error.filename}: cannot be listed: {error.strerror}")
         if error.filename == os.fspath(folder):
-            raise OptionError(f"{folder}: cannot be listed: {error.strerror}")
+            raise problem
+        unlisted.append(problem)
 
     # os.walk does not follow links to folders.
     for root, folders, files in os.walk(folder, onerror=check):
@@ -135,7 +148,7 @@ def _may_hold_gpu_code(path: str) -> bool:
             return kind_of(file.read(HEAD_SIZE)) is not None
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
-        return ".so" in path.rpartition("/")[2]
+        return ".so" in path.rpartition("/")[2] or path.endswith(CODE_SUFFIXES)
 
 
 def with_requirements(

@@ -95,6 +95,11 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         return sum(r.bytes for r in self.unused if r.reason == reason)
 
 
+def name_of_files(holder: str) -> str:
+    """The name of all files of a distribution or folder that are GPU code themselves."""
+    return f"{holder} (files)"
+
+
 class CodeFilesRow(Record, frozen=True, kw_only=True):
     """The files of one distribution that are GPU code themselves. Sizes in bytes.
 
@@ -116,7 +121,7 @@ class CodeFilesRow(Record, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Where libraries have their file name."""
-        return f"{self.distribution} (files)"
+        return name_of_files(self.distribution)
 
     @property
     def code_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.report import CodeFilesRow
+from pytest_negativa.models.report import CodeFilesRow, name_of_files
 from pytest_negativa.models.snapshot import (
     SNAPSHOT_VERSION,
     Change,
@@ -32,9 +32,13 @@ def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
     """A snapshot whose libraries have names of their own.
 
     Args:
-        libraries: named by their paths.
+        libraries: named by their paths. Those that share one count as one: a lock has a library of
+            two sites twice, and all files of a distribution that are GPU code have one name.
     """
-    found = tuple(libraries)
+    by_path: defaultdict[str, list[SnapshotLibrary]] = defaultdict(list)
+    for one in libraries:
+        by_path[one.name].append(one)
+    found = tuple(same[0] if len(same) == 1 else _sum(same) for same in by_path.values())
     names = short_names(one.name for one in found)
     named = (replace(one, name=name) for one, name in zip(found, names, strict=True))
     return Snapshot(
@@ -42,6 +46,33 @@ def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
         title=title,
         libraries=tuple(sorted(named, key=lambda one: one.name)),
     )
+
+
+def _sum(same: Sequence[SnapshotLibrary]) -> SnapshotLibrary:
+    elements: Counter[tuple[str | None, str | None, bool]] = Counter()
+    sizes: Counter[tuple[str | None, str | None, bool]] = Counter()
+    for row in (row for one in same for row in one.rows):
+        key = row.arch, row.reason, row.is_unused
+        elements[key] += row.elements
+        sizes[key] += row.bytes
+    return replace(
+        same[0],
+        version=", ".join(sorted({one.version for one in same if one.version})) or None,
+        size=sum(one.size or 0 for one in same),
+        rows=tuple(SnapshotRow(*key, elements[key], sizes[key]) for key in sizes),
+        kernels=_union(one.kernels for one in same),
+        used_kernels=_union(one.used_kernels for one in same),
+    )
+
+
+def _union(lists: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """The names of all lists; None if one is unknown."""
+    names: set[str] = set()
+    for one in lists:
+        if one is None:
+            return None
+        names.update(one)
+    return tuple(sorted(names))
 
 
 def short_names(paths: Iterable[str]) -> tuple[str, ...]:
@@ -135,23 +166,24 @@ def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
 
 
 def snapshot_code_files(found: Iterable[CodeFilesRow]) -> Iterator[SnapshotLibrary]:
-    """The files of each distribution that are GPU code as one library, whatever its sites."""
-    by_name: defaultdict[str, list[CodeFilesRow]] = defaultdict(list)
+    """The files of each distribution that are GPU code, as one library."""
     for row in found:
-        by_name[row.name].append(row)
-    for name, rows in by_name.items():
         yield SnapshotLibrary(
-            name=name,
-            place=name,
-            version=", ".join(sorted({row.version for row in rows})),
-            size=sum(row.size for row in rows),
-            rows=_kept_and_unused(
-                sum(row.files for row in rows),
-                sum(row.code_bytes for row in rows),
-                sum(row.unused_files for row in rows),
-                sum(row.unused_bytes for row in rows),
-            ),
+            name=row.name,
+            place=row.name,
+            version=row.version,
+            size=row.size,
+            rows=_kept_and_unused(row.files, row.code_bytes, row.unused_files, row.unused_bytes),
         )
+
+
+def fold_file(one: SnapshotLibrary, holder: str) -> SnapshotLibrary:
+    """A file that is GPU code itself, as a part of all those that its distribution or folder has.
+
+    ``make_snapshot`` adds them up. A run and a lock name those of a distribution the same.
+    """
+    name = name_of_files(holder)
+    return replace(one, name=name, place=name)
 
 
 def _kept_and_unused(

@@ -8,7 +8,7 @@ from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_growth
-from pytest_negativa.settings.globs import matches
+from pytest_negativa.settings.globs import LibraryNames, matches_library
 
 _WIDTH = 30
 _USED, _UNUSED = "█", "░"
@@ -26,7 +26,7 @@ def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator
         if glob is None and point.problem is None:
             rows.append((point.label, _total(point.libraries)))
         elif glob is not None:
-            rows += [(point.label, one) for one in point.libraries if matches(glob, one.name)]
+            rows += [(point.label, one) for one in point.libraries if is_named(glob, one.name)]
     most = max((one.code for _, one in rows), default=0)
     before: dict[str, int] = {}
     cells = []
@@ -48,6 +48,11 @@ def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator
     for point in points:
         if point.problem is not None:
             yield f"{point.label}: left out: {printable(point.problem)}"
+
+
+def is_named(glob: str, name: str) -> bool:
+    """Whether a glob matches a library of a history, which may be named with its folder."""
+    return matches_library(glob, LibraryNames(name, None, None))
 
 
 def _total(libraries: Sequence[HistoryLibrary]) -> HistoryLibrary:

@@ -74,7 +74,7 @@ def slim_wheel(
         infos = _files_of(archive, source.path)
         info_folder = _dist_info(infos, source.path)
         with damage(source.path):
-            _unpack(archive, infos, folder)
+            _unpack(archive, [info for info in infos if _is_unpacked(info)], folder)
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
         if not report.failed and not request.options.dry_run:
             manifest = load_manifest(folder)
@@ -85,6 +85,21 @@ def slim_wheel(
             with damage(source.path):
                 _pack(archive, stay, folder, info_folder, target / wheel.name, source)
     return report
+
+
+@contextlib.contextmanager
+def unpacked_wheel(wheel: Path) -> Iterator[Path]:
+    """All files of a wheel in a temporary folder, which goes at the end.
+
+    Raises:
+        NegativaError: the wheel can't be read or unpacked.
+    """
+    with ByteSource(wheel) as source, tempfile.TemporaryDirectory(prefix="negativa-") as temporary:
+        archive = open_zip(source)
+        infos = [info for info in _files_of(archive, source.path) if not info.is_dir()]
+        with damage(source.path):
+            _unpack(archive, infos, Path(temporary))
+        yield Path(temporary)
 
 
 def _check(request: SlimRequest) -> tuple[Path, Path]:
@@ -146,15 +161,14 @@ def _is_unpacked(info: zipfile.ZipInfo) -> bool:
 
 
 def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
-    wanted = [info for info in infos if _is_unpacked(info)]
-    size, free = sum(info.file_size for info in wanted), shutil.disk_usage(folder).free
+    size, free = sum(info.file_size for info in infos), shutil.disk_usage(folder).free
     if size > free:
         raise ReconstructError(
-            f"{folder.parent}: the wheel's libraries take {size:,} bytes while they are slimmed, "
+            f"{folder.parent}: the wheel's files take {size:,} bytes while they are unpacked, "
             f"and {free:,} are free"
         )
     try:
-        for info in wanted:
+        for info in infos:
             path = folder / info.filename
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, path.open("xb") as file:

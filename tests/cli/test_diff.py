@@ -62,9 +62,62 @@ def test_two_wheels(project: Project) -> None:
     assert words in [line.split() for line in shown.splitlines()]
     with zipfile.ZipFile(project.folder / "ours-2.0.whl", "a") as wheel:
         wheel.writestr("../outside.so", "\x7fELF")
-    failed = project.negativa("diff", "ours-1.0.whl", "ours-2.0.whl", status=1).stderr
-    assert "ours-2.0.whl: at offset" in failed
-    assert "'../outside.so' leads out of the archive" in failed
+        wheel.writestr("ours/torn.so", library.read_bytes()[:3000])
+    failed = project.negativa("diff", "ours-1.0.whl", "ours-2.0.whl", status=1)
+    assert failed.stdout.startswith("GPU code of ours-2.0.whl, compared with ours-1.0.whl: 67.2 kB")
+    assert "ours-2.0.whl: at offset" in failed.stderr
+    assert "'../outside.so' leads out of the archive" in failed.stderr
+    assert "ours-2.0.whl/ours/torn.so: at offset" in failed.stderr
+
+
+def test_libraries_of_a_folder_that_cannot_be_read_are_named(project: Project) -> None:
+    library = (project.folder / "quickstart/libquickstart.so").read_bytes()
+    for side in ("old", "new"):
+        project.write(f"{side}/text.txt", "no library")
+        (project.folder / side / "one.so").write_bytes(library)
+    (project.folder / "old/two.so").write_bytes(library)
+    (project.folder / "new/two.so").write_bytes(library[:3000])
+    (project.folder / "new/three.fatbin").write_bytes(b"\x50\xed\x55\xba" + bytes(100))
+
+    done = project.negativa("diff", "old", "new", status=1)
+
+    assert "GPU code of new, compared with old: 134.4 kB -> 67.2 kB" in done.stdout
+    first, second = done.stderr.splitlines()
+    assert "new/two.so: at offset" in first + second and "truncated?" in first + second
+    assert "new/three.fatbin: at offset 0x4" in first + second
+    (project.folder / "new/one.so").unlink()
+    failed = project.negativa("diff", "old", "new", status=1)
+    assert not failed.stdout
+    assert failed.stderr.endswith("new: no library with GPU code can be read\n")
+
+
+@pytest.mark.slow
+def test_files_of_gpu_code_are_folded(project: Project) -> None:
+    for side, count in (("old", 1), ("new", 3)):
+        (project.folder / side / "kernels/sm90").mkdir(parents=True)
+        for number in range(count):
+            name = f"{side}/kernels/sm90/{number}.cubin"
+            shutil.copy(FIXTURES / "bin" / "kernels.sm_90.cubin", project.folder / name)
+    wheel = project.folder / "ours-3.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in sorted((project.folder / "new").rglob("*.cubin")):
+            archive.write(file, f"ours/{file.parent.name}-{file.name}/k.cubin")
+        archive.writestr("ours-3.0.dist-info/METADATA", "Name: ours\nVersion: 3.0\n")
+
+    shown = project.negativa("diff", "old", "new").stdout
+    rows = [line.split() for line in shown.splitlines() if line.startswith("sm90 (files)")]
+    assert [row[2:] for row in rows] == [
+        ["5.2", "kB", "15.6", "kB", "+10.4", "kB"],
+        ["sm_90", "5.2", "kB", "15.6", "kB", "+10.4", "kB"],
+    ]
+    assert ".cubin" not in shown and "kernels appeared" not in shown
+    # Those of a wheel are one, as in runs and locks.
+    of_wheel = project.negativa("diff", "old", str(wheel)).stdout
+    assert ["ours", "(files)", "3.0"] in [line.split()[:3] for line in of_wheel.splitlines()]
+    assert "k.cubin" not in of_wheel
+    # A file that is named itself keeps its name.
+    named = [f"{side}/kernels/sm90/0.cubin" for side in ("old", "new")]
+    assert "No code differs in 1 library." in project.negativa("diff", *named).stdout
 
 
 def test_what_cannot_be_read(project: Project) -> None:

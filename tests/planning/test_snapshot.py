@@ -18,11 +18,13 @@ from pytest_negativa.planning.snapshot import (
     compare_snapshots,
     make_snapshot,
     short_names,
+    snapshot_lock,
     snapshot_map,
     stable_name,
 )
 from pytest_negativa.reporting.difference import render_difference
 from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.sites import lock_of
 
 
 def library(name: str, **archs: int) -> SnapshotLibrary:
@@ -101,6 +103,17 @@ def test_two_sites_have_the_same_place() -> None:
     ]
     grown = compare_snapshots(snapshot("1", *both), snapshot("2", *both)).libraries
     assert sorted(one.code for one in grown) == [Change(50, 50), Change(100, 100)]
+
+
+def test_one_path_of_two_sites_counts_together_in_a_lock() -> None:
+    lock = lock_of(QUICKSTART_LIBRARY)
+    [one] = lock.libraries
+    other = replace(one, sha256="0" * 64, version="2.0", code_bytes=100, unused_bytes=40)
+    both = snapshot_lock(replace(lock, libraries=(replace(one, version="1.0"), other)), "lock")
+    [change] = compare_snapshots(snapshot_lock(lock, "one"), both).libraries
+    assert change.code == Change(one.code_bytes, one.code_bytes + 100)
+    assert change.unused == Change(one.unused_bytes, one.unused_bytes + 40)
+    assert change.versions[1] == "1.0, 2.0"
 
 
 def test_libraries_without_a_place_are_paired_by_the_end_of_one_name() -> None:

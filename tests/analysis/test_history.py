@@ -1,0 +1,50 @@
+"""The libraries of a history: which are told apart, and which are one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.analysis.history import history_of_runs
+from pytest_negativa.models.report import LibraryRow, ReasonRow
+from pytest_negativa.reporting.history import render_history
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.runs import RunsFolder
+from tests.support.reports import code_files, report, row
+
+
+def test_two_libraries_of_one_file_name_have_rows_of_their_own(tmp_path: Path) -> None:
+    site = "/venv/lib/python3.12/site-packages"
+    runs = RunsFolder(tmp_path)
+    runs.make()
+    for unused in (100, 150):
+        run = runs.new_run()
+        run.make()
+        run.make_latest()
+        found = report(
+            sized("/x/site-packages/a/_C.so", 1000, 100),
+            sized(f"{site}/b/_C.so", 500, unused),
+            # One distribution in two sites.
+            sized("/other/site-packages/b/_C.so", 30, 30),
+            code_files=(code_files(version="1.0"), code_files(version="2.0")),
+        )
+        write_record(run.report_file, replace(found, run_id=run.run_id))
+
+    first, second = history_of_runs(runs)
+
+    assert [(one.name, one.code, one.unused, one.version) for one in first.libraries] == [
+        ("a/_C.so", 1000, 100, None),
+        ("b/_C.so", 530, 130, None),
+        ("some-kernels (files)", 2000, 800, "1.0, 2.0"),
+    ]
+    assert [one.unused for one in second.libraries] == [100, 180, 800]
+    [table] = render_history((first, second), "_C.so")
+    changes = [line.split()[6:9] for line in table.splitlines()[2:]]
+    assert changes[2:] == [["0", "B,", "+0.0%"], ["0", "B,", "+0.0%"]]
+
+
+def sized(path: str, code: int, unused: int) -> LibraryRow:
+    """A library with bytes of GPU code."""
+    reasons = (ReasonRow(reason="wrong-arch", elements=1, bytes=unused),)
+    return row(path=path, code_bytes=code, unused=reasons)
