@@ -7,10 +7,11 @@ path, the digest (``sha256=`` and urlsafe base64 without padding) and the size i
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,29 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
 def path_of(row: list[str], site: Path) -> str:
     """The normalized absolute path of a row's file; empty for an empty row."""
     return os.path.normpath(os.path.join(site, row[0])) if row else ""
+
+
+def find_by_content(
+    folders: Iterable[Path], sha256s: Collection[str]
+) -> Iterator[tuple[Path, str]]:
+    """Yield real path and SHA-256 of each installed file that has one of these by its RECORD.
+
+    Args:
+        folders: where distributions are installed.
+        sha256s: in hex.
+    """
+    wanted = {record_digest(sha256): sha256 for sha256 in sha256s}
+    marks = [digest.encode() for digest in wanted]
+    for folder in folders:
+        for record in folder.glob(f"*.dist-info/{RECORD}"):
+            with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
+                data = record.read_bytes()
+                # Most distributions have none, and reading CSV takes most of the time.
+                if not any(mark in data for mark in marks):
+                    continue
+                for _, row in iter_rows(data.decode("utf-8")):
+                    if len(row) > 1 and row[1] in wanted:
+                        yield Path(path_of(row, folder)).resolve(), wanted[row[1]]
 
 
 def update_record(

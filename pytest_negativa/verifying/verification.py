@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.record import find_by_content
+from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -132,7 +135,7 @@ class Verification:
             compare_launches=self._compare_launches,
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
-            opened=opened_originals([r.opens for r in rounds]),
+            opened=opened_originals([r.opens for r in rounds], self._twins),
             files=self._judge_files(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
@@ -229,9 +232,8 @@ class Verification:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.
                 stack.enter_context(hold_copies(self.copies))
-            watch = OpenWatch(
-                [*(() if table is None else redirected_originals(table)), *self._unopened]
-            )
+            originals = () if table is None else redirected_originals(table)
+            watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
             limit = silence_limit(self.settings, self.traced.session)
             with watch:
                 result = run_round(self.program, round_spec, environ, limit)
@@ -261,6 +263,24 @@ class Verification:
             return dict.fromkeys(paths, everywhere)
         reasons = {path: why_not_replaceable(self.copies, path) for path in paths}
         return {path: reason for path, reason in reasons.items() if reason is not None}
+
+    @cached_property
+    def _twins(self) -> Mapping[str, str]:
+        """By real path of an installed file with the content of an original: the original.
+
+        The lock is applied by content, so ``slim`` takes code out of these files, too.
+        """
+        originals = {p.library.sha256: p.library for p in self.traced.plans if p.library.sha256}
+        planned = {plan.library.path for plan in self.traced.plans}
+        sites = {find_site(Path(path)) for path in planned} | set(map(Path, filter(None, sys.path)))
+        found = find_by_content(filter(None, sites), originals)
+        return {
+            str(path): originals[sha256].path
+            for path, sha256 in found
+            if str(path) not in planned
+            and path.is_file()
+            and path.stat().st_size == originals[sha256].size
+        }
 
     def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.program.environ)

@@ -14,6 +14,7 @@ from pytest_negativa.verifying.opened_originals import opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, ROOT
+from tests.support.sites import make_wheel, pip_install
 from tests.support.verified import VerifiedProject
 
 CHILD = """
@@ -87,6 +88,34 @@ def test_our_own_work_opens_no_original(traced: VerifiedProject) -> None:
     assert "\nPROVED" in traced.verify()
     assert traced.verdict["libraries"][0]["notes"] == []
     assert Path(traced.verdict["libraries"][0]["path"]).is_file()
+
+
+TWINS = """
+SITE = Path(os.environ["SITE"])
+
+def test_use():
+    use(SITE / "one/lib.so", 0)
+
+def test_child():
+    load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    child = [sys.executable, "-c", load, str(SITE / "two/lib.so")]
+    subprocess.run(child, env={} if FAULT else None, check=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Two packages have the same library, and a child with an emptied environment uses the second.",
+    says="two/lib.so, which has the content of the original, 1 time while the tests ran",
+)
+def test_a_twin_of_the_original_is_opened(tmp_path: Path, fault: PlantedFault) -> None:
+    """The lock is applied by content, so slim would take code out of both."""
+    project = VerifiedProject(tmp_path / "project", TWINS)
+    files = {f"{name}/lib.so": project.folder / "lib.so" for name in ("one", "two")}
+    pip_install(tmp_path / "site", make_wheel(tmp_path, "twins", "1.0", files))
+    project.environ["SITE"] = str(tmp_path / "site")
+    fault.check(project.trace().verify(status=1, FAULT="emptied"))
+    assert project.statuses()["lib.so"][0] == "not proved"
 
 
 @needs_compiler
