@@ -189,7 +189,10 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
     if not done.added:
         click.echo(f"{path}: nothing of what it removes came back")
     for name in done.not_locked:
-        click.echo(f"{printable(name)}: came back in part, and is not in the lock")
+        click.echo(
+            f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
+            "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
+        )
 
 
 def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
@@ -229,6 +232,7 @@ class _Flags(NamedTuple):
     force_arch: bool
     keep_ptx: bool
     drop_never_loaded: bool
+    spare_never_loaded: bool
     strip_others: bool
     no_strip: bool
     require: bool
@@ -324,6 +328,11 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     is_flag=True,
     help="Remove all GPU code of libraries that the proved run never loaded.",
 )
+@click.option(
+    "--spare-never-loaded",
+    is_flag=True,
+    help="Put all code of libraries that no test loaded into the spare.",
+)
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
 @click.option(
@@ -359,7 +368,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="LOG",
-    help="Keep CPU code that came back, too (see negativa misses).",
+    help="Keep code that came back, too (see negativa misses).",
 )
 @click.option(
     "--spare-missing",
@@ -400,7 +409,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
     With --spare-missing=error, a process that loads the library ends at once, with status 127.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
-    a log of what came back, or a folder of logs.
+    a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
+    PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
+    lock need not be proved.
 
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -568,6 +579,22 @@ def _request(flags: _Flags) -> SlimRequest:
             by_lock,
             "--drop-never-loaded goes with a lock, which tells what was loaded",
         ),
+        (
+            flags.spare_never_loaded,
+            by_lock,
+            "--spare-never-loaded goes with a lock, which tells what was loaded",
+        ),
+        (
+            flags.spare_never_loaded,
+            flags.spare is not None,
+            "--spare-never-loaded goes with --spare: no proof says that a deployment does not load "
+            "these libraries, so their code must be able to come back",
+        ),
+        (
+            flags.spare_never_loaded,
+            not flags.drop_never_loaded,
+            "--spare-never-loaded does what --drop-never-loaded does, and more; give one of them",
+        ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
             flags.spare,
@@ -577,8 +604,9 @@ def _request(flags: _Flags) -> SlimRequest:
         ),
         (
             flags.logs,
-            flags.cpu_pages is not None,
-            "--add-misses goes with --cpu-pages; for GPU code, see negativa lock --add-misses",
+            flags.cpu_pages is not None or flags.spare_never_loaded,
+            "--add-misses goes with --cpu-pages or --spare-never-loaded; for GPU code of a lock, "
+            "see negativa lock --add-misses",
         ),
         (
             flags.spare_missing == "error",
@@ -607,6 +635,7 @@ def _request(flags: _Flags) -> SlimRequest:
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
         drop_never_loaded=flags.drop_never_loaded,
+        spare_never_loaded=flags.spare_never_loaded,
         require=flags.require,
         target=flags.target,
         options=SlimOptions(

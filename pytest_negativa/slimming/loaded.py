@@ -17,6 +17,11 @@ from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 
+_OWN_DISTRIBUTION = "pytest_negativa"
+_INTERPRETER = "libpython"
+# Of glibc, musl and their loaders.
+_LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -60,14 +65,14 @@ class Loaded:
             for one in found
         )
 
-    def is_never(self, installed: Installed, path: Path, names: Iterable[str]) -> bool:
-        """Whether the run never loaded a library of an installed distribution.
+    def is_never(self, distribution: str | None, path: Path, names: Iterable[str]) -> bool:
+        """Whether the run never loaded a library.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname. Libraries that the project keeps count as loaded.
 
         Args:
-            installed: the distribution.
+            distribution: name of the one that installed it, if one did.
             path: of the library.
             names: all its names, below some folder.
         """
@@ -76,13 +81,30 @@ class Loaded:
         soname = soname_of(path)
         if soname in self.names:
             return False
-        return is_selected(self.selected, LibraryNames(str(path), soname, installed.name))
+        return is_selected(self.selected, LibraryNames(str(path), soname, distribution))
 
     def is_left_out(self, path: Path) -> bool:
         """Whether a file lies where the run loaded a library that must stay whole."""
         return any(path.as_posix().endswith(f"/{left}") for left in self.left_out) or (
             path.as_posix() in self.left_out
         )
+
+
+def runs_below(path: Path, names: Iterable[str]) -> str | None:
+    """Why a library must stay whole even if no test loaded it; None if it may lose code.
+
+    Args:
+        path: of the library.
+        names: all its names, below some folder.
+    """
+    if _OWN_DISTRIBUTION in path.parts:
+        return "it is a part of pytest-negativa"
+    for name in (*(name.rpartition("/")[2] for name in names), soname_of(path) or ""):
+        if name.startswith(_LIBC):
+            return "the runtime of a spare needs it"
+        if name.startswith(_INTERPRETER):
+            return "it is an interpreter of Python"
+    return None
 
 
 def soname_of(path: Path) -> str | None:

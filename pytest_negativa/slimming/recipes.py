@@ -46,6 +46,9 @@ ALL_NEVER_LOADED = "never loaded: all its GPU code"
 _OVERWRITTEN = "overwritten"
 _NOT_COMPACTED = "proved on an overwritten copy alone: the proof could not compact it"
 
+NOT_LOADED = "not loaded by any test"
+"""Tells of a result whose spare has all that can come back."""
+
 NO_GPU_CODE = "it has no GPU code"
 
 
@@ -225,7 +228,8 @@ class ByArchs:
 class NeverLoaded:
     """Keep no GPU code: the run of the lock did not load the library.
 
-    Libraries without GPU code are stripped, or left.
+    Libraries without GPU code are stripped, or left. With ``SparePolicy.unneeded``, they lose CPU
+    code.
     """
 
     lock: str
@@ -235,7 +239,21 @@ class NeverLoaded:
 
     @property
     def source(self) -> str:
-        return f"{self.lock}, which never loaded some libraries: none of their code stayed"
+        gone = "none of their code stayed"
+        if self.is_spared:
+            gone = "their spares have their code"
+        return f"{self.lock}, which never loaded some libraries: {gone}"
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether all that can come back goes, and no proof says that nothing needs it."""
+        return self.spare is not None and self.spare.unneeded
+
+    def why(self, *, has_gpu_code: bool) -> str | None:
+        """What a row tells of a library that lost its code."""
+        if self.is_spared:
+            return NOT_LOADED
+        return ALL_NEVER_LOADED if has_gpu_code else None
 
     @property
     def digest(self) -> str:

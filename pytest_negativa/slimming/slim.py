@@ -53,6 +53,8 @@ class SlimRequest:
         strip_others: strip also those of the others that lose no GPU code.
         force_archs: take devices for which the CUDA of a library can't compile.
         drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
+        spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
+            that no test is known to have loaded.
         require: do nothing unless all libraries of the lock are there.
         target: the folder that becomes a slimmed copy of the one in ``paths``; None: slim in place.
         options: how to do it.
@@ -65,6 +67,7 @@ class SlimRequest:
     force_archs: bool = False
     strip_others: bool = False
     drop_never_loaded: bool = False
+    spare_never_loaded: bool = False
     require: bool = False
     target: Path | None = None
     options: SlimOptions = field(default_factory=SlimOptions)
@@ -203,6 +206,7 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             others=_others(request),
             unloaded=request.drop_never_loaded,
             spare=options.spare,
+            spare_unloaded=request.spare_never_loaded,
             jobs=options.jobs,
         )
     else:

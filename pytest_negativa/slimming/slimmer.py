@@ -46,7 +46,6 @@ from pytest_negativa.slimming.manifest import (
 )
 from pytest_negativa.slimming.named_archs import names_of
 from pytest_negativa.slimming.recipes import (
-    ALL_NEVER_LOADED,
     NO_GPU_CODE,
     Foreseen,
     NeverLoaded,
@@ -507,8 +506,9 @@ class Slimmer:
 def _why_slimmed(task: Task, removal: Removal) -> str | None:
     if removal.useless_for:
         return f"keeps no code for {names_of(removal.useless_for)}"
-    is_never = isinstance(task.recipe, NeverLoaded) and removal.plan is not None
-    return ALL_NEVER_LOADED if is_never else None
+    if isinstance(task.recipe, NeverLoaded):
+        return task.recipe.why(has_gpu_code=removal.plan is not None)
+    return None
 
 
 def _remove_staged(staged: Path) -> None:

@@ -51,9 +51,10 @@ _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
 UNCHECKED = ".unchecked-"
 """Begins the names of folders with a spare that is not checked yet."""
 
-# As compaction has them: 64 KiB is not worth another file. A thread that loads such a library needs
-# 192 KiB of stack.
-_MIN_GAIN = 64 << 10
+# As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
+# many segments needs 192 KiB of stack.
+MIN_GAIN = 64 << 10
+"""Bytes; a library that would lose less stays as it is."""
 _MAX_LOADS = 1600
 # Each gap costs two mappings. Of PyTorch's stack for one arch, gaps of less have a quarter of the
 # mappings and 2% of the bytes.
@@ -76,12 +77,19 @@ class SparePolicy:
             watched goes. All CPU code of other libraries stays.
         missing_is_error: libraries refuse to start without their spares.
         by_arch: GPU code goes by archs, and not by a lock.
+        loaded: all libraries that the run of the trace loaded; None: there is no trace.
+        came_back: pages that came back to libraries that were not traced, by SHA-256.
+        unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
+            code and, if there is a trace, the CPU code.
     """
 
     folder: Path
     traced: Mapping[str, HostLibrary] = field(default_factory=dict)
     missing_is_error: bool = False
     by_arch: bool = False
+    loaded: tuple[HostLibrary, ...] | None = None
+    came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
+    unneeded: bool = False
 
     @classmethod
     def of(
@@ -104,36 +112,52 @@ class SparePolicy:
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, missing_is_error, by_arch)
+        return cls(folder, traced, missing_is_error, by_arch, loaded=usage.libraries)
 
     def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
-        """The policy that also keeps the CPU code that came back, in traced libraries."""
-        traced = dict(self.traced)
+        """The policy that also keeps what came back.
+
+        Of traced libraries, that is CPU code. Of those that no test loaded, it is GPU code, too.
+        """
+        traced, came_back = dict(self.traced), dict(self.came_back)
         for misses in logs:
-            one = traced.get(misses.original.hex())
-            if one is not None:
+            sha256 = misses.original.hex()
+            one = traced.get(sha256)
+            if one is None:
+                both = merged((*came_back.get(sha256, ()), *misses.ranges()))
+                came_back[sha256] = tuple(both)
+            else:
                 touched = ((span.start, span.end) for span in one.touched)
                 both = merged((*touched, *misses.ranges()))
                 spans = tuple(Span(start, end) for start, end in both)
                 traced[one.sha256] = msgspec.structs.replace(one, touched=spans)
-        return replace(self, traced=traced)
+        return replace(self, traced=traced, came_back=came_back)
+
+    def for_unneeded(self) -> SparePolicy:
+        """The policy for libraries that no test loaded."""
+        return replace(self, traced={}, unneeded=True)
 
     @property
     def key(self) -> tuple[str, ...]:
         """What the results depend on."""
         rows = sorted((sha256, one.watched, one.touched) for sha256, one in self.traced.items())
         digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-        return str(self.folder), digest, "error" if self.missing_is_error else ""
+        common = str(self.folder), digest, "error" if self.missing_is_error else ""
+        if not self.unneeded:
+            return common
+        back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
+        return *common, "unneeded", "GPU" if self.loaded is None else "GPU and CPU", back
 
     def may_know(self, size: int) -> bool:
         """Whether CPU code of a library of so many bytes may go."""
-        return any(one.size == size for one in self.traced.values())
+        all_goes = self.unneeded and self.loaded is not None
+        return all_goes or any(one.size == size for one in self.traced.values())
 
     def options_for(self, name: str) -> CutOptions:
         """How to cut a library of that file name."""
         return CutOptions(
             max_loads=_MAX_LOADS,
-            min_gain=_MIN_GAIN,
+            min_gain=MIN_GAIN,
             name=name,
             folders=(str(self.folder),),
             missing_is_error=self.missing_is_error,
@@ -145,7 +169,9 @@ class SparePolicy:
     def _keeping(self) -> str:
         """How to keep what came back."""
         ways = []
-        if not self.by_arch:
+        if self.unneeded:
+            ways.append("negativa slim with --spare-never-loaded and --add-misses DIR")
+        elif not self.by_arch:
             ways.append("negativa lock --add-misses DIR, and slim again")
         if self.traced:
             ways.append("negativa slim with --cpu-pages and --add-misses DIR")
@@ -189,7 +215,12 @@ def plan_cut(
                 if end - start >= _MIN_CODE
             ]
         free = list(containers)
-        if policy.may_know(source.size):
+        if policy.unneeded:
+            if policy.loaded is not None:
+                free = [(0, source.size)]
+            back = policy.came_back.get(source.sha256(), ())
+            free = [rest for start, end in merged(free) for rest in _without(start, end, back)]
+        elif policy.may_know(source.size):
             traced = policy.traced.get(source.sha256())
             if traced is not None:
                 touched = [(span.start, span.end) for span in traced.touched]

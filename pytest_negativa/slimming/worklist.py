@@ -15,6 +15,7 @@ from pathlib import Path
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
+from pytest_negativa.models.hostcode import HostLibrary
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import (
@@ -25,7 +26,7 @@ from pytest_negativa.slimming.code_files import (
 )
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
 from pytest_negativa.slimming.identity import UNREADABLE, why_another
-from pytest_negativa.slimming.loaded import Loaded
+from pytest_negativa.slimming.loaded import Loaded, runs_below
 from pytest_negativa.slimming.manifest import (
     digest_of,
     is_original,
@@ -34,7 +35,6 @@ from pytest_negativa.slimming.manifest import (
     other_manifest,
 )
 from pytest_negativa.slimming.recipes import (
-    ALL_NEVER_LOADED,
     NO_GPU_CODE,
     ByArchs,
     ByLock,
@@ -43,7 +43,7 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     Strip,
 )
-from pytest_negativa.slimming.spares import SpareAwayError, SparePolicy, find_spare
+from pytest_negativa.slimming.spares import MIN_GAIN, SpareAwayError, SparePolicy, find_spare
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -175,8 +175,9 @@ def classify(
 def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task | SlimRow:
     entry = library.entry
     if entry.recipe == recipe.digest:
-        is_never = entry.never_loaded and entry.gpu_code_removed
-        status, detail = SlimStatus.ALREADY, ALL_NEVER_LOADED if is_never else None
+        status, detail = SlimStatus.ALREADY, None
+        if isinstance(recipe, NeverLoaded):
+            detail = recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
         if entry.spare is not None:
             status, detail = _look_for_spare(tree.root / library.results[0], status, detail)
         return SlimRow(
@@ -295,10 +296,14 @@ class _Folder:
                 links = dict.fromkeys(library.originals, library.results[0])
                 self.work.links.update(links)
 
+    def slimmed_of(self, group: FileGroup) -> KnownResult | None:
+        """The entry of the manifest that a file belongs to."""
+        slimmed = (self._slimmed_by_name.get(name) for name in group.names)
+        return next(filter(None, slimmed), None)
+
     def add_group(self, group: FileGroup, recipe: Recipe) -> None:
         """The same for a file, which may belong to an entry of the manifest."""
-        slimmed = (self._slimmed_by_name.get(name) for name in group.names)
-        self.add(next(filter(None, slimmed), group), recipe)
+        self.add(self.slimmed_of(group) or group, recipe)
 
     def add_left(self, recipes: Sequence[ByLock]) -> Iterator[str]:
         """Digests of the recipes by which an earlier run left a file that is still there."""
@@ -357,6 +362,7 @@ def find_by_lock(
     others: Recipe | None,
     unloaded: bool = False,
     spare: SparePolicy | None = None,
+    spare_unloaded: bool = False,
     jobs: int,
 ) -> tuple[list[WorkList], list[SlimRow]]:
     """Give the files of folders to the libraries of a lock.
@@ -368,6 +374,8 @@ def find_by_lock(
         others: for the other libraries of the lock's distributions and of what they require.
         unloaded: whether those of them that the run of the lock did not load lose all GPU code.
         spare: where removed code goes; None: it is lost.
+        spare_unloaded: whether all code that can come back goes of the libraries that the lock and
+            the trace of CPU code do not know.
         jobs: files to read at a time.
 
     Returns:
@@ -398,6 +406,9 @@ def find_by_lock(
     never = NeverLoaded(source, strip, _strips_others(others), spare) if unloaded else None
     for folder in folders:
         folder.add_contradictions(loaded, others)
+        if spare is not None and spare_unloaded:
+            whole = NeverLoaded(source, strip, strip_others=False, spare=spare.for_unneeded())
+            _add_unloaded(folder, whole, spare.loaded or (), loaded, jobs)
         _add_others(folder, others, never, loaded)
         if spare is not None:
             _add_traced(folder, spare, jobs)
@@ -515,11 +526,59 @@ def _add_others(
                 if group is None or not folder.is_free(group.names):
                     continue
                 is_never = unloaded is not None and loaded.is_never(
-                    installed, folder.tree.root / group.name, group.names
+                    installed.name, folder.tree.root / group.name, group.names
                 )
                 recipe = unloaded if is_never else others
                 if recipe is not None:
                     folder.add_group(group, recipe)
+
+
+def _add_unloaded(
+    folder: _Folder,
+    recipe: NeverLoaded,
+    traced: Sequence[HostLibrary],
+    loaded: Loaded,
+    jobs: int,
+) -> None:
+    """Add the libraries that no run is known to have loaded, by their content and names.
+
+    Args:
+        folder: see there.
+        recipe: what to do with them.
+        traced: the libraries that the run of the trace loaded.
+        loaded: those that the run of the lock loaded.
+        jobs: files to read at a time.
+    """
+    tree = folder.tree
+    names = {os.path.basename(path) for one in traced for path in one.paths}  # noqa: PTH119
+    contents = {one.sha256 for one in traced}
+    found = _digests(folder, {one.size for one in traced}, jobs)
+    same = {g.name for sha256, groups in found.items() if sha256 in contents for g in groups}
+    owners = {
+        path: one.name
+        for site in tree.sites
+        for one in Site(site).installed()
+        for path in one.libraries
+    }
+    for group in tree.groups:
+        slimmed = folder.slimmed_of(group)
+        known = group.name in same if slimmed is None else slimmed.entry.original_sha256 in contents
+        too_small = slimmed is None and group.size < MIN_GAIN
+        if known or too_small or not folder.is_free(group.names) or not tree.is_library(group):
+            continue
+        path = tree.root / group.name
+        owner = next(
+            (owners[p] for name in group.names if (p := str(tree.root / name)) in owners), None
+        )
+        if not loaded.is_never(owner, path, group.names) or any(
+            name.rpartition("/")[2] in names for name in group.names
+        ):
+            continue
+        if (reason := runs_below(path, group.names)) is not None:
+            folder.take(group.names)
+            folder.add_row(SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason))
+        else:
+            folder.add(slimmed or group, recipe)
 
 
 def _add_traced(folder: _Folder, spare: SparePolicy, jobs: int) -> None:

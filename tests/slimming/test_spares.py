@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.models.base import Span
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
@@ -43,7 +41,7 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import RUNTIME_NAME, runtime_library
 from tests.support.compacting import SOURCE, build, needs_compiler
-from tests.support.cutting import PAGES, compile_library, needs_runtime
+from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sessions import unmeasured_environ
@@ -529,7 +527,7 @@ def test_a_library_that_fails_its_load_check_leaves_nothing(site: Made, tmp_path
     source.write_text(PICKY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     before = digest_of(library)
-    spare = SparePolicy.of(tmp_path / "spares", usage_of(library))
+    spare = SparePolicy.of(tmp_path / "spares", trace_of(library))
     report = slim(site, tmp_path, spare=spare, load_check=True)
     [row] = [row for row in report.rows if row.path == "host/libpicky.so"]
     assert row.status is SlimStatus.LEFT and "status 5" in (row.detail or "")
@@ -558,40 +556,12 @@ def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:
     assert "no section or segment" in (row.detail or "")
 
 
-def usage_of(library: Path) -> HostUsage:
-    """A trace that watched the pages of functions, and saw every 20th touched."""
-    with library.open("rb") as file:
-        text = ELFFile(file).get_section_by_name(".text")
-        assert text is not None
-        first, size = text["sh_offset"], text["sh_size"]
-    pages = range(-(-first // 4096) * 4096, first + size - 4096, 4096)
-    sha256 = digest_of(library)
-    assert sha256 is not None
-    return HostUsage(
-        format_version=HOST_USAGE_VERSION,
-        run_ids=("run",),
-        processors=(read_processor(),),
-        processes=1,
-        libraries=(
-            HostLibrary(
-                sha256=sha256,
-                size=library.stat().st_size,
-                build_id=None,
-                paths=(str(library),),
-                watched=(Span(pages[0], pages[-1] + 4096),),
-                touched=tuple(Span(page, page + 4096) for page in pages[::20]),
-            ),
-        ),
-        incomplete=(),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["lock", "archs"])
 def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> None:
     library = compile_library(tmp_path)
     shutil.copy(library, site.folder / "host/libpages.so")
-    usage = usage_of(library)
+    usage = trace_of(library)
     spare = SparePolicy.of(tmp_path / "spares", usage)
     report = slim(site, tmp_path, *([SM_80] if by == "archs" else []), spare=spare)
     [row] = [row for row in report.rows if row.path.endswith("libpages.so")]
@@ -612,7 +582,7 @@ def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> Non
 def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     library = site.folder / "host/libpages.so"
     shutil.copy(compile_library(tmp_path), library)
-    policy = SparePolicy.of(tmp_path / "spares", usage_of(library))
+    policy = SparePolicy.of(tmp_path / "spares", trace_of(library))
     logs = tmp_path / "logs"
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(3, 30))"
 

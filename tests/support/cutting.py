@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
+from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.models.base import Span
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
+from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.spare.note import runtime_library
 from tests.support.compiling import SOURCES, compile_c
 
@@ -31,6 +36,34 @@ def compile_library(folder: Path, *flags: str, pages: int = PAGES) -> Path:
     command = [CXX or "c++", "-std=c++17", "-O1", "-shared", "-fPIC", f'-DPAGES="{pages}"', *flags]
     subprocess.run([*command, "-o", target, SOURCES / "spare" / "library.cpp"], check=True)
     return target
+
+
+def trace_of(library: Path) -> HostUsage:
+    """A trace that watched the pages of functions, and saw every 20th touched."""
+    with library.open("rb") as file:
+        text = ELFFile(file).get_section_by_name(".text")
+        assert text is not None
+        first, size = text["sh_offset"], text["sh_size"]
+    pages = range(-(-first // 4096) * 4096, first + size - 4096, 4096)
+    sha256 = digest_of(library)
+    assert sha256 is not None
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        run_ids=("run",),
+        processors=(read_processor(),),
+        processes=1,
+        libraries=(
+            HostLibrary(
+                sha256=sha256,
+                size=library.stat().st_size,
+                build_id=None,
+                paths=(str(library),),
+                watched=(Span(pages[0], pages[-1] + 4096),),
+                touched=tuple(Span(page, page + 4096) for page in pages[::20]),
+            ),
+        ),
+        incomplete=(),
+    )
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
+    defined_allocator,
     has_resolvers,
     read_dynamic,
     read_guards,
@@ -366,6 +367,10 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
                 source.path,
                 f"needs {name.decode(errors='replace')}, and pages come back in glibc only",
             )
+    if (function := defined_allocator(source, tables)) is not None:
+        raise CannotCompactError(
+            source.path, f"defines {function}, which ld.so calls before a page can come back"
+        )
     if has_resolvers(source, tables):
         raise CannotCompactError(
             source.path, "its code runs while it is relocated (IFUNC), before a page can come back"

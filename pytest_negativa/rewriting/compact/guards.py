@@ -65,12 +65,15 @@ from pytest_negativa.gpucode.elf_tables import (
     STT_SECTION,
     STT_TLS,
     SYM,
+    Symbol,
+    string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 _FUNCTIONS = {STT_FUNC, STT_GNU_IFUNC}
+_ALLOCATOR = {b"malloc", b"calloc", b"realloc", b"free"}
 
 # Tables of the loader, with the tag that holds their size if there is one.
 _TABLES = {
@@ -188,6 +191,23 @@ def has_resolvers(source: ByteSource, tables: ElfTables) -> bool:
     return any(kind == STT_GNU_IFUNC for kind, _, _ in symbols)
 
 
+def defined_allocator(source: ByteSource, tables: ElfTables) -> str | None:
+    """A function of the allocator that the library defines; None if it defines none.
+
+    ld.so calls them (elf/dl-minimal.c) before it starts any library.
+
+    Raises:
+        CannotCompactError, FormatError: see ``read_guards``.
+    """
+    dynamic = read_dynamic(source, tables)
+    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
+    for symbol in _dynamic_symbols(source, tables, dynamic):
+        name = string_at(strings, symbol.st_name)
+        if name is not None and name in _ALLOCATOR and symbol.st_shndx != SHN_UNDEF:
+            return name.decode()
+    return None
+
+
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
     """The dynamic section: tag to value; of several, the last counts, as for ld.so."""
     segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
@@ -228,6 +248,15 @@ def _defined_symbols(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
 ) -> Iterator[tuple[int, int, int]]:
     """Type, address and size of the dynamic symbols that the library defines."""
+    for symbol in _dynamic_symbols(source, tables, dynamic):
+        defined = symbol.st_shndx not in (SHN_UNDEF, SHN_ABS)
+        if defined and symbol.type not in (STT_SECTION, STT_TLS):
+            yield symbol.type, symbol.st_value, symbol.st_size
+
+
+def _dynamic_symbols(
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
+) -> Iterator[Symbol]:
     if not tables.sections:
         return
     table = next((s for s in tables.sections if s.sh_type == SHT_DYNSYM), None)
@@ -235,10 +264,7 @@ def _defined_symbols(
     if table is None or table.sh_addr != dynamic.get(DT_SYMTAB):
         raise CannotCompactError(source.path, "has no section with the dynamic symbols")
     data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
-    for symbol in SYM.iter_unpack(data):
-        defined = symbol.st_shndx not in (SHN_UNDEF, SHN_ABS)
-        if defined and symbol.type not in (STT_SECTION, STT_TLS):
-            yield symbol.type, symbol.st_value, symbol.st_size
+    yield from SYM.iter_unpack(data)
 
 
 def _relocation_targets(

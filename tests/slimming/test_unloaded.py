@@ -1,0 +1,262 @@
+"""Libraries that no test loaded: ``slim --spare-never-loaded`` moves their code into spares."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.models.hostcode import HostUsage
+from pytest_negativa.models.listing import SlimList
+from pytest_negativa.models.lock import LeftOut, Lock, seal
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.loaded import runs_below
+from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.spare.misses import Misses, read_logs
+from pytest_negativa.storage.lockfile import save_lock
+from tests.support.compacting import needs_compiler
+from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import digests, wrong_files
+
+pytestmark = [needs_compiler, needs_runtime]
+
+OTHER = "other/libother.so"
+PAGES_NAME = "host/libpages.so"
+NOT_LOADED = "not loaded by any test"
+CODE = 238_000
+"""Bytes of GPU code that a library registers."""
+# Prints what the GPU code and the functions of a library give.
+USE = """
+import ctypes, hashlib, sys
+library = ctypes.CDLL(sys.argv[1])
+library.registered.restype = ctypes.c_void_p
+print(hashlib.sha256(ctypes.string_at(library.registered(), int(sys.argv[2]))).hexdigest())
+"""
+SUM = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(0, int(sys.argv[2])))"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A site whose tests loaded ``ONE`` and ``HOST`` alone; ``pages`` holds CPU code."""
+
+    site: Made
+    lock: Lock
+    folder: Path
+
+    @property
+    def pages(self) -> Path:
+        return self.site.folder / PAGES_NAME
+
+    @property
+    def trace(self) -> HostUsage:
+        """Of a run that loaded ``HOST``."""
+        trace, host = trace_of(self.folder / self.pages.name), self.site.host
+        sha256 = digest_of(host)
+        assert sha256 is not None
+        [one] = trace.libraries
+        one = msgspec.structs.replace(
+            one, sha256=sha256, size=host.stat().st_size, paths=(str(host),), watched=(), touched=()
+        )
+        return msgspec.structs.replace(trace, libraries=(one,))
+
+    def slim(self, **request: object) -> dict[str, SlimRow]:
+        """Slim with a trace of CPU code; nothing is loaded for a check."""
+        policy = SparePolicy.of(self.folder / "spares", self.trace)
+        values = {
+            "paths": (self.site.folder,),
+            "lock": self.lock,
+            "spare_never_loaded": True,
+            "options": SlimOptions(spare=policy, load_check=False),
+            **request,
+        }
+        report = slim_trees(SlimRequest(**values))  # type: ignore[arg-type]
+        return {row.path: row for row in report.rows}
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def use(self, pages: int = PAGES) -> tuple[list[str], list[Misses]]:
+        """What the two libraries do, and what came back for it, which the log has."""
+        logs = self.logs
+        shutil.rmtree(logs, ignore_errors=True)
+        outputs = [
+            subprocess.run(
+                [sys.executable, "-c", script, str(path), str(size)],
+                env={"NEGATIVA_SPARE_LOG": str(logs)},
+                capture_output=True, text=True, check=True,
+            ).stdout
+            for script, path, size in ((USE, self.site.two, CODE), (SUM, self.pages, pages))
+        ]  # fmt: skip
+        return outputs, [one for one in read_logs([logs]) if one.pages] if logs.exists() else []
+
+
+@pytest.fixture
+def deployment(site: Made, tmp_path: Path) -> Deployment:
+    lock = seal(msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1]))
+    made = Deployment(site, lock, tmp_path)
+    shutil.copy(compile_library(tmp_path), made.pages)
+    return made
+
+
+@pytest.mark.slow
+def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -> None:
+    site, folder = deployment.site, deployment.folder
+    before = digests(site.folder)
+    output, _ = deployment.use()
+    lock, trace, logs = folder / "negativa.lock", folder / "cpu.json", deployment.logs
+    save_lock(deployment.lock, lock)
+    trace.write_bytes(msgspec.json.encode(deployment.trace))
+    words = ["slim", "--lock", lock, "--spare", folder / "spares", "--cpu-pages", trace]
+
+    def slim(*more: object) -> dict[str, SlimRow]:
+        arguments = map(str, (*words, "--spare-never-loaded", "--json", *more, site.folder))
+        done = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        rows = msgspec.json.decode(done.stdout, type=SlimList).libraries
+        return {row.path: row for row in rows}
+
+    foreseen = slim("--dry-run")
+    assert digests(site.folder) == before
+    rows = slim()
+    assert {path for path, row in rows.items() if row.detail == NOT_LOADED} == {
+        TWO,
+        PAGES_NAME,
+    }
+    for path in (TWO, PAGES_NAME):
+        assert rows[path].status is SlimStatus.SLIMMED
+        assert rows[path].after == foreseen[path].after < rows[path].before // 2
+        assert load_manifest(site.folder).slimmed[path].never_loaded
+    assert wrong_files(site.folder) == []
+
+    # All of it works, and a second run finds nothing to do.
+    again, came_back = deployment.use()
+    assert again == output
+    assert {one.name for one in came_back} == {site.two.name, deployment.pages.name}
+    rows = slim()
+    assert rows[TWO].status is SlimStatus.ALREADY and rows[TWO].detail == NOT_LOADED
+    sound = [row for tree in scan((site.folder,)) for row in check_tree(tree)]
+    assert sound and all(row.status is SlimStatus.SOUND for row in sound)
+
+    # What came back stays, if the logs say so; the lock can't tell.
+    some, _ = deployment.use(30)
+    command = ["lock", "--add-misses", *map(str, (logs, "--in", site.folder, "-o", lock))]
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert (
+        "libtwo.so: came back in part, and is not in the lock; negativa slim keeps what came back "
+        "with --add-misses, beside --spare-never-loaded or --cpu-pages\n"
+    ) in done.stdout
+    kept = slim("--add-misses", logs)
+    assert kept[TWO].after > rows[TWO].after
+    assert deployment.use(30) == (some, [])
+
+    assert not [row for row in undo_trees((site.folder,)) if row.status is not SlimStatus.UNDONE]
+    assert digests(site.folder) == before
+
+
+def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployment) -> None:
+    """By name, by content, or because the project keeps them."""
+    site, lock = deployment.site, deployment.lock
+
+    def is_left(**changed: object) -> bool:
+        rows = deployment.slim(
+            lock=seal(msgspec.structs.replace(lock, **changed)),
+            options=SlimOptions(
+                spare=SparePolicy.of(deployment.folder / "spares", deployment.trace),
+                dry_run=True,
+            ),
+        )
+        # The trace has their content.
+        assert {rows[name].status for name in (HOST, OTHER)} == {SlimStatus.LEFT}
+        assert rows[PAGES_NAME].status is SlimStatus.WOULD_SLIM
+        return TWO not in rows
+
+    assert not is_left()
+    assert is_left(exclude=("libtwo.so",))
+    assert is_left(exclude=("dist:GPU_code",))
+    assert is_left(left_out=(LeftOut(path="elsewhere/libtwo.so", reason="not verified"),))
+    soname = LeftOut(path="elsewhere/libnew.so", soname="libtwo.so", reason="not verified")
+    assert is_left(left_out=(soname,))
+
+    # An upgraded library of the lock is reported as without the option.
+    shutil.copy(site.two, site.one)
+    rows = deployment.slim()
+    assert rows[ONE].status is SlimStatus.DIFFERENT and rows[TWO].status is SlimStatus.SLIMMED
+    assert digest_of(site.one) != digest_of(site.two)
+
+
+@pytest.mark.slow
+def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
+    options = SlimOptions(spare=SparePolicy(deployment.folder / "spares"), load_check=False)
+    output, _ = deployment.use()
+    rows = deployment.slim(options=options)
+    assert rows[TWO].status is SlimStatus.SLIMMED and PAGES_NAME not in rows
+    again, came_back = deployment.use()
+    assert again == output
+    assert [one.name for one in came_back] == [deployment.site.two.name]
+
+    # With a trace, all goes that can; and a lock that knows it gives it back.
+    both = deployment.slim()
+    assert both[PAGES_NAME].after < both[PAGES_NAME].before // 2
+    known = deployment.slim(lock=deployment.site.lock, spare_never_loaded=False)
+    assert known[TWO].status is SlimStatus.SLIMMED and known[TWO].detail is None
+    assert known[TWO].after > both[TWO].after
+    assert not load_manifest(deployment.site.folder).slimmed[TWO].never_loaded
+
+
+def test_what_processes_need_before_pages_come_back_stays(deployment: Deployment) -> None:
+    loader = deployment.pages.with_name("ld-linux-x86-64.so.2")
+    deployment.pages.rename(loader)
+    source = deployment.folder / "malloc.cpp"
+    source.write_text('extern "C" void *malloc(unsigned long) { return nullptr; }')
+    compile_library(deployment.pages.parent, str(source))
+    rows = deployment.slim()
+    assert {(row.path, row.detail) for row in rows.values() if row.status is SlimStatus.LEFT} >= {
+        (f"host/{loader.name}", "the runtime of a spare needs it"),
+        (PAGES_NAME, "defines malloc, which ld.so calls before a page can come back"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "is_kept"),
+    [
+        ("lib/libc.so.6", True),
+        ("lib/ld-2.31.so", True),
+        ("lib/libpython3.12.so.1.0", True),
+        ("site-packages/pytest_negativa/spare/_runtime.so", True),
+        ("lib/libc10.so", False),
+        ("lib/libcudart.so.13", False),
+    ],
+)
+def test_what_stays_by_its_name(path: str, is_kept: bool) -> None:
+    assert (runs_below(Path("/env", path), (path,)) is not None) == is_kept
+
+
+def test_usage(deployment: Deployment) -> None:
+    lock = deployment.folder / "negativa.lock"
+    save_lock(deployment.lock, lock)
+
+    def fails(*words: object) -> str:
+        arguments = ["slim", "--spare-never-loaded", *map(str, (*words, deployment.site.folder))]
+        done: Result = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 2
+        return done.stderr
+
+    spare = ("--spare", deployment.folder / "spares")
+    assert "--spare-never-loaded goes with --spare: no proof says" in fails("--lock", lock)
+    assert "--spare-never-loaded goes with a lock" in fails("--arch", "sm_90", *spare)
+    both = fails("--lock", lock, "--drop-never-loaded", *spare)
+    assert "does what --drop-never-loaded does, and more; give one of them" in both
