@@ -75,6 +75,7 @@ static struct {
     int (*threadmask)(int, const sigset_t *, sigset_t *);
     int (*procmask)(int, const sigset_t *, sigset_t *);
     int (*sighold)(int);
+    int (*sigrelse)(int);
     int (*sigignore)(int);
     int (*sigblock)(int);
     int (*sigsetmask)(int);
@@ -121,10 +122,25 @@ static void faults_die(int si_code) {
     if (si_code <= 0) syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), SIGSEGV);
 }
 
+/* Set while the program's handler runs, if that would block SIGSEGV: a handler that faults itself must
+ * end the process, and not be called again and again. The mark is a blocked signal, so siglongjmp takes
+ * it away. It is the signal by which libc cancels threads: libc lets no program block it (SIGCANCEL in
+ * glibc's sysdeps/unix/sysv/linux/internal-signals.h). */
+static const uint64_t faults_mark = UINT64_C(1) << (32 - 1);
+
+static void faults_set_mark(int how) {
+    syscall(SYS_rt_sigprocmask, how, &faults_mark, NULL, sizeof faults_mark);
+}
+
+static bool faults_is_marked(const ucontext_t *context) {
+    return context->uc_sigmask.__val[0] & faults_mark;
+}
+
 static void faults_chain(int number, siginfo_t *info, void *context) {
     struct sigaction user = faults_user();
     if (user.sa_handler == SIG_IGN && info->si_code <= 0) return;
-    if (user.sa_handler == SIG_DFL || user.sa_handler == SIG_IGN) {
+    if (user.sa_handler == SIG_DFL || user.sa_handler == SIG_IGN ||
+        (info->si_code > 0 && faults_is_marked(context))) {
         faults_die(info->si_code);
         return;
     }
@@ -135,6 +151,7 @@ static void faults_chain(int number, siginfo_t *info, void *context) {
     /* Returning from our handler puts the mask back. */
     sigdelset(&user.sa_mask, SIGSEGV);
     sigprocmask(SIG_BLOCK, &user.sa_mask, NULL);
+    if (!(user.sa_flags & SA_NODEFER)) faults_set_mark(SIG_BLOCK);
     if (user.sa_flags & SA_SIGINFO)
         user.sa_sigaction(number, info, context);
     else
@@ -216,17 +233,30 @@ static int faults_siginterrupt(int number, int flag) {
     return number == SIGSEGV ? 0 : faults.siginterrupt(number, flag);
 }
 
+/* A handler that unblocks SIGSEGV may fault. */
+static void faults_unblock(int how, const sigset_t *mask) {
+    if (how == SIG_UNBLOCK && mask != NULL && sigismember(mask, SIGSEGV) == 1)
+        faults_set_mark(SIG_UNBLOCK);
+}
+
 static int faults_threadmask(int how, const sigset_t *mask, sigset_t *old) {
     sigset_t own;
+    faults_unblock(how, mask);
     return faults.threadmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
 }
 
 static int faults_procmask(int how, const sigset_t *mask, sigset_t *old) {
     sigset_t own;
+    faults_unblock(how, mask);
     return faults.procmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
 }
 
 static int faults_sighold(int number) { return number == SIGSEGV ? 0 : faults.sighold(number); }
+
+static int faults_sigrelse(int number) {
+    if (number == SIGSEGV) faults_set_mark(SIG_UNBLOCK);
+    return faults.sigrelse(number);
+}
 
 static int faults_sigignore(int number) {
     if (number != SIGSEGV) return faults.sigignore(number);
@@ -295,6 +325,7 @@ static const FaultsWrapper faults_wrappers[] = {
     FAULTS_WRAPPER("pthread_sigmask", threadmask),
     FAULTS_WRAPPER("sigprocmask", procmask),
     FAULTS_WRAPPER("sighold", sighold),
+    FAULTS_WRAPPER("sigrelse", sigrelse),
     FAULTS_WRAPPER("sigignore", sigignore),
     FAULTS_WRAPPER("sigblock", sigblock),
     FAULTS_WRAPPER("sigsetmask", sigsetmask),

@@ -42,6 +42,8 @@ RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
         "handler-before",
         "handler-after",
         "handler-needs-pages",
+        "handler-crashes",
+        "handler-unblocks",
         "handler-of-another",
         "by-handle",
         "vfork",
@@ -90,6 +92,14 @@ def test_the_spare_is_deleted_while_it_is_used(kit: Kit, tmp_path: Path) -> None
     done = kit.run("deleted", cut.library, str(cut.spare))
     assert (done.returncode, done.stdout) == (0, kit.output)
     assert not cut.spare.exists()
+
+
+def test_the_last_descriptor(kit: Kit, cut: Cut) -> None:
+    """The loader needs one to load a library, and the runtime needs no more."""
+    script = 'ulimit -n 4; exec "$0" plain "$1" "$2" 3<&- 4<&- 5<&-'
+    command = ["bash", "-c", script, str(kit.program), str(cut.library), str(kit.pages)]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
 
 
 def test_a_missing_spare_is_told_once_and_the_process_dies_as_it_would(

@@ -143,6 +143,18 @@ static void set_handler(void) {
     sigaction(SIGSEGV, &action, NULL);
 }
 
+/* Faults itself; at first it unblocks the signal, if it may. */
+static int unblocks;
+
+static void on_segv_crash(int number) {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    if (write(1, "handled\n", 8) != 8) _exit(9);
+    if (unblocks-- > 0) sigprocmask(SIG_UNBLOCK, &one, NULL);
+    *(volatile int *)24 = 1;
+}
+
 static void crash(void) {
     if (sigsetjmp(back, 1) == 0) *(volatile int *)24 = 1;
     printf("handled %d at %p\n", handled, fault_address);
@@ -231,6 +243,11 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "handler-needs-pages")) {
         set_handler();
         crash();
+    } else if (!strcmp(what, "handler-crashes") || !strcmp(what, "handler-unblocks")) {
+        unblocks = strcmp(what, "handler-crashes") ? 3 : 0;
+        use();
+        signal(SIGSEGV, on_segv_crash);
+        *(volatile int *)24 = 1;
     } else if (!strcmp(what, "handler-of-another")) {
         struct sigaction action = {.sa_handler = on_usr1};
         sigfillset(&action.sa_mask);
