@@ -32,21 +32,15 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.installed.libraries import find_libraries
 
 _HERE = Path(__file__).resolve().parent.parent
-# Earlier commits have the command in a module.
-_MAIN = """
-try:
-    from pytest_negativa.cli.main import main
-except ImportError:
-    from pytest_negativa.cli import main
-main()
-"""
 _STEP = 256 << 10
 
 
 def cpu_of(code: str, *words: object, tree: Path = _HERE) -> float:
     """CPU seconds of Python code with all its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-c", code, *map(str, words)]
+    # In place of the working directory, which may be a tree, too.
+    first = f"import sys; sys.path[0] = {str(tree)!r}\n"
+    command = [sys.executable, "-c", first + code, *map(str, words)]
     # Libraries that can't be read make the status 1.
     subprocess.run(
         command,
@@ -58,6 +52,12 @@ def cpu_of(code: str, *words: object, tree: Path = _HERE) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def run_tree(words: Sequence[object], tree: Path) -> float:
+    """CPU seconds of ``negativa`` in a tree."""
+    main = "__main__" if (tree / "pytest_negativa" / "__main__.py").exists() else "cli"
+    return cpu_of(f"from pytest_negativa.{main} import main\nmain()", *words, tree=tree)
+
+
 def inspect_costs(target: str, device: ComputeCapability | None, before: Path) -> list[float]:
     """CPU seconds of the floor, of this tree and of the earlier one."""
     paths = find_libraries(target).paths
@@ -66,7 +66,7 @@ def inspect_costs(target: str, device: ComputeCapability | None, before: Path) -
     words = ["inspect", "--no-cache", "--jobs=1", "--kernels", target]
     words += [f"--arch={device}"] if device else []
     floor = cpu_of("import lz4.block, zstandard") + measure(lambda: do_all(works))[1]
-    return [floor, cpu_of(_MAIN, *words), cpu_of(_MAIN, *words, tree=before)]
+    return [floor, run_tree(words, _HERE), run_tree(words, before)]
 
 
 def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> list[float]:
@@ -78,7 +78,7 @@ def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> 
             # Slim gives new files the names of old ones, so links are as good as copies.
             subprocess.run(["cp", "-al", site, copy], check=True)
             words = ["slim", option, f"sm_{device.major}{device.minor}", "--no-load-check", copy]
-            costs.append(cpu_of(_MAIN, *words, tree=tree))
+            costs.append(run_tree(words, tree))
             if tree == _HERE:
                 pairs = [(p, copy / p.relative_to(site)) for p in find_libraries(site).paths]
                 slimmed = [p for p in pairs if p[0].stat().st_size != p[1].stat().st_size]

@@ -226,7 +226,6 @@ def _duplicates(inspected: Sequence[InspectedSet]) -> Duplicates:
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
-    # tabulate costs 30 ms to import.
     from pytest_negativa.reporting import inspection
     from pytest_negativa.reporting.text import printable
 

@@ -6,8 +6,6 @@ is asked for, and imports what only it needs when it runs, for a quick start.
 
 from __future__ import annotations
 
-import atexit
-import gc
 from importlib import import_module
 from typing import Any
 
@@ -57,10 +55,6 @@ commands should not import them.
 """
 
 
-# New objects between two looks for cycles. Maps are hundreds of thousands of objects without any.
-_GC_THRESHOLD = 100_000
-
-
 class _Group(click.Group):
     """A group that imports a command when it runs."""
 
@@ -91,9 +85,6 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        gc.set_threshold(_GC_THRESHOLD)
-        # At its end, Python would look through all objects once more.
-        atexit.register(gc.freeze)
         try:
             with interruptible():
                 return super().invoke(ctx)

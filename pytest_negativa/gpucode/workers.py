@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -302,6 +301,8 @@ def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Ite
 
 def this_worker() -> str:
     """The worker that runs the calling task, for messages."""
+    import socket
+
     from distributed import get_worker
 
     return f"worker {get_worker().address} on {socket.gethostname()}"
