@@ -564,6 +564,8 @@ class RunsFolder:
     def fetch(self, url: Url) -> Run:
         """The run that lies at a URL. It is fetched into a folder here, unless it is here already.
 
+        Without a last run here, it becomes that one.
+
         Raises:
             StoreError: it can't be fetched, or the run of that id here is another one.
             OptionError: the URL can't be used.
@@ -587,6 +589,8 @@ class RunsFolder:
                     _remove_others(part, {file.path for file in manifest.files})
                     fetch(url, manifest, part, max_bytes=_MAX_FETCHED)
                     part.rename(run.folder)
+                    if not self.latest.is_symlink():
+                        run.make_latest()
                     return run
                 # The process that held it may have made the run of it.
                 shutil.rmtree(part, ignore_errors=True)

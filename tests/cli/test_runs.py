@@ -136,6 +136,12 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     shown = quickstart.negativa("image-report", "quickstart", "--run", f"{store}/shard-1").stdout
     assert "libquickstart.so" in shown
 
+    # The first run that is fetched is the last one, if there is no other.
+    elsewhere = "--dir=elsewhere"
+    for number in range(2):
+        quickstart.negativa("runs", "fetch", f"{store}/shard-{number}", elsewhere)
+        assert f"/{first}\n" in quickstart.negativa("runs", "show", elsewhere).stdout
+
     # A run that is here is not replaced.
     (quickstart.results / first / "trace.json").write_text("mine")
     refused = quickstart.negativa("runs", "fetch", f"{store}/shard-0", status=1).stderr

@@ -282,7 +282,9 @@ def test_processes_fetch_a_run_at_the_same_time(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         found = set(pool.map(lambda _: runs.fetch(url), range(6)))
     assert len(found) == 1
-    assert {path.name for path in runs.folder.iterdir()} == {".gitignore", found.pop().run_id}
+    run = found.pop()
+    names = {path.name for path in runs.folder.iterdir()}
+    assert names == {".gitignore", "latest", run.run_id} and runs.find() == run
 
 
 def test_an_earlier_attempt_to_fetch_a_run_adds_nothing(tmp_path: Path) -> None:
