@@ -408,6 +408,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds
     none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
     With --spare-missing=error, a process that loads the library ends at once, with status 127.
+    A library that has a spare keeps one, also without --spare, unless --keep-originals is passed.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the

@@ -69,6 +69,20 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
         return map_library(source, read_host_elf(source), scope)
 
 
+def has_gpu_code(path: str | os.PathLike[str]) -> bool:
+    """Whether a library has GPU code; stops at the first.
+
+    Raises:
+        FormatError: see ``read_library``.
+    """
+    with ByteSource(path) as source:
+        found = (
+            next(iter_containers(source, section, Problems()), None)
+            for section in read_host_elf(source).sections
+        )
+        return any(container is not None for container in found)
+
+
 def read_any_file(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
     """``read_library`` for any file with GPU code, see ``gpucode.files``.
 

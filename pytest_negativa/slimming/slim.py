@@ -196,6 +196,8 @@ def default_paths() -> tuple[Path, ...]:
 def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], list[SlimRow]]:
     manifests = [load_manifest(tree.root) for tree in trees]
     options = request.options
+    # Otherwise the original is kept, or stays in the folder of which the target is a copy.
+    keeps_spares = options.keep_originals is None and request.target is None
     unmet: list[SlimRow] = []
     lists: list[WorkList]
     if request.lock is not None:
@@ -207,13 +209,14 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             unloaded=request.drop_never_loaded,
             spare=options.spare,
             spare_unloaded=request.spare_never_loaded,
+            keeps_spares=keeps_spares,
             jobs=options.jobs,
         )
     else:
         for tree, manifest in zip(trees, manifests, strict=True):
             _refuse_others(tree, manifest)
         lists = [
-            find_by_archs(tree, manifest, _by_archs(request))
+            find_by_archs(tree, manifest, _by_archs(request), keeps_spares=keeps_spares)
             for tree, manifest in zip(trees, manifests, strict=True)
         ]
     held = tuple(tree.root for tree in trees)

@@ -19,7 +19,8 @@ from typing import TypeVar
 
 import msgspec
 
-from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
@@ -47,6 +48,7 @@ from pytest_negativa.slimming.manifest import (
 from pytest_negativa.slimming.named_archs import names_of
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
+    ByArchs,
     Foreseen,
     NeverLoaded,
     NotSlimmed,
@@ -151,7 +153,7 @@ class Slimmer:
         if self.options.keep_originals is not None:
             return
         for task in self.work.tasks:
-            if task.before is None and task.recipe.spare is None:
+            if task.before is None and task.recipe.spare is None and _may_lose(task):
                 yield self.origin_of(task)
         for package in self.work.packages:
             yield from (self._origin_of(group.names) for group in package.unused)
@@ -175,8 +177,10 @@ class Slimmer:
                 on_done(package.size)
             return self.rows
         # Nothing to cut: the folder of spares may not be mounted.
-        spare = self.options.spare if self.work.tasks else None
-        with contextlib.nullcontext() if spare is None else hold_folder(spare.folder):
+        spares = {spare.folder for _task, spare in self._cuts()}
+        with contextlib.ExitStack() as held:
+            for folder in sorted(spares):
+                held.enter_context(hold_folder(folder))
             self._run(on_done)
         return self.rows
 
@@ -250,6 +254,12 @@ class Slimmer:
             elif not (below := os.path.relpath(site, self.tree.root)).startswith(".."):
                 yield self.root / below
 
+    def _cuts(self) -> Iterator[tuple[Task, SparePolicy]]:
+        """The libraries whose code goes into a spare."""
+        for task in self.work.tasks:
+            if (spare := task.recipe.spare) is not None:
+                yield task, spare
+
     def _copy_of_manifest(self) -> SlimManifest:
         return msgspec.structs.replace(
             self.manifest,
@@ -261,13 +271,13 @@ class Slimmer:
 
     def _remove_abandoned_runtimes(self) -> None:
         """Remove what killed runs left of runtimes; no thread writes one yet."""
-        for task in self.work.tasks if self.options.spare is not None else ():
+        for task, _spare in self._cuts():
             for folder in self.tree.folders_of(task.names):
                 remove_abandoned(self.root / folder / RUNTIME_NAME)
 
     def _remove_unused_runtimes(self) -> None:
         """Remove the runtimes of libraries that were cut and failed a check."""
-        for task in self.work.tasks if self.options.spare is not None else ():
+        for task, _spare in self._cuts():
             if task.name not in self.work.current:
                 for folder in self.tree.folders_of(task.names):
                     remove_unused_runtime(self.root / folder)
@@ -381,6 +391,11 @@ class Slimmer:
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         removal = made.removal
         notes = [*removal.notes, *made.notes, *copy_metadata(task.source, staged)]
+        if made.spare is not None and self.options.spare is None:
+            notes.append(
+                f"its code lies in a spare as before, in {made.spare.parent}; to do without a "
+                "spare, pass --keep-originals DIR"
+            )
         if task.outside:
             notes.append(
                 "the original still takes its space: it has "
@@ -501,6 +516,17 @@ class Slimmer:
             if name in self.work.current
         }
         write_records((self.root, *self.held), self._sites, lambda record: changes, self._token)
+
+
+def _may_lose(task: Task) -> bool:
+    """Whether slimming may change a library: most of a site have no GPU code."""
+    recipe = task.recipe
+    if not isinstance(recipe, ByArchs | NeverLoaded) or recipe.strip_others:
+        return True
+    try:
+        return has_gpu_code(task.source)
+    except FormatError:
+        return False
 
 
 def _why_slimmed(task: Task, removal: Removal) -> str | None:

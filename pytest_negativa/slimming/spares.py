@@ -417,7 +417,7 @@ def problem_of(library: Path) -> str | None:
         SpareAwayError: see ``find_spare``.
     """
     runtime = library.with_name(RUNTIME_NAME)
-    if not _is_runtime(runtime):
+    if not is_runtime(runtime):
         return f"{runtime} is gone or another file, so the library can't be loaded"
     try:
         spare = find_spare(library)
@@ -463,7 +463,7 @@ def remove_unused_runtime(folder: Path) -> None:
     target = folder / RUNTIME_NAME
     remove_abandoned(target)
     with contextlib.suppress(OSError):
-        if not _is_runtime(target):
+        if not is_runtime(target):
             return
         for path in folder.iterdir():
             if ".so" in path.name and path.name != RUNTIME_NAME and _may_need_runtime(path):
@@ -472,13 +472,15 @@ def remove_unused_runtime(folder: Path) -> None:
 
 
 def _refuse_other_file(path: Path) -> None:
-    if os.path.lexists(path) and not _is_runtime(path):
+    if os.path.lexists(path) and not is_runtime(path):
         raise ReconstructError(f"{path} is no runtime of a spare; move it away")
 
 
-def _is_runtime(path: Path) -> bool:
+def is_runtime(path: Path) -> bool:
+    """Whether a file is the runtime of libraries with a spare."""
     try:
-        return path.is_file() and _RUNTIME_SYMBOL in path.read_bytes()
+        is_named = path.name == RUNTIME_NAME and path.is_file()
+        return is_named and _RUNTIME_SYMBOL in path.read_bytes()
     except OSError:
         return False
 

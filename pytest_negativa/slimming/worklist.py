@@ -9,7 +9,7 @@ import concurrent.futures
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
@@ -43,7 +43,14 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     Strip,
 )
-from pytest_negativa.slimming.spares import MIN_GAIN, SpareAwayError, SparePolicy, find_spare
+from pytest_negativa.slimming.spares import (
+    MIN_GAIN,
+    SpareAwayError,
+    SparePolicy,
+    find_spare,
+    is_runtime,
+    note_of,
+)
 from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -60,6 +67,11 @@ _NOT_AGAIN = (
 _LEFT_OUT = (
     "was slimmed before, by another lock or with other options; this lock leaves it out, so all of "
     "it is needed: install it again"
+)
+_HAS_SPARE = "was slimmed before, and its spare has its symbol tables, too"
+_SPARE_WITHIN = (
+    "its spare lies in the folder to slim; pass --spare DIR to put its next spare elsewhere, or "
+    "--keep-originals DIR to do without a spare"
 )
 _IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
@@ -201,6 +213,37 @@ def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task 
     return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _IN_ANOTHER_WAY)
 
 
+def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | SlimRow:
+    """The recipe with the spare of a library, without which its original would be lost.
+
+    Returns:
+        A row if the library stays as it is.
+    """
+    entry = library.entry
+    if isinstance(recipe, Strip):
+        return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _HAS_SPARE)
+    if recipe.spare is not None or not isinstance(recipe, ByLock | ByArchs | NeverLoaded):
+        return recipe
+    assert entry.spare is not None, "the caller looked"
+    path = tree.root / library.results[0]
+    try:
+        note = note_of(path)
+        spare = SparePolicy(
+            Path(entry.spare).parent,
+            missing_is_error=note is not None and note.missing_is_error,
+            by_arch=isinstance(recipe, ByArchs),
+        )
+        if (same := replace(recipe, spare=spare)).digest == entry.recipe:
+            return same
+        folder = find_spare(path).parent
+    except NegativaError as e:
+        detail = str(e).removeprefix(f"{path}: ")
+        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail)
+    if tree.root in (folder, *folder.resolve().parents):
+        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _SPARE_WITHIN)
+    return replace(recipe, spare=replace(spare, folder=folder))
+
+
 def _look_for_spare(
     path: Path, status: SlimStatus, detail: str | None
 ) -> tuple[SlimStatus, str | None]:
@@ -224,6 +267,9 @@ def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
 class _Folder:
     """A tree with its manifest, whose files are given to the recipes.
 
+    Args:
+        keeps_spares: a library with a spare is cut anew, also by a recipe without spares.
+
     Attributes:
         work: what is to be done there.
         slimmed: the libraries whose results are there.
@@ -231,9 +277,10 @@ class _Folder:
         unread: sizes in bytes of files that can't be read, and may be originals.
     """
 
-    def __init__(self, tree: Tree, manifest: SlimManifest) -> None:
+    def __init__(self, tree: Tree, manifest: SlimManifest, *, keeps_spares: bool) -> None:
         self.tree = tree
         self.manifest = manifest
+        self._keeps_spares = keeps_spares
         self.work = WorkList(rows=tree.unlisted_rows())
         self.slimmed: list[KnownResult] = []
         self.damaged: set[str] = set()
@@ -286,6 +333,12 @@ class _Folder:
         if not self.is_free(library.names):
             return
         self.take(library.names)
+        if isinstance(library, KnownResult) and library.entry.spare and self._keeps_spares:
+            kept = _keep_spare(self.tree, library, recipe)
+            if isinstance(kept, SlimRow):
+                self.add_row(kept)
+                return
+            recipe = kept
         left = self.manifest.left.get(library.names[0])
         outcome = classify(self.tree, library, left, recipe)
         if isinstance(outcome, Task):
@@ -363,6 +416,7 @@ def find_by_lock(
     unloaded: bool = False,
     spare: SparePolicy | None = None,
     spare_unloaded: bool = False,
+    keeps_spares: bool,
     jobs: int,
 ) -> tuple[list[WorkList], list[SlimRow]]:
     """Give the files of folders to the libraries of a lock.
@@ -376,12 +430,13 @@ def find_by_lock(
         spare: where removed code goes; None: it is lost.
         spare_unloaded: whether all code that can come back goes of the libraries that the lock and
             the trace of CPU code do not know.
+        keeps_spares: a library that has a spare keeps one, also without ``spare``.
         jobs: files to read at a time.
 
     Returns:
         A work list for each folder, and rows for libraries of the lock that are in none.
     """
-    folders = [_Folder(tree, manifest) for tree, manifest in trees]
+    folders = [_Folder(tree, manifest, keeps_spares=keeps_spares) for tree, manifest in trees]
     source = _describe(lock)
     recipes = [ByLock(library, lock.proof.fill, strip, source, spare) for library in lock.libraries]
     left = {digest for folder in folders for digest in folder.add_left(recipes)}
@@ -436,11 +491,14 @@ def _add_packages(
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
 
 
-def find_by_archs(tree: Tree, manifest: SlimManifest, recipe: ByArchs) -> WorkList:
-    """Give all libraries of a folder to a recipe."""
-    folder = _Folder(tree, manifest)
+def find_by_archs(
+    tree: Tree, manifest: SlimManifest, recipe: ByArchs, *, keeps_spares: bool
+) -> WorkList:
+    """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
+    folder = _Folder(tree, manifest, keeps_spares=keeps_spares)
     for group in tree.groups:
-        folder.add_group(group, recipe)
+        if not is_runtime(tree.root / group.name):
+            folder.add_group(group, recipe)
     devices, source = recipe.devices, recipe.source
     packages = packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
     if recipe.spare is None:

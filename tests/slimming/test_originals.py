@@ -73,6 +73,12 @@ def test_originals_that_are_kept_need_no_way_back(site: Made, tmp_path: Path) ->
     assert "get them back" not in negativa(*arguments, *kept, site.folder)
 
 
+def test_libraries_without_gpu_code_need_no_way_back(site: Made) -> None:
+    output = negativa("slim", "--arch=sm_80", "--force-arch", "--no-load-check", site.folder)
+    assert "keep the originals of 2 files" in output
+    assert "gpu-code" in output and "host-code" not in output and "unrelated" not in output
+
+
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
     output = negativa("slim", "--lock", site.lock_file, "--no-load-check", site.folder)

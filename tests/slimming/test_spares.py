@@ -195,6 +195,48 @@ def test_another_slim_begins_with_the_original(site: Made, tmp_path: Path) -> No
     assert not [name for name in os.listdir(site.one.parent) if name.startswith(".")]
 
 
+@pytest.mark.planted_fault(
+    "a library with a spare is slimmed again without --spare: its original would be lost",
+    says="its code lies in a spare as before",
+)
+def test_slimmed_again_without_the_option_a_library_keeps_a_spare(
+    site: Made, tmp_path: Path, fault: PlantedFault
+) -> None:
+    before = digests(site.folder)
+    slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares", missing_is_error=True))
+    words = ("--arch=sm_80", "--force-arch", "--no-load-check", str(site.folder))
+    done = CliRunner().invoke(main, ["slim", *words])
+    assert done.exit_code == 0
+    fault.check(done.stdout)
+    # Nothing is lost, and the runtime is no library of the user's.
+    assert "pip install" not in done.stderr and "No distribution" not in done.stderr
+    note = note_of(site.one)
+    assert note is not None and note.missing_is_error
+    assert find_spare(site.one).parent == tmp_path / "spares"
+    assert load_manifest(site.folder).slimmed[ONE].source.endswith("8.0 can load")
+    again = json.loads(CliRunner().invoke(main, ["slim", *words, "--json"]).stdout)
+    assert {row["status"] for row in again["libraries"]} == {SlimStatus.ALREADY.value}
+    assert set(statuses(undo_trees((site.folder,))).values()) == {SlimStatus.UNDONE}
+    assert digests(site.folder) == before
+
+
+@pytest.mark.parametrize("where", ["gone", "beside the library"])
+def test_a_library_whose_next_spare_has_no_place_stays(
+    site: Made, tmp_path: Path, where: str
+) -> None:
+    slim(site, tmp_path)
+    folder = site.one.parent if where == "beside the library" else tmp_path / "gone"
+    folder.mkdir(exist_ok=True)
+    for spare in (tmp_path / "spares").glob("*.spare"):
+        spare.rename(folder / spare.name)
+    before = digest_of(site.one)
+    [row] = [row for row in slim(site, tmp_path, SM_80, spare=None).rows if row.path == ONE]
+    assert row.status is SlimStatus.FAILED
+    words = "pass --spare DIR" if folder == site.one.parent else "bring it back"
+    assert words in (row.detail or "")
+    assert digest_of(site.one) == before
+
+
 def test_names_in_other_folders_get_the_runtime(site: Made, tmp_path: Path) -> None:
     other = site.folder / "other/linked.so"
     os.link(site.one, other)
