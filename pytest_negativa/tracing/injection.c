@@ -131,6 +131,7 @@ static long open_gap;
 static char trace_path[4096];
 static dev_t trace_device;
 static ino_t trace_inode;
+static nlink_t trace_links; /* when it was new */
 static off_t lost_at; /* where the header says that nothing is lost */
 static char last_error[1024];
 /* No child of a session: it is traced for a while, and its trace names no more than GPU code and the
@@ -313,6 +314,8 @@ static void write_line(Text *line) {
         lose("out of memory");
     } else if (!trace_is_open(&status)) {
         lose("the program closed the descriptor of its trace");
+    } else if (status.st_nlink < trace_links) {
+        lose("its trace was deleted");
     } else if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
                (rlim_t)status.st_size + line->length > limit.rlim_cur) {
         /* To write would be a signal that ends the program (SIGXFSZ). */
@@ -577,7 +580,7 @@ static int note_generation(struct dl_phdr_info *info, size_t size, void *data) {
 }
 
 static bool read_file(const char *path, Text *text) {
-    char buffer[1 << 14];
+    char buffer[4096]; /* threads may have little stack; of maps no more is read at once anyway */
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     ssize_t got;
@@ -1182,7 +1185,9 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
      * another thread. Anything else once it is known to have worked. */
     if ((data->site == SITE_EXIT) == (call->action == UNLOAD)) return;
     if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
-    int saved = errno;
+    int saved = errno, cancel;
+    /* A thread that is cancelled must not take the lock with it: system calls are cancellation points. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     if (take_lock()) {
         if (atomic_load(&active)) {
             /* Libraries that came since are listed now: the process may be killed before its end. */
@@ -1191,6 +1196,7 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
         }
         pthread_mutex_unlock(&lock);
     }
+    pthread_setcancelstate(cancel, NULL);
     errno = saved;
 }
 
@@ -1373,6 +1379,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     trace_pid = getpid();
     trace_device = status.st_dev;
     trace_inode = status.st_ino;
+    trace_links = status.st_nlink;
     /* Another user's file mask must not hide it from the session. */
     fchmod(trace_fd, 0644);
     /* As long as this process lives, and no longer. */
@@ -1507,23 +1514,22 @@ static void chain(void) {
     if (initialize != NULL) initialize();
 }
 
-EXPORT int InitializeInjection(void) {
-    if (atomic_exchange(&initialized, 1)) return 1;
+static void initialize(void) {
     /* The user's own tool first: it was there before us, and if it wants CUPTI we give way. */
     chain();
-    if (atomic_load(&traced_by_python)) return 1;
+    if (atomic_load(&traced_by_python)) return;
     const char *sample = getenv("NEGATIVA_SAMPLE");
     is_sample = sample != NULL && *sample;
     if (is_sample) {
         /* A test started it: its session doesn't see what it uses. */
         tell("it is traced as a sample, into another run");
         tell_outer_sessions();
-        if (!is_chosen(sample)) return 1;
+        if (!is_chosen(sample)) return;
     }
     const char *folder = getenv("NEGATIVA_TRACE_DIR"), *run_id = getenv("NEGATIVA_RUN_ID");
     if (folder == NULL || run_id == NULL || !*folder || !*run_id) {
         tell("its environment lacks NEGATIVA_TRACE_DIR or NEGATIVA_RUN_ID");
-        return 1;
+        return;
     }
     pthread_mutex_lock(&lock);
     if (is_sample)
@@ -1537,7 +1543,7 @@ EXPORT int InitializeInjection(void) {
     pthread_mutex_unlock(&lock);
     if (!opened) {
         tell(last_error);
-        return 1;
+        return;
     }
     /* Not under the lock: once subscribed, callbacks of other threads may come and want it. */
     int error = open_cupti() ? take_cupti() : -1;
@@ -1549,6 +1555,14 @@ EXPORT int InitializeInjection(void) {
     }
     /* A CUPTI that lacks a call shows the others all the same. */
     if (is_sample && subscriber != NULL) start_limit();
+}
+
+EXPORT int InitializeInjection(void) {
+    int cancel;
+    if (atomic_exchange(&initialized, 1)) return 1;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    initialize();
+    pthread_setcancelstate(cancel, NULL);
     return 1;
 }
 

@@ -315,6 +315,37 @@ def test_closed_descriptors(injected: Injected, tmp_path: Path, fault: PlantedFa
 
 
 @pytest.mark.planted_fault(
+    "A test deletes the traces of child processes that still use the GPU",
+    says="its trace was deleted",
+)
+def test_a_deleted_trace(injected: Injected, fault: PlantedFault) -> None:
+    folder = str(injected.run.trace_dir)
+    injected.play(
+        f"{USES}for name in os.listdir({folder!r}): os.unlink(os.path.join({folder!r}, name))\n"
+    )
+    assert not injected.run.trace_files()
+    [told] = injected.untraced()
+    fault.check(told)
+
+
+def test_a_thread_is_cancelled_while_its_call_is_recorded(injected: Injected) -> None:
+    """It would take the lock with it, and the next driver call would wait for ever."""
+    injected.play(
+        "import signal\n"
+        "signal.alarm(30)\n"
+        "start()\n"
+        # Without giving the interpreter's lock away, which has cancellation points of its own.
+        "libc, driver = ctypes.PyDLL(None), ctypes.PyDLL(DRIVER._name)\n"
+        "libc.pthread_self.restype = ctypes.c_void_p\n"
+        "libc.pthread_cancel(ctypes.c_void_p(libc.pthread_self()))\n"
+        "driver.cuLibraryGetKernel(ctypes.byref(ctypes.c_uint64()), ctypes.c_uint64(1), b'k')\n"
+        "libc.pthread_setcancelstate(1, None)\n"
+        f"{USES}"
+    )
+    assert kernels(injected.usage()) == {MULTIARCH.name: ["k"]}
+
+
+@pytest.mark.planted_fault(
     "A child process runs as another user, who may not enter the run's folder",
     says="Permission denied",
 )
