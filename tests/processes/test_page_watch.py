@@ -22,15 +22,18 @@ from pytest_negativa.hostcode.page_logs import (
 )
 from pytest_negativa.hostcode.usage import FileKey, identify
 from pytest_negativa.models.hostcode import HostFile
-from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
+from pytest_negativa.processes.page_watch import watch_environment
 from tests.support.compiling import compile_shared, needs_compiler
-from tests.support.paged import FUNCTIONS, compile_paged, compile_program, symbols_of
+from tests.support.paged import (
+    FUNCTIONS,
+    compile_paged,
+    compile_program,
+    needs_page_watch,
+    symbols_of,
+)
 from tests.support.sessions import unmeasured_environ
 
-pytestmark = [
-    needs_compiler,
-    pytest.mark.skipif(why_unwatchable() is not None, reason=str(why_unwatchable())),
-]
+pytestmark = [needs_compiler, needs_page_watch]
 
 
 @pytest.fixture(scope="module")

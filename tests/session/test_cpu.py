@@ -16,11 +16,11 @@ from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
-from tests.support.paged import compile_paged, functions_in
+from tests.support.paged import compile_paged, functions_in, needs_page_watch
 from tests.support.sessions import Project
 from tests.support.verified import VerifiedProject
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, needs_page_watch]
 
 SUITE = """
 import atexit, ctypes, os, subprocess, sys

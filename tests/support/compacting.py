@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -114,6 +115,9 @@ ldata_start:
 """
 # Only x86-64 has large data: the assembler knows the flag for no other machine.
 LDATA_FLAGS = "awl" if platform.machine() == "x86_64" else "aw"
+# The linker's default for aarch64 is 64 KiB: whole pages of that size would need far larger code.
+# test_page_sizes.py has such code.
+LINK_FLAGS = (f"-Wl,-z,max-page-size={mmap.PAGESIZE}",) if platform.machine() == "aarch64" else ()
 
 
 def build(
@@ -133,7 +137,18 @@ def build(
     (folder / "host.cpp").write_text(source)
     assembly = ASSEMBLY.replace("{ldata_flags}", LDATA_FLAGS).replace("{extra}", extra)
     (folder / "data.s").write_text(assembly)
-    command = [CXX, "-shared", "-fPIC", "-O1", "-o", name, "host.cpp", "data.s", *flags]
+    command = [
+        CXX,
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-o",
+        name,
+        "host.cpp",
+        "data.s",
+        *LINK_FLAGS,
+        *flags,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{' '.join(flags)}: {done.stderr.strip().splitlines()[-1]}")

@@ -6,8 +6,13 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from pytest_negativa.models.base import Span
+from pytest_negativa.processes.page_watch import why_unwatchable
 from tests.support.compiling import compile_c, compile_shared
+
+needs_page_watch = pytest.mark.skipif(why_unwatchable() is not None, reason=str(why_unwatchable()))
 
 # What the library's program calls, by itself or in threads, children and handlers.
 FUNCTIONS = {

@@ -25,6 +25,7 @@ from pytest_negativa.verifying.page_proof import (
 )
 from pytest_negativa.verifying.supervisor import why_no_page_proof
 from tests.support.faults import PlantedFault
+from tests.support.paged import needs_page_watch
 
 RANGES = ((0x1000, 0x9000),)
 FILE = HostFile(
@@ -147,6 +148,7 @@ def test_the_verdict_states_what_it_does_not_cover() -> None:
     assert UNAUDITED in text and UNCOMPARED in text
 
 
+@needs_page_watch
 @pytest.mark.planted_fault(
     "a requested proof of CPU code is skipped",
     says="no trace of CPU code",

@@ -8,7 +8,10 @@ it, and fail if the bytes it needs were overwritten.
 from __future__ import annotations
 
 import ctypes
+import functools
+import mmap
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -114,7 +117,25 @@ def child_environ() -> dict[str, str]:
 
 def load(library: str | os.PathLike[str]) -> None:
     """Load a library into this process, as any program does."""
-    ctypes.CDLL(os.path.realpath(library))
+    _base(os.path.realpath(library))
+
+
+def _base(library: str) -> int:
+    """Load a library; returns its base address.
+
+    ``l_addr`` comes first in ``struct link_map``, see <link.h>. The loader of another machine
+    refuses libquickstart.so, which is for x86-64: there its file is mapped as it is. In it, offsets
+    of GPU code are addresses.
+    """
+    if platform.machine() == "x86_64":
+        return ctypes.c_size_t.from_address(ctypes.CDLL(library)._handle).value
+    return ctypes.addressof(ctypes.c_char.from_buffer(_mapped(library)))
+
+
+@functools.cache
+def _mapped(library: str) -> mmap.mmap:
+    with open(library, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
 
 
 def need(library: str | os.PathLike[str], start: int) -> None:
@@ -146,10 +167,5 @@ def launch(*kernels: str, within: tuple[str, ...] = ()) -> None:
 
 
 def _address(library: str | os.PathLike[str], offset: int) -> int:
-    """Where a byte of GPU code is in memory; compacted copies keep the addresses.
-
-    In libquickstart.so the offsets of GPU code are its addresses. ``l_addr`` comes first in
-    ``struct link_map``, see <link.h>.
-    """
-    handle = ctypes.CDLL(os.path.realpath(library))._handle
-    return ctypes.c_size_t.from_address(handle).value + offset
+    """Where a byte of GPU code is in memory; compacted copies keep the addresses."""
+    return _base(os.path.realpath(library)) + offset
