@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_negativa.processes.file_users import FileUser, users_of
+
 _IN_OPEN = 0x20  # linux/inotify.h
 _IN_DELETE_SELF = 0x400
 _IN_Q_OVERFLOW = 0x4000
@@ -50,11 +52,13 @@ class Opens:
         times: by path: how often the file was opened, at least. Equal events in a row are one.
         openers: by path: the processes that had it open or mapped shortly after, in words.
         unseen: by path: why opens may have been missed.
+        held: by path: the processes that had it open or mapped before the watch began.
     """
 
     times: Mapping[str, int] = field(default_factory=dict)
     openers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, tuple[FileUser, ...]] = field(default_factory=dict)
 
 
 class OpenWatch:
@@ -79,6 +83,7 @@ class OpenWatch:
         self._times: dict[str, int] = defaultdict(int)
         self._openers: dict[str, dict[str, None]] = defaultdict(dict)
         self._unseen: dict[str, str] = {}
+        self._held: dict[str, list[FileUser]] = defaultdict(list)
         self._searches = 0
         self._inotify: int | None = None
         self._pid = os.getpid()
@@ -87,7 +92,8 @@ class OpenWatch:
     @property
     def opens(self) -> Opens:
         openers = {path: tuple(found) for path, found in self._openers.items()}
-        return Opens(dict(self._times), openers, dict(self._unseen))
+        held = {path: tuple(users) for path, users in self._held.items()}
+        return Opens(dict(self._times), openers, dict(self._unseen), held)
 
     def start(self) -> None:
         """Watch from now on."""
@@ -202,6 +208,10 @@ class OpenWatch:
             reader.start()
             self._stack.callback(reader.join)
             self._stack.callback(os.eventfd_write, stop, 1)
+        # What opens a file from now on is seen by the watch.
+        if self._inotify is not None and self._finds_openers:
+            for path, user in users_of(self._paths):
+                self._held[path].append(user)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -232,27 +242,9 @@ class OpenWatch:
                     continue
                 if path not in self._openers and self._searches < _MOST_SEARCHES:
                     self._searches += 1
-                    self._openers[path].update(dict.fromkeys(users_of(path)))
+                    self._openers[path].update((user.who, None) for _, user in users_of([path]))
                     if not self._openers[path]:
                         del self._openers[path]
-
-
-def users_of(path: str) -> Iterator[str]:
-    """The other processes that have a file open or mapped, in words.
-
-    Processes of other users show only to root.
-    """
-    try:
-        wanted = Path(path).stat()
-    except OSError:
-        return
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal() or int(process.name) == os.getpid():
-            continue
-        # In this order: who has mapped a file closes it afterwards.
-        with contextlib.suppress(OSError):
-            if _has_open(process, wanted) or _has_mapped(process, wanted, path):
-                yield f"process {process.name} ({(process / 'exe').readlink()})"
 
 
 def _file_at(path: str) -> tuple[int, int]:
@@ -278,25 +270,6 @@ def _is_inotify(descriptor: int) -> bool:
         return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:inotify"  # noqa: PTH115
     except OSError:
         return False
-
-
-def _has_open(process: Path, wanted: os.stat_result) -> bool:
-    for descriptor in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):
-            if os.path.samestat(descriptor.stat(), wanted):
-                return True
-    return False
-
-
-def _has_mapped(process: Path, wanted: os.stat_result, path: str) -> bool:
-    device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}"
-    for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
-        # 7f5e2000-7f5e4000 r-xp 00002000 08:01 123456   /lib/a.so: proc_pid_maps(5). Some file
-        # systems have another device here than in stat.
-        words = line.split(maxsplit=5)
-        if words[4] == str(wanted.st_ino) and (words[3] == device or words[5:] == [path]):
-            return True
-    return False
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int]]:

@@ -58,7 +58,8 @@ class Attempt:
         compare_launches: both runs counted every launch.
         originals: reruns on the originals.
         loads: which processes loaded what.
-        opened: see ``opened_originals``.
+        opened: see ``opened_originals``; and younger processes, see ``held_originals``.
+        held: older processes, see ``held_originals``.
         files: see ``judge_files``.
         problems: what else speaks against the attempt, such as a collection error.
         ended_ns: when, nanoseconds since the epoch.
@@ -76,6 +77,7 @@ class Attempt:
     originals: OriginalRuns
     loads: LoadEvidence
     opened: Mapping[str, str]
+    held: Mapping[str, str]
     files: tuple[ProvedFiles, ...]
     problems: tuple[str, ...]
     versions: Versions

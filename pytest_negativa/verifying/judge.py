@@ -77,6 +77,7 @@ def judge(attempt: Attempt) -> Verdict:
             tests_agree=not reasons,
             left_out=details_by_library(work),
             opened=attempt.opened,
+            held=attempt.held,
             policy=attempt.settings.opened_originals,
         )
     )
@@ -301,13 +302,14 @@ def judge_libraries(
     tests_agree: bool,
     left_out: Mapping[str, str] = MappingProxyType({}),
     opened: Mapping[str, str] = MappingProxyType({}),
+    held: Mapping[str, str] = MappingProxyType({}),
     policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
     Args:
         left_out: by real path: what of a library was not used on the copies.
-        opened: see ``Attempt``.
+        opened, held: see ``Attempt``.
         policy: what follows from ``opened``.
     """
     only_noted = policy is OpenedPolicy.NOTE
@@ -329,6 +331,8 @@ def judge_libraries(
         row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
         if only_noted and path in opened:
             row = replace(row, notes=(*row.notes, opened[path]))
+        if path in held:
+            row = replace(row, notes=(*row.notes, held[path]))
         yield row
 
 

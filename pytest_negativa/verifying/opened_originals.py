@@ -8,6 +8,9 @@ from types import MappingProxyType
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.units import format_items
 
+# The time of the system's start, which the start of a process is counted from, has no fractions.
+_CLOCK_ERROR = 1.0
+
 
 def opened_originals(
     rounds: Sequence[Opens], twins: Mapping[str, str] = MappingProxyType({})
@@ -30,6 +33,37 @@ def opened_originals(
                 f"copies ({reason}); mend this, or set verify.opened_originals to note",
             )
     return found
+
+
+def held_originals(
+    rounds: Sequence[Opens], since: float, twins: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, str], dict[str, str]]:
+    """By real path of an original: who had it open or mapped before the watch began.
+
+    Args:
+        rounds, twins: see ``opened_originals``.
+        since: when the traced run began, seconds since the epoch.
+
+    Returns:
+        The processes that a test may have started, for they are younger than the traced run; and
+        older ones, such as a server that tests may talk to.
+    """
+    younger: dict[str, str] = {}
+    older: dict[str, str] = {}
+    for opens in rounds:
+        for path, users in opens.held.items():
+            for user in users:
+                what = f"{user.who} had the original open or mapped before the tests ran on the"
+                if user.started > since - _CLOCK_ERROR:
+                    younger[twins.get(path, path)] = (
+                        f"{what} copies, and began after the traced run: a test may have started "
+                        "it or use it; end it, or set verify.opened_originals to note"
+                    )
+                else:
+                    older[twins.get(path, path)] = (
+                        f"{what} copies; if a test uses this process, end it and verify again"
+                    )
+    return younger, older
 
 
 def _opened(path: str, times: int, openers: Sequence[str], *, is_twin: bool) -> str:

@@ -53,7 +53,7 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.judge import tests_to_settle
 from pytest_negativa.verifying.opened_files import judge_files
-from pytest_negativa.verifying.opened_originals import opened_originals
+from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     OriginalRuns,
@@ -123,6 +123,9 @@ class Verification:
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
         usage = merge_when_ended(lambda: trace_files(rounds))
+        opens = [r.opens for r in rounds]
+        starts = [process.header.start_ns for process in self.traced.usage.processes]
+        started_since, held = held_originals(opens, min(starts, default=0) / 1e9, self._twins)
         attempt = Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
@@ -135,7 +138,8 @@ class Verification:
             compare_launches=self._compare_launches,
             originals=self._originals,
             loads=gather_loads(rounds, usage, reconstruction, self._unsubstituted),
-            opened=opened_originals([r.opens for r in rounds], self._twins),
+            opened={**started_since, **opened_originals(opens, self._twins)},
+            held=held,
             files=self._judge_files(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),

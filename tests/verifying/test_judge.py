@@ -255,6 +255,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         originals=OriginalRuns(),
         loads=mapped(made),
         opened={},
+        held={},
         files=(),
         problems=(),
         versions=Versions(

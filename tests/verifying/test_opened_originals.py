@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.processes.file_users import FileUser
 from pytest_negativa.processes.open_watch import Opens, OpenWatch
-from pytest_negativa.verifying.opened_originals import opened_originals
+from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, ROOT
@@ -88,6 +89,48 @@ def test_our_own_work_opens_no_original(traced: VerifiedProject) -> None:
     assert "\nPROVED" in traced.verify()
     assert traced.verdict["libraries"][0]["notes"] == []
     assert Path(traced.verdict["libraries"][0]["path"]).is_file()
+
+
+def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> None:
+    held = {"/a.so": (FileUser("process 7 (/bin/x)", 100.0),)}
+    younger, older = held_originals([Opens(held=held)], since=99.0)
+    assert younger.keys() == {"/a.so"} and not older
+    # A process that began in the same second may have begun later.
+    assert held_originals([Opens(held=held)], since=100.9)[0].keys() == {"/a.so"}
+    younger, older = held_originals([Opens(held=held)], since=200.0, twins={"/a.so": "/b.so"})
+    assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
+
+
+DAEMON = """
+def test_use():
+    use(LIB, 0)
+
+def test_service(tmp_path):
+    if not ROUND:
+        code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+        pipe = os.open("pipe", os.O_RDONLY)
+        daemon = subprocess.Popen(
+            [sys.executable, "-c", code, str(LIB)],
+            env={}, stdin=pipe, stdout=subprocess.PIPE, start_new_session=True,
+        )
+        assert daemon.stdout.readline() == b"\\n"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test starts a service that outlives the session, with an emptied environment. The proof "
+    "talks to that service, which has the original.",
+    says="had the original open or mapped before the tests ran on the copies, and began after the "
+    "traced run",
+)
+def test_a_service_that_the_traced_run_started(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", DAEMON)
+    os.mkfifo(project.folder / "pipe")
+    # The service ends with the pipe.
+    with os.fdopen(os.open(project.folder / "pipe", os.O_RDWR)):
+        fault.check(project.trace().verify(status=1))
+    assert project.statuses()["lib.so"][0] == "not proved"
 
 
 TWINS = """
