@@ -14,20 +14,35 @@ from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
 from pytest_negativa.planning.snapshot import code_files_of, short_names
 from pytest_negativa.storage.lockfile import decode_lock
-from pytest_negativa.storage.results import load_history
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.results import load_report
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 
 def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
     """The runs that have a report, the oldest first.
 
+    A run whose report can't be read has no libraries and says why.
+
     Raises:
-        StoreError: there is none.
+        StoreError: there is none, or none can be read.
     """
-    found = tuple(map(_of_report, load_history(runs.find())))
-    if not found:
-        raise StoreError(f"{runs.folder}: no run with a report of this release")
-    return found
+    folder = runs.find().folder.parent
+    points = tuple(filter(None, map(_of_run, reversed(RunsFolder(folder).runs()))))
+    if not points:
+        raise StoreError(f"{folder}: no run with a report")
+    if all(point.problem is not None for point in points):
+        raise StoreError(f"{folder}: no report can be read: {points[-1].problem}")
+    return points
+
+
+def _of_run(run: Run) -> HistoryPoint | None:
+    """None if it has no report."""
+    try:
+        return _of_report(load_report(run)) if run.report_file.exists() else None
+    except StoreError as e:
+        return HistoryPoint(run.run_id, (), str(e))
+    except PermissionError as e:
+        return HistoryPoint(run.run_id, (), f"{run}: cannot be read: {e.strerror}")
 
 
 def history_of_lock(path: Path) -> tuple[HistoryPoint, ...]:

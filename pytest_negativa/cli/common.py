@@ -241,12 +241,13 @@ def named_run(name: str, settings: Settings, instead: str = "") -> Run:
     if is_url(name):
         return RunsFolder(Path(settings.directory)).fetch(Url(name))
     folder = RunsFolder(Path(settings.directory)).folder / name
-    if folder.is_dir() and "/" not in name:
+    if folder.is_dir() and "/" not in name and name not in ("", ".", ".."):
         return Run(folder.resolve())
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Run(Path(name).resolve())
     raise OptionError(
-        f"{name}: no such run{instead}; negativa runs list prints those in {folder.parent}"
+        f"{name or repr(name)}: no such run{instead}; negativa runs list prints those in "
+        f"{folder.parent}"
     )
 
 

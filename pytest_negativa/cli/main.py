@@ -94,7 +94,10 @@ class _Group(click.Group):
                 raise
             from pytest_negativa.reporting.text import print_error
 
-            print_error(e)
+            if isinstance(e, OSError) and e.filename is not None:
+                print_error(f"{e.filename}: {e.strerror}")
+            else:
+                print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
 
 

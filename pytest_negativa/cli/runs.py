@@ -74,6 +74,8 @@ def show(run: str | None, as_json: bool, **flags: Any) -> None:
     """
     settings = settings_of(flags)
     named = run_of(settings) if run is None else named_run(run, settings)
+    if named.is_empty:
+        raise StoreError(f"{named}: no trace here; expected the folder of a run")
     details = _details(named)
     if as_json:
         click.echo(encode_json(details), nl=False)
@@ -228,7 +230,14 @@ def _lines(details: RunDetails) -> Iterator[str]:
 
 
 def _state(run: Run) -> str:
-    """How far a run came."""
+    """How far a run came; for one that can't be read, why."""
+    try:
+        return _readable_state(run)
+    except (StoreError, OSError) as e:
+        return f"can't be read: {e}"
+
+
+def _readable_state(run: Run) -> str:
     from pytest_negativa.storage.results import load_verdict
 
     if (failure := run.failure) is not None:
@@ -245,7 +254,9 @@ def _state(run: Run) -> str:
         return "its verdict can't be read"
     if verdict is not None:
         return "proved" if verdict.proved else "not proved"
-    return "planned" if run.plan_files() else "traced"
+    if run.plan_files():
+        return "planned"
+    return "empty" if run.is_empty else "traced"
 
 
 def _size(folder: Path) -> int:

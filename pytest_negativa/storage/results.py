@@ -293,11 +293,11 @@ def load_report(run: Run) -> RunReport:
 def load_history(run: Run) -> tuple[RunReport, ...]:
     """The reports of the runs beside a run, its own included, the oldest first.
 
-    Runs without a report, or with one of another release, are left out.
+    Runs without a report, or with one that can't be read, are left out.
     """
     found = []
     for one in reversed(RunsFolder(run.folder.parent).runs()):
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError, PermissionError):
             found.append(load_report(one))
     return tuple(found)
 

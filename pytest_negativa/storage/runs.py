@@ -135,6 +135,17 @@ class Run:
         return self.folder / "cpu-verdict.json"
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the folder has nothing that a run leaves, so that it may be none."""
+        files = (self.outcomes_file, self.usage_file, self.report_file)
+        return not (
+            self.has_pages
+            or any(file.exists() for file in files)
+            or find_traces(self.traces_folder)
+            or self.plan_files()
+        )
+
+    @property
     def has_pages(self) -> bool:
         """Whether CPU code was traced."""
         return self.page_log_files.exists() or self.host_usage_file.exists()
@@ -332,8 +343,12 @@ class Run:
             RunsFolder(self.folder.parent).remove_empty()
 
     def plan_files(self) -> tuple[Path, ...]:
-        """The plans, by name; none before ``negativa locate``."""
-        return tuple(sorted(self.plan_dir.glob("*.json")))
+        """The plans, by name; none before ``negativa locate``.
+
+        Raises:
+            StoreError: their folder can't be listed.
+        """
+        return _files_in(self.plan_dir, ".json")
 
     def new_verification(self) -> VerificationFolder:
         """A folder, not made yet, for the rounds of a verification."""
@@ -718,5 +733,20 @@ def digests_in(folder: Path) -> Path:
 
 
 def find_traces(folder: Path) -> tuple[Path, ...]:
-    """The trace files in a folder."""
-    return tuple(sorted(folder.glob(f"*{TRACE_SUFFIX}")))
+    """The trace files in a folder.
+
+    Raises:
+        StoreError: it can't be listed.
+    """
+    return _files_in(folder, TRACE_SUFFIX)
+
+
+def _files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
+    """The files with a suffix; none if there is no such folder."""
+    try:
+        found = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as e:
+        raise StoreError(f"{folder}: cannot be listed: {e.strerror}") from e
+    return tuple(path for path in found if path.name.endswith(suffix))

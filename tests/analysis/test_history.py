@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.history import history_of_runs
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.report import LibraryRow, ReasonRow
 from pytest_negativa.reporting.history import render_history
 from pytest_negativa.storage.records import write_record
@@ -42,6 +44,22 @@ def test_two_libraries_of_one_file_name_have_rows_of_their_own(tmp_path: Path) -
     [table] = render_history((first, second), "_C.so")
     changes = [line.split()[6:9] for line in table.splitlines()[2:]]
     assert changes[2:] == [["0", "B,", "+0.0%"], ["0", "B,", "+0.0%"]]
+
+
+def test_a_report_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path)
+    for text in ("{}", None, ""):
+        run = runs.new_run()
+        run.make()
+        run.make_latest()
+        if text is not None:
+            run.report_file.write_text(text)
+    with pytest.raises(StoreError, match=r"no report can be read: .*json"):
+        history_of_runs(runs)
+    write_record(run.report_file, report(sized("/x/l.so", 10, 0)))
+    damaged, good = history_of_runs(runs)
+    assert damaged.problem is not None and "report.json" in damaged.problem
+    assert good.problem is None
 
 
 def sized(path: str, code: int, unused: int) -> LibraryRow:

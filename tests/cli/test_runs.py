@@ -99,6 +99,17 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
     assert link.is_symlink() and os.listdir(tmp_path)
 
 
+@pytest.mark.slow
+def test_a_folder_without_a_run_is_not_shown(project: Project) -> None:
+    run = project.results / "20260101T000000Z-0123ab"
+    (run / "trace").mkdir(parents=True)
+    assert "empty" in project.negativa("runs", "list").stdout
+    for named in (run.name, "."):
+        shown = project.negativa("runs", "show", named, status=1).stderr
+        assert "no trace here; expected the folder of a run" in shown
+    assert "'': no such run" in project.negativa("runs", "show", "", status=2).stderr
+
+
 def test_the_folder_for_runs_is_ignored_by_git(project: Project) -> None:
     project.write("test_a.py", PASSES)
     project.pytest("-q", "--negativa")

@@ -294,3 +294,13 @@ def test_an_earlier_attempt_to_fetch_a_run_adds_nothing(tmp_path: Path) -> None:
     plan.parent.mkdir(parents=True)
     plan.write_text("of a run that was pushed before")
     assert runs.fetch(url).plan_files() == ()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list any folder")
+def test_a_folder_that_may_not_be_listed_is_not_empty(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for folder, find in ((run.trace_dir, run.trace_files), (run.plan_dir, run.plan_files)):
+        assert find() == ()
+        folder.mkdir(mode=0)
+        with pytest.raises(StoreError, match="cannot be listed: Permission denied"):
+            find()
