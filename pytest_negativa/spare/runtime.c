@@ -167,7 +167,7 @@ typedef struct {
     _Atomic int state;
     uint8_t pair[32];
     _Atomic(const char *) reserve; /* the whole spare; NULL: there is none */
-    _Atomic bool executable;       /* the spare's mapping may be */
+    _Atomic int shared; /* protections of pages that are duplicated; others are copied */
     _Atomic(_Atomic uint32_t *) log; /* a word a page; NULL: no log */
     _Atomic uint32_t misses;
     _Atomic bool told;
@@ -272,19 +272,24 @@ static bool map_spare(Library *library, const Note *note, const char *folder, co
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
                 found.original_size == note->original_size && (!file || is_trusted(fd, file));
     long reserve = -1;
-    bool executable = true;
+    int shared = PROT_READ | PROT_EXEC;
     if (fits) {
-        reserve = map(0, end, PROT_READ | PROT_EXEC, MAP_SHARED, fd);
+        reserve = map(0, end, shared, MAP_SHARED, fd);
         if (failed(reserve)) {
-            /* On a file system mounted noexec, or under a seccomp filter: pages are copied. */
-            executable = false;
+            /* On a file system mounted noexec, or under a seccomp filter. */
+            shared = PROT_READ;
             reserve = map(0, end, PROT_READ, MAP_SHARED, fd);
+        }
+        if (failed(reserve)) {
+            /* Without shared mappings: FUSE with direct I/O (Linux's fs/fuse/file.c, ENODEV). */
+            shared = PROT_NONE;
+            reserve = map(0, end, PROT_READ, MAP_PRIVATE, fd);
         }
     }
     call3(SYS_close, fd, 0, 0);
     if (!fits || failed(reserve)) return false;
     const char *none = NULL;
-    library->executable = executable;
+    library->shared = shared;
     if (!atomic_compare_exchange_strong(&library->reserve, &none, (const char *)reserve))
         call3(SYS_munmap, reserve, (long)end, 0);
     return true;
@@ -560,7 +565,7 @@ static long share_pages(const Library *library, const char *from, uintptr_t targ
     int move = MREMAP_MAYMOVE | MREMAP_FIXED;
     long done = call6(SYS_mremap, (long)from, 0, (long)size, move, (long)target, 0);
     /* The spare's mapping is executable as a whole, unwind tables are not. */
-    if (!failed(done) && library->executable && !(protection & PROT_EXEC))
+    if (!failed(done) && library->shared & ~protection)
         call3(SYS_mprotect, (long)target, (long)size, protection);
     return done;
 }
@@ -583,7 +588,7 @@ static Pages missing_around(uintptr_t page, Pages most) {
 static long put_missing(const Library *library, const char *from, uintptr_t page, Pages *pages,
                         int protection) {
     /* What the program may write to must be its own. */
-    bool own = protection & PROT_WRITE || (protection & PROT_EXEC && !library->executable);
+    bool own = protection & ~library->shared;
     Pages most = *pages = missing_around(page, *pages);
     long done = 0, copy = 0;
     if (own) copy = copy_of(from - (page - most.start), most.end - most.start);

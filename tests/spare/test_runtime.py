@@ -54,6 +54,7 @@ RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
         "closed",
         "deleted",
         "seccomp",
+        "no-shared",
         "reload",
         "write",
         "patched",

@@ -181,20 +181,25 @@ static bool in_child(const char *how) {
     return child == 0;
 }
 
-/* As systemd's MemoryDenyWriteExecute and stricter: no executable mapping can be made any more. */
-static void deny_executable(void) {
+/* Lets mmap fail, and if `also` mprotect, by these bits of this argument. */
+static void deny(unsigned argument, unsigned bits, bool also, unsigned error) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect, 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, also ? SYS_mprotect : SYS_mmap, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * argument),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof code / sizeof *code, code};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
         exit(5);
+}
+
+/* As systemd's MemoryDenyWriteExecute and stricter: no executable mapping can be made any more. */
+static void deny_executable(void) {
+    deny(2, PROT_EXEC, true, EPERM);
     if (mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
         exit(6);
 }
@@ -205,9 +210,11 @@ int main(int count, char **arguments) {
     pages = atoi(arguments[3]);
     /* As systemd's MemoryDenyWriteExecute does it since Linux 6.3: PR_SET_MDWE. */
     if (!strcmp(what, "mdwe") && prctl(65, 1, 0, 0, 0)) puts("no MDWE");
+    /* As FUSE with direct I/O. */
+    if (!strcmp(what, "no-shared")) deny(3, MAP_SHARED, false, ENODEV);
     if (!strcmp(what, "handler-before") || !strcmp(what, "handler-lost")) set_handler();
     load(path);
-    if (!strcmp(what, "plain") || !strcmp(what, "mdwe")) {
+    if (!strcmp(what, "plain") || !strcmp(what, "mdwe") || !strcmp(what, "no-shared")) {
         use();
     } else if (!strcmp(what, "threads")) {
         if (raced()) return 1;
