@@ -169,13 +169,27 @@ def parse_devices(
 
 
 def encode_json(record: object) -> bytes:
-    """A record as ``--json`` prints it."""
+    """A record as ``--json`` prints it, with escapes in paths that are not UTF-8."""
     import msgspec
 
     from pytest_negativa.storage.records import encode_hook
 
-    data = msgspec.json.encode(record, enc_hook=encode_hook)
+    try:
+        data = msgspec.json.encode(record, enc_hook=encode_hook)
+    except UnicodeEncodeError:
+        values = msgspec.to_builtins(record, str_keys=True, enc_hook=encode_hook)
+        data = msgspec.json.encode(_escaped(values))
     return msgspec.json.format(data, indent=1) + b"\n"
+
+
+def _escaped(value: Any) -> Any:
+    from pytest_negativa.storage.records import utf8
+
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_escaped, value))
+    return utf8(value) if isinstance(value, str) else value
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.damage import diagnose
@@ -52,7 +53,7 @@ def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
     records = tree.recorded({*known, *(name for group in others for name in group.names)})
-    rows = tree.unlisted_rows()
+    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
     if manifest.run is not None:
         detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))

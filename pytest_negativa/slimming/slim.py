@@ -30,6 +30,7 @@ from pytest_negativa.slimming.tree import (
 )
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 from pytest_negativa.storage.atomic import sync_folder
+from pytest_negativa.storage.records import utf8
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
@@ -352,6 +353,11 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
     for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
         if aside is None:
             continue
+        if utf8(str(aside)) != str(aside):
+            raise OptionError(
+                f"{aside}: its path is not UTF-8, and {MANIFEST_NAME} can't hold it; name another "
+                f"folder for {what}"
+            )
         real = aside.resolve()
         if real == root or root in real.parents:
             raise OptionError(

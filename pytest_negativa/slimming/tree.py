@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
+from pytest_negativa.storage.records import utf8
 
 MANIFEST_NAME = "negativa-slim.json"
 """Name of the manifest, in the folder that is slimmed."""
@@ -38,6 +39,7 @@ _UNFINISHED_COPY = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
+_NOT_UTF8 = "its path is not UTF-8, and the manifest can't hold it; rename it"
 _ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
@@ -131,6 +133,7 @@ class Tree:
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
         links: symbolic links that are named like libraries, and the real paths of their targets.
+        unnamed: the files whose names are not UTF-8. The manifest, which is JSON, can't have them.
     """
 
     root: Path
@@ -140,18 +143,18 @@ class Tree:
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    unnamed: list[FileGroup] = field(default_factory=list)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
         """Add files, each by its names and their status."""
-        for names in found:
-            status = names[0][1]
-            group = FileGroup(
-                names=tuple(sorted(name for name, _ in names)),
-                state=FileState.of(status),
-                links=status.st_nlink,
-            )
-            self.groups.append(group)
+        for paths in found:
+            status = paths[0][1]
+            for groups, is_named in ((self.groups, True), (self.unnamed, False)):
+                names = sorted(name for name, _ in paths if (utf8(name) == name) is is_named)
+                if names:
+                    groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
+        for group in self.groups:
             self._by_name.update(dict.fromkeys(group.names, group))
         self.groups.sort(key=lambda group: group.names)
 
@@ -202,6 +205,14 @@ class Tree:
                 detail=f"the folder cannot be listed: {reason}; the libraries in it are not known",
             )
             for folder, reason in sorted(self.unlisted.items())
+        ]
+
+    def unnamed_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
+        """A row for each library whose name is not UTF-8, if it is wanted."""
+        return [
+            SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
+            for group in self.unnamed
+            if self.is_library(group) and wanted(self.root / group.name)
         ]
 
     def is_library(self, group: FileGroup) -> bool:
@@ -313,9 +324,8 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
                 # __pycache__ has half of the files and no libraries.
                 if base_name != "__pycache__" and not is_unfinished_copy(base_name):
                     waiting.append(f"{name}/")
-            elif _is_utf8(name) and (
-                stat.S_ISREG(status.st_mode)
-                or (stat.S_ISLNK(status.st_mode) and ".so" in base_name)
+            elif stat.S_ISREG(status.st_mode) or (
+                stat.S_ISLNK(status.st_mode) and ".so" in base_name
             ):
                 yield name, status
 
@@ -334,12 +344,3 @@ def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
             except FileNotFoundError:
                 continue  # Another process may remove files meanwhile.
     return found
-
-
-def _is_utf8(name: str) -> bool:
-    # The manifest is JSON, which has no other names; no library has one.
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

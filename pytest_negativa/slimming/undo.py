@@ -78,7 +78,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     token = token_of(manifest)
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     records = tree.recorded({name for entry in entries.values() for name in entry.names})
-    rows = [*tree.unlisted_rows(), *_rows_without_entry(tree, manifest)]
+    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
+    rows += _rows_without_entry(tree, manifest)
     if not dry_run and (entries or manifest.removed or manifest.run):
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.

@@ -52,6 +52,7 @@ from pytest_negativa.slimming.spares import (
     note_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.storage.records import utf8
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
@@ -70,8 +71,8 @@ _LEFT_OUT = (
 )
 _HAS_SPARE = "was slimmed before, and its spare has its symbol tables, too"
 _SPARE_WITHIN = (
-    "its spare lies in the folder to slim; pass --spare DIR to put its next spare elsewhere, or "
-    "--keep-originals DIR to do without a spare"
+    "its spare lies in the folder to slim, or in one whose path is not UTF-8; pass --spare DIR to "
+    "put its next spare elsewhere, or --keep-originals DIR to do without a spare"
 )
 _IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
@@ -239,7 +240,8 @@ def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | Sl
     except NegativaError as e:
         detail = str(e).removeprefix(f"{path}: ")
         return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail)
-    if tree.root in (folder, *folder.resolve().parents):
+    is_within = tree.root in (folder, *folder.resolve().parents)
+    if is_within or utf8(str(folder)) != str(folder):
         return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _SPARE_WITHIN)
     return replace(recipe, spare=replace(spare, folder=folder))
 
@@ -281,7 +283,7 @@ class _Folder:
         self.tree = tree
         self.manifest = manifest
         self._keeps_spares = keeps_spares
-        self.work = WorkList(rows=tree.unlisted_rows())
+        self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
         self.slimmed: list[KnownResult] = []
         self.damaged: set[str] = set()
         self.unread: set[int] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -14,15 +15,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.common import encode_json
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.models.listing import LISTING_VERSION, SlimList
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
-from tests.support.libraries import IS_ROOT
+from tests.support.libraries import IS_ROOT, MULTIARCH
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.slim_rows import statuses
 
@@ -137,3 +140,34 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
                 assert done.exit_code == 2
                 assert f"{closed}/inner: cannot be read: Permission denied" in done.stderr
         closed.chmod(0o700)
+
+
+class TestPathsThatAreNotUtf8:
+    def test_a_library_is_named_and_the_others_are_done(self, tmp_path: Path) -> None:
+        shutil.copy(MULTIARCH, tmp_path / "libone.so")
+        shutil.copy(MULTIARCH, tmp_path / "lib\udcff.so")
+        (tmp_path / "link\udcff.so").symlink_to("libone.so")
+        words = ("--arch=sm_20", "--force-arch", "--strip-others", "--json")
+        done = negativa("slim", *words, tmp_path)
+        assert done.exit_code == 1
+        told = {row["path"]: row["status"] for row in json.loads(done.stdout)["libraries"]}
+        assert told.pop(r"lib\udcff.so") == "failed"
+        assert list(told) == ["libone.so"] and told["libone.so"] != "failed"
+        assert "its path is not UTF-8" in done.stderr
+        for command in ("check", "undo"):
+            assert negativa("slim", command, "--json", tmp_path).exit_code == 0
+
+    def test_json_has_escapes(self) -> None:
+        row = SlimRow.unchanged("w\udcff.so", SlimStatus.FAILED, 0, None)
+        listing = SlimList(format_version=LISTING_VERSION, libraries=(row,), stopped=False)
+        assert json.loads(encode_json(listing))["libraries"][0]["path"] == r"w\udcff.so"
+
+    @pytest.mark.parametrize("option", ["--spare", "--keep-originals"])
+    def test_a_folder_for_what_is_kept_is_refused(self, tmp_path: Path, option: str) -> None:
+        site = tmp_path / "site"
+        site.mkdir()
+        shutil.copy(MULTIARCH, site)
+        kept = tmp_path / "kept\udcff"
+        done = negativa("slim", "--arch=sm_90", option, kept, site)
+        assert done.exit_code == 2 and "its path is not UTF-8" in done.stderr
+        assert os.listdir(tmp_path) == ["site"] and os.listdir(site) == [MULTIARCH.name]
