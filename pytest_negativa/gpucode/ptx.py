@@ -6,7 +6,11 @@ Syntax: PTX ISA, chapter "Directives" (``.entry``, ``.func``, ``.global``, ``.ve
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
@@ -24,6 +28,42 @@ _DECLARATION = re.compile(
     rb"(?:\.\w{1,32}(?:\([^();]{0,99}\))?\s{1,9}(?:\d{1,9}\s{1,9})?){0,9}"
     rb"([a-zA-Z][\w$]*|[_$%][\w$]+)"
 )
+
+
+_Find = Callable[[bytes, int, int], int]
+
+
+def load_finder() -> _Find | None:
+    """The search of ``ptx.c``; None if it was not built."""
+    try:
+        library = ctypes.CDLL(str(Path(__file__).with_name("_ptx.so")))
+    except OSError:
+        return None
+    find = library.negativa_find_declaration
+    find.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t]
+    find.restype = ctypes.c_ssize_t
+    return cast(_Find, find)
+
+
+_FIND = load_finder()
+
+
+def find_declarations(text: bytes, find: _Find | None = _FIND) -> Iterator[re.Match[bytes]]:
+    """The declarations of PTX; group 1 is the directive, group 2 the name.
+
+    Args:
+        text: the PTX.
+        find: the search; None takes three times as long.
+    """
+    if find is None:
+        yield from _DECLARATION.finditer(text)
+        return
+    at = find(text, len(text), 0)
+    while at >= 0:
+        match = _DECLARATION.match(text, at)
+        if match is not None:
+            yield match
+        at = find(text, len(text), at + 1 if match is None else match.end())
 
 
 def parse_ptx(text: bytes, names: NameTable) -> Ptx:
@@ -45,7 +85,7 @@ def parse_ptx(text: bytes, names: NameTable) -> Ptx:
         b"global": {},
         b"const": {},
     }
-    for match in _DECLARATION.finditer(text):
+    for match in find_declarations(text):
         # A parameter, ".param .u64 .ptr .global .align 4 p", is no variable. A look-behind in the
         # expression would slow the search down.
         if text.endswith((b".ptr ", b".ptr\t"), max(0, match.start() - 5), match.start()):

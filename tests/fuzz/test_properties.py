@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import parse_ptx
+from pytest_negativa.gpucode.ptx import find_declarations, load_finder, parse_ptx
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LtoIr, Ptx, Scope
 from tests.support import builders
@@ -371,6 +371,18 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
         parse_ptx(" ".join(words).encode(), NameTable())
     except PayloadError as e:
         assert "not PTX" in str(e)
+
+
+@given(st.lists(PTX_WORDS | st.sampled_from("\v\f\r._x")).map("".join))
+def test_both_searches_find_the_same_declarations(text: str) -> None:
+    find = load_finder()
+    if find is None:
+        pytest.skip("no compiler built gpucode/_ptx.so")
+    found, expected = (
+        [match.span() for match in find_declarations(text.encode(), search)]
+        for search in (find, None)
+    )
+    assert found == expected
 
 
 CAPABILITIES = st.builds(ComputeCapability, st.integers(5, 13), st.integers(0, 9))

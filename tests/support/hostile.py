@@ -1,4 +1,4 @@
-"""Hostile inputs for the parts in C: ``hostile.py injection|redirect LIBRARY FOLDER SEED``.
+"""Hostile inputs for the parts in C: ``hostile.py injection|redirect|... LIBRARY FOLDER SEED``.
 
 It runs under sanitizers, which end the process at the first bad access.
 """
@@ -205,12 +205,26 @@ def attack_first_result(path: str, folder: Path, chance: random.Random) -> None:
         assert found
 
 
+def attack_ptx(path: str, folder: Path, chance: random.Random) -> None:
+    find = ctypes.CDLL(path).negativa_find_declaration
+    find.restype = ctypes.c_ssize_t
+    arena = Arena()
+    words = (b".", b".entry", b".func", b".global", b".const", b" ", b"\t", b"\0", b".entr", b"x")
+    for _ in range(200):
+        text = b"".join(chance.choices(words, k=chance.randrange(9)))
+        size, start = len(text), chance.randrange(len(text) + 2)
+        address = arena.put(text, at_end=True)
+        found = find(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_size_t(start))
+        assert found == -1 or start <= found < size
+
+
 def main() -> None:
     part, path, base, first, count = sys.argv[1:]
     attack = {
         "injection": attack_injection,
         "redirect": attack_redirect,
         "first_result": attack_first_result,
+        "ptx": attack_ptx,
     }[part]
     for seed in range(int(first), int(first) + int(count)):
         folder = Path(base, str(seed))
