@@ -6,6 +6,7 @@ import functools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
@@ -258,24 +259,28 @@ def kernel_lines(
     """
     wanted = GlobSet(globs)
     describe = functools.cache(_arch_and_sizes)
-    # Sizes by name and arch: dictionaries as sets that keep the order.
-    found: dict[str, dict[str, dict[int, None]]] = defaultdict(dict)
+    # Distinct sizes by the name's index and the arch, in the order of the library.
+    found: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
     for block in library_map.iter_code():
         if isinstance(block.content, Cubin):
             arch = str(block.arch)
             for kernel in block.content.kernels:
-                sizes = found[library_map.names[kernel.name]].setdefault(arch, {})
-                sizes[kernel.code_size] = None
+                sizes, size = found[kernel.name], kernel.code_size
+                known = sizes.get(arch, ())
+                if size not in known:
+                    sizes[arch] = (*known, size)
         elif isinstance(block.content, Ptx):
+            arch = f"{block.arch} ptx"
             for index in block.content.kernels:
-                found[library_map.names[index]][f"{block.arch} ptx"] = {}
-    names = [n for n in sorted(found) if not globs or wanted.match(n, demangle(n))]
-    for name in names[: top or None]:
-        described = [describe(arch, tuple(sizes)) for arch, sizes in found[name].items()]
+                found[index][arch] = ()
+    named = sorted(((library_map.names[i], sizes) for i, sizes in found.items()), key=itemgetter(0))
+    rows = [row for row in named if not globs or wanted.match(row[0], demangle(row[0]))]
+    for name, by_arch in rows[: top or None]:
+        described = [describe(arch, sizes) for arch, sizes in by_arch.items()]
         shown = demangle(name) if demangled else name
         yield f"{printable(shown)}  [{', '.join(described)}]"
-    if top and len(names) > top:
-        yield f"and {len(names) - top:,} more"
+    if top and len(rows) > top:
+        yield f"and {len(rows) - top:,} more"
 
 
 def _arch_and_sizes(arch: str, sizes: tuple[int, ...]) -> str:
