@@ -406,7 +406,7 @@ def find_holes(
 
     Args:
         source, tables, dynamic: the library.
-        needed: ranges of file offsets that stay.
+        needed: ranges of file offsets that stay, except for dynamic strings.
         options, containers: see ``cut_library``.
     """
     others = [(start, end) for start, end in containers if start < end]
@@ -434,10 +434,26 @@ def find_holes(
     ):
         raise CannotCompactError(source.path, "relocations write to pages that are read-only")
     holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
+    if holes:
+        strings = _old_strings(tables, dynamic, holes)
+        holes = sorted((*holes, *(s for s in strings if s[1] - s[0] >= options.min_hole)))
     while holes and (excess := _count_loads(tables, holes) - options.max_loads) > 0:
         holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
         holes = sorted(holes[excess:])
     return holes
+
+
+def _old_strings(
+    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range]
+) -> Iterator[Range]:
+    """The whole pages of the dynamic strings outside of the holes: the strings get a new place."""
+    for section in tables.sections:
+        start, end = _up(section.sh_offset), section.file_end - section.file_end % PAGE_SIZE
+        if section.sh_addr == dynamic.get(DT_STRTAB) and any(
+            load.p_offset <= start and end <= load.file_end and not load.p_flags & PF_W
+            for load in tables.loads
+        ):
+            yield from _minus(start, end, holes)
 
 
 def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:

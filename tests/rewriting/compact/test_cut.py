@@ -84,6 +84,34 @@ def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     assert offsets[1][0] == offsets[0][1] + 4096
 
 
+def test_dynamic_strings_are_there_once(tmp_path: Path) -> None:
+    """They get a new place, and the old one goes if other code does."""
+    source = tmp_path / "names.cpp"
+    name = "a_long_name_of_a_function_" * 6
+    source.write_text(
+        "\n".join(f'extern "C" int {name}{i}() {{ return {i}; }}' for i in range(400))
+    )
+    library = compile_library(tmp_path, str(source))
+    with library.open("rb") as file:
+        elf = ELFFile(file)
+        text, strings = (elf.get_section_by_name(name) for name in (".text", ".dynstr"))
+        assert text is not None and strings is not None
+        needed = [(0, text["sh_offset"] + 4096), (text["sh_offset"] + 400_000, 1 << 30)]
+    (tmp_path / "cut").mkdir()
+    done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
+    old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
+    assert sum(start in old and end - 1 in old for start, end in done.gaps) == 1
+    assert done.library.read_bytes().count(f"{name}399\0".encode()) == 1
+    script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{name}399())"
+    words = [sys.executable, "-c", script, str(done.library)]
+    assert subprocess.run(words, capture_output=True, check=True).stdout == b"399\n"
+    rebuild_original(done.library, done.spare, tmp_path / "again.so")
+    assert (tmp_path / "again.so").read_bytes() == library.read_bytes()
+
+    with pytest.raises(CannotCompactError, match="nothing to remove"):
+        cut_library(library, tmp_path / "none.so", tmp_path, [(0, 1 << 30)], OPTIONS)
+
+
 def test_small_holes_stay_in_the_file(kit: Kit, tmp_path: Path) -> None:
     needed = [(page * 4096, page * 4096 + 1) for page in range(0, 400, 3)]
     with pytest.raises(CannotCompactError, match="nothing to remove"):
