@@ -518,11 +518,14 @@ def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
     assert (first, second) == (0, 1) and third < 0
 
 
-@pytest.fixture(scope="module", params=["quickstart", "pytorch"])
+NEEDED = {"quickstart": None, "pytorch": "torch", "frameworks": "cupy"}
+
+
+@pytest.fixture(scope="module", params=NEEDED)
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """An example, traced once; what its sessions write lies outside of it."""
-    if request.param == "pytorch":
-        pytest.importorskip("torch")
+    if (package := NEEDED[request.param]) is not None:
+        pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("examples") / request.param
     shutil.copytree(EXAMPLES / request.param, folder, ignore=shutil.ignore_patterns(".negativa"))
     example = Project(folder)
