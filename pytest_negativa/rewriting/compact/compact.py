@@ -239,8 +239,7 @@ def _page_size(tables: ElfTables, options: CompactOptions) -> int:
         return tables.page_size
     if options.page_size not in _PAGE_SIZES or options.page_size & (options.page_size - 1):
         raise ValueError(f"page size {options.page_size}, expected a power of two from 4096")
-    # A library can't be loaded if pages are larger than its alignment.
-    return min(options.page_size, *(s.p_align for s in tables.loads))
+    return tables.largest_page(options.page_size)
 
 
 def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileState | None) -> None:

@@ -92,8 +92,18 @@ class ElfTables:
     @property
     def page_size(self) -> int:
         """The largest page, in bytes, of a kernel that can load the library."""
-        largest = _PAGE_SIZES.get(self.header.e_machine, _OTHER_PAGE_SIZE)
-        return min(largest, *(s.p_align for s in self.loads))
+        return self.largest_page(_PAGE_SIZES.get(self.header.e_machine, _OTHER_PAGE_SIZE))
+
+    def largest_page(self, limit: int) -> int:
+        """The largest page of at most ``limit`` bytes with which ld.so loads the library.
+
+        From glibc 2.35 on, offset and address of each PT_LOAD must be congruent modulo a page, and
+        p_align doesn't count. See ``_dl_map_object_from_fd`` in glibc's elf/dl-load.c.
+        """
+        page = limit
+        while any((s.p_vaddr - s.p_offset) % page for s in self.loads):
+            page //= 2
+        return page
 
 
 def read_tables(source: ByteSource) -> ElfTables:
