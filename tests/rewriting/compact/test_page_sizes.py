@@ -149,7 +149,7 @@ def compact(path: Path, target: Path, page_size: int | None = None) -> Slimmed:
 
 @pytest.mark.parametrize("page", [4096, 16384, LARGEST])
 def test_every_kernel_maps_what_it_mapped_before(slimmed: Slimmed, page: int) -> None:
-    assert slimmed.result.holes > 5
+    assert slimmed.result.holes > 3
     assert slimmed.result.gpu_code_removed > slimmed.result.size_before // 3
     slimmed.assert_same_memory(page)
 
