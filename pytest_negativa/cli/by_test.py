@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     warn_of_hooks,
 )
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def needs(
         words += nodeids
         words += ["-m", markers] if markers else []
         words += ["-k", keywords] if keywords else []
-        click.echo(f"\nPlan in {new}. Prove it: {shlex.join(words)}")
+        click.echo("\n" + printable(f"Plan in {new}. Prove it: {shlex.join(words)}"))
 
 
 def _usage(run: Run) -> Usage:

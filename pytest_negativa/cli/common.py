@@ -237,8 +237,10 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
     Args:
         status: that of the command without its limits.
     """
+    from pytest_negativa.reporting.text import printable
+
     for limit in crossed:
-        click.echo(f"negativa: {limit}", err=True)
+        click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
 

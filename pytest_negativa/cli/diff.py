@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, PathOrUrl, run_of, settings_of
-from pytest_negativa.reporting.text import print_error
+from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
 
@@ -110,7 +110,7 @@ def baseline(output: Path | Url, **flags: Any) -> None:
     write_output(output, encode_json(found))
     if str(output) != STDOUT:
         libraries = format_items(len(found.libraries), "library", "libraries")
-        click.echo(f"{output}: {libraries} of {run}")
+        click.echo(printable(f"{output}: {libraries} of {run}"))
 
 
 @click.command()

@@ -26,7 +26,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.reporting.text import print_error, print_warning
+from pytest_negativa.reporting.text import print_error, print_warning, printable
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def trace(
     if settings.cpu:
         gather(run)
     run.make_latest()
-    click.echo(f"Trace in {run}", err=True)
+    click.echo(printable(f"Trace in {run}"), err=True)
     click.get_current_context().exit(status)
 
 
@@ -275,7 +275,8 @@ def _combine(
     run.mark_partial(why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
-        click.echo(f"CPU code that any of them touched: {run}; show it with: negativa pages")
+        told = f"CPU code that any of them touched: {run}; show it with: negativa pages"
+        click.echo(printable(told))
         return
     failed = [f"{part.name}: {part.failure}" for part in parts if part.failure is not None]
     _conclude(
@@ -338,7 +339,7 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
     else:
         for name, value in variables.items():
             click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(f"Traces go to {run}; later: negativa lock --add-uses {run}", err=True)
+    click.echo(printable(f"Traces go to {run}; later: negativa lock --add-uses {run}"), err=True)
 
 
 def _watch_pages(run: Run) -> dict[str, str]:
@@ -416,7 +417,8 @@ def _conclude(
     for text in (*describe_parts(usage, copies), *describe_conflicts(usage)) if copies else ():
         print_warning(text)
     if not latest:
-        click.echo(f"{run} is not the last run: no library is here whose GPU code was used")
+        told = f"{run} is not the last run: no library is here whose GPU code was used"
+        click.echo(printable(told))
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
     is_unplanned = failure is not None and not settings.trace.accept_failed

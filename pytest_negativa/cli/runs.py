@@ -9,6 +9,7 @@ import click
 
 from pytest_negativa.cli.common import as_json_option, encode_json, named_run, run_of, settings_of
 from pytest_negativa.errors import StoreError
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def list_runs(as_json: bool, **flags: Any) -> None:
         click.echo(encode_json(listing), nl=False)
         return
     if not listing.runs:
-        click.echo(f"no traced run in {folder.folder}")
+        click.echo(printable(f"no traced run in {folder.folder}"))
         return
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
@@ -110,7 +111,7 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
         click.echo("no run to delete")
     for run in doomed:
         run.delete()
-        click.echo(f"deleted {run}")
+        click.echo(printable(f"deleted {run}"))
     if copies:
         _delete_copies(folder.copies)
 
@@ -138,9 +139,8 @@ def push(words: tuple[str, ...], **flags: Any) -> None:
     run = named_run(named[0], settings) if named else run_of(settings)
     require_ended(run.trace_files())
     done = run.publish(Url(url))
-    click.echo(
-        f"{url}: {run.run_id}, {format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
-    )
+    sizes = f"{format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
+    click.echo(printable(f"{url}: {run.run_id}, {sizes}"))
 
 
 @runs.command()
@@ -159,7 +159,7 @@ def fetch(urls: tuple[str, ...], **flags: Any) -> None:
 
     folder = RunsFolder(Path(settings_of(flags).directory))
     for url in urls:
-        click.echo(f"{folder.fetch(Url(url))}")
+        click.echo(printable(str(folder.fetch(Url(url)))))
 
 
 def _row(run: Run) -> RunRow:
@@ -208,10 +208,9 @@ def _details(run: Run) -> RunDetails:
 def _lines(details: RunDetails) -> Iterator[str]:
     import shlex
 
-    from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
 
-    yield f"run       {details.run.folder}"
+    yield f"run       {printable(details.run.folder)}"
     yield f"state     {printable(details.run.state)}"
     if details.command is not None:
         yield f"command   {printable(shlex.join(details.command))}"
@@ -270,6 +269,6 @@ def _delete_copies(root: Path) -> None:
 
     if root.is_dir():
         reconstruct((), root)
-        click.echo(f"deleted the copies in {root}")
+        click.echo(printable(f"deleted the copies in {root}"))
     else:
-        click.echo(f"no copies in {root}")
+        click.echo(printable(f"no copies in {root}"))

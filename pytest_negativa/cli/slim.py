@@ -149,7 +149,7 @@ def lock(
     unused = sum(library.unused_bytes for library in made.libraries)
     trimmed = sum(library.trimmed_bytes for library in made.libraries)
     click.echo(
-        f"{output}: {format_items(len(made.libraries), 'library', 'libraries')}, "
+        f"{printable(str(output))}: {format_items(len(made.libraries), 'library', 'libraries')}, "
         f"{format_bytes(unused)} of GPU code unused"
         + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
         err=to_stdout,
@@ -187,7 +187,7 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
         elements = format_items(count, "element that came back", "elements that came back")
         click.echo(f"{printable(name)}: keeps {elements}")
     if not done.added:
-        click.echo(f"{path}: nothing of what it removes came back")
+        click.echo(printable(f"{path}: nothing of what it removes came back"))
     for name in done.not_locked:
         click.echo(
             f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
@@ -219,7 +219,7 @@ def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) 
             kept = format_items(more, "file that was used", "files that were used")
         click.echo(f"{printable(name)}: keeps {kept}")
     if not (done.added or done.files):
-        click.echo(f"{path}: nothing of what it removes was used")
+        click.echo(printable(f"{path}: nothing of what it removes was used"))
 
 
 class _Flags(NamedTuple):
@@ -720,6 +720,7 @@ def _show_spares(request: SlimRequest, report: SlimReport) -> None:
 
 
 def _show_wheel(request: SlimRequest) -> None:
+    from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
 
     assert request.target is not None
@@ -728,7 +729,8 @@ def _show_wheel(request: SlimRequest) -> None:
     if new.exists():
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
         click.echo(
-            f"negativa: {new}: {sizes}; check the licences of its libraries before you pass it on",
+            f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
+            "you pass it on",
             err=True,
         )
 

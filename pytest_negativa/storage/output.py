@@ -62,6 +62,9 @@ def write_output(path: Path | Url, data: bytes) -> None:
         path.write(data)
         return
     if str(path) == STDOUT:
+        if sys.stdout is None:
+            # Another file of this process may have its number.
+            raise StoreError(f"{path}: cannot be written: standard output is closed")
         sys.stdout.flush()
         _write_all(1, data, path)
         return

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_negativa.cli.main import main
+from pytest_negativa.storage.runs import RunsFolder
 from tests.support.faults import PlantedFault
 from tests.support.sessions import KERNELS, Project, used_kernels
 
@@ -108,6 +111,17 @@ def test_a_folder_without_a_run_is_not_shown(project: Project) -> None:
         shown = project.negativa("runs", "show", named, status=1).stderr
         assert "no trace here; expected the folder of a run" in shown
     assert "'': no such run" in project.negativa("runs", "show", "", status=2).stderr
+
+
+def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path / "e\x1b[2Jvil\n::error::")
+    run = runs.new_run()
+    run.make()
+    run.new_trace_file().touch()
+    for words in (["show", run.run_id], ["delete", run.run_id], ["delete", "--copies"], ["list"]):
+        shown = CliRunner().invoke(main, ["runs", *words, "--dir", str(runs.folder)])
+        assert shown.exit_code == 0
+        assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
 
 
 def test_the_folder_for_runs_is_ignored_by_git(project: Project) -> None:

@@ -50,6 +50,14 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_no_other_file_is_taken_for_a_closed_standard_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(StoreError, match="standard output is closed"):
+        write_output(Path("-"), b"data")
+
+
 def test_devices_and_descriptors_stay_what_they_are(tmp_path: Path) -> None:
     kept = tmp_path / "stdout"
     script = (
