@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+# The time of the system's start, which the start of a process is counted from, has no fractions.
+_CLOCK_ERROR = 1.0
+_PATIENCE = 10.0
+_POLL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,28 @@ class FileUser:
 
     who: str
     started: float
+
+    def may_be_younger(self, when: float) -> bool:
+        """Whether it may have begun after this time."""
+        return self.started > when - _CLOCK_ERROR
+
+
+def wait_for_users(paths: Iterable[str], since: float) -> tuple[tuple[str, FileUser], ...]:
+    """``users_of``, after waiting up to 10 seconds for processes that began after a time to end.
+
+    Workers of a session may outlive it for a moment.
+
+    Args:
+        since: seconds since the epoch.
+    """
+    paths = tuple(paths)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        found = tuple(users_of(paths))
+        leaving = any(user.may_be_younger(since) for _, user in found)
+        if not leaving or time.monotonic() > deadline:
+            return found
+        time.sleep(_POLL)
 
 
 def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:

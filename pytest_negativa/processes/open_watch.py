@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_negativa.processes.file_users import FileUser, users_of
+from pytest_negativa.processes.file_users import users_of
 
 _IN_OPEN = 0x20  # linux/inotify.h
 _IN_DELETE_SELF = 0x400
@@ -52,13 +52,11 @@ class Opens:
         times: by path: how often the file was opened, at least. Equal events in a row are one.
         openers: by path: the processes that had it open or mapped shortly after, in words.
         unseen: by path: why opens may have been missed.
-        held: by path: the processes that had it open or mapped before the watch began.
     """
 
     times: Mapping[str, int] = field(default_factory=dict)
     openers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
-    held: Mapping[str, tuple[FileUser, ...]] = field(default_factory=dict)
 
 
 class OpenWatch:
@@ -83,7 +81,6 @@ class OpenWatch:
         self._times: dict[str, int] = defaultdict(int)
         self._openers: dict[str, dict[str, None]] = defaultdict(dict)
         self._unseen: dict[str, str] = {}
-        self._held: dict[str, list[FileUser]] = defaultdict(list)
         self._searches = 0
         self._inotify: int | None = None
         self._pid = os.getpid()
@@ -92,8 +89,7 @@ class OpenWatch:
     @property
     def opens(self) -> Opens:
         openers = {path: tuple(found) for path, found in self._openers.items()}
-        held = {path: tuple(users) for path, users in self._held.items()}
-        return Opens(dict(self._times), openers, dict(self._unseen), held)
+        return Opens(dict(self._times), openers, dict(self._unseen))
 
     def start(self) -> None:
         """Watch from now on."""
@@ -208,10 +204,6 @@ class OpenWatch:
             reader.start()
             self._stack.callback(reader.join)
             self._stack.callback(os.eventfd_write, stop, 1)
-        # What opens a file from now on is seen by the watch.
-        if self._inotify is not None and self._finds_openers:
-            for path, user in users_of(self._paths):
-                self._held[path].append(user)
         return self
 
     def __exit__(self, *exception: Any) -> None:

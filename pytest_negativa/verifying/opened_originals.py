@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from pytest_negativa.processes.file_users import FileUser
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.units import format_items
-
-# The time of the system's start, which the start of a process is counted from, has no fractions.
-_CLOCK_ERROR = 1.0
 
 
 def opened_originals(
@@ -36,12 +34,15 @@ def opened_originals(
 
 
 def held_originals(
-    rounds: Sequence[Opens], since: float, twins: Mapping[str, str] = MappingProxyType({})
+    held: Iterable[tuple[str, FileUser]],
+    since: float,
+    twins: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """By real path of an original: who had it open or mapped before the watch began.
+    """By real path of an original: who had it open or mapped before a round began.
 
     Args:
-        rounds, twins: see ``opened_originals``.
+        held: an original or a twin, and a process that used it.
+        twins: see ``opened_originals``.
         since: when the traced run began, seconds since the epoch.
 
     Returns:
@@ -50,19 +51,17 @@ def held_originals(
     """
     younger: dict[str, str] = {}
     older: dict[str, str] = {}
-    for opens in rounds:
-        for path, users in opens.held.items():
-            for user in users:
-                what = f"{user.who} had the original open or mapped before the tests ran on the"
-                if user.started > since - _CLOCK_ERROR:
-                    younger[twins.get(path, path)] = (
-                        f"{what} copies, and began after the traced run: a test may have started "
-                        "it or use it; end it, or set verify.opened_originals to note"
-                    )
-                else:
-                    older[twins.get(path, path)] = (
-                        f"{what} copies; if a test uses this process, end it and verify again"
-                    )
+    for path, user in held:
+        what = f"{user.who} had the original open or mapped before the tests ran on the copies"
+        if user.may_be_younger(since):
+            younger[twins.get(path, path)] = (
+                f"{what}, and began after the traced run: a test may have started it or use it; "
+                "end it, or set verify.opened_originals to note"
+            )
+        else:
+            older[twins.get(path, path)] = (
+                f"{what}; if a test uses this process, end it and verify again"
+            )
     return younger, older
 
 

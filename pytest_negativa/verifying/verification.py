@@ -24,6 +24,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import ProvedFiles, Verdict, Versions
+from pytest_negativa.processes.file_users import FileUser, wait_for_users
 from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.redirect import (
     make_logs_folder,
@@ -96,6 +97,7 @@ class Verification:
         self._files = load_files_plans(traced.run)
         self._unopened = [path for plan in self._files for path in plan.paths]
         self._originals = OriginalRuns()
+        self._held: tuple[tuple[str, FileUser], ...] = ()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
@@ -118,14 +120,14 @@ class Verification:
         """
         # A verdict of before must not outlive a verification that is interrupted.
         remove_file(self._record)
+        self._held = ()
         reconstruction, table = self.write_copies(planned)
         self.say(_written_line(reconstruction))
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
-        starts = [process.header.start_ns for process in self.traced.usage.processes]
-        started_since, held = held_originals(opens, min(starts, default=0) / 1e9, self._twins)
+        started_since, held = held_originals(self._held, self._since, self._twins)
         attempt = Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
@@ -240,6 +242,9 @@ class Verification:
             watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
             limit = silence_limit(self.settings, self.traced.session)
             with watch:
+                # What begins to use an original from now on is seen by the watch.
+                if kind is RoundKind.VERIFY:
+                    self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = run_round(self.program, round_spec, environ, limit)
         result = replace(result, opens=watch.opens)
         self._rounds.append(result)
@@ -267,6 +272,12 @@ class Verification:
             return dict.fromkeys(paths, everywhere)
         reasons = {path: why_not_replaceable(self.copies, path) for path in paths}
         return {path: reason for path, reason in reasons.items() if reason is not None}
+
+    @property
+    def _since(self) -> float:
+        """When the traced run began, seconds since the epoch."""
+        starts = [process.header.start_ns for process in self.traced.usage.processes]
+        return min(starts, default=0) / 1e9
 
     @cached_property
     def _twins(self) -> Mapping[str, str]:

@@ -7,7 +7,6 @@ import resource
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,20 +48,6 @@ def test_a_process_without_environment_is_seen_and_named(file: Path) -> None:
     [opener] = watch.opens.openers[str(file)]
     assert opener == f"process {child.pid} ({os.path.realpath(sys.executable)})"
     assert watch.opens.times[str(file)] >= 1 and not watch.opens.unseen
-
-
-def test_a_process_that_had_the_file_mapped_before(file: Path) -> None:
-    command = [sys.executable, "-c", MAPS, str(file)]
-    begin = time.time()
-    with subprocess.Popen(command, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"mapped\n"
-        with OpenWatch([str(file)]) as watch:
-            pass
-        child.communicate()
-    [user] = watch.opens.held[str(file)]
-    assert user.who == f"process {child.pid} ({os.path.realpath(sys.executable)})"
-    assert begin - 1 <= user.started <= time.time()
-    assert watch.opens.times == {}
 
 
 def test_an_open_by_this_process_or_by_one_that_is_gone(file: Path) -> None:

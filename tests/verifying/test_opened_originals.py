@@ -92,12 +92,12 @@ def test_our_own_work_opens_no_original(traced: VerifiedProject) -> None:
 
 
 def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> None:
-    held = {"/a.so": (FileUser("process 7 (/bin/x)", 100.0),)}
-    younger, older = held_originals([Opens(held=held)], since=99.0)
+    held = [("/a.so", FileUser("process 7 (/bin/x)", 100.0))]
+    younger, older = held_originals(held, since=99.0)
     assert younger.keys() == {"/a.so"} and not older
     # A process that began in the same second may have begun later.
-    assert held_originals([Opens(held=held)], since=100.9)[0].keys() == {"/a.so"}
-    younger, older = held_originals([Opens(held=held)], since=200.0, twins={"/a.so": "/b.so"})
+    assert held_originals(held, since=100.9)[0].keys() == {"/a.so"}
+    younger, older = held_originals(held, since=200.0, twins={"/a.so": "/b.so"})
     assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
 
 
