@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.libraries import NEGATIVA, QUICKSTART, QUICKSTART_LIBRARY
 
@@ -103,6 +106,8 @@ class Project:
     ) -> Done:
         started = self.start(*command, **environ)
         out, err = started.communicate(timeout=120)
+        if f"it was not tested on {platform.machine()}" in out + err:
+            pytest.skip(f"nothing is proved on {platform.machine()}")
         assert started.returncode == status, out + err
         return Done(command, started.returncode, out, err)
 
