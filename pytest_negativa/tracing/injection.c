@@ -1295,11 +1295,20 @@ static void set_context_from_environment(void) {
     set_context("process", NULL, 0, NULL);
 }
 
-/* What was recorded stands in another file: a new file starts from nothing. */
-static void forget(void) {
+/* What was recorded stands in another file: a new file starts from nothing. In a child the memory
+ * stays: a thread of the parent may have been changing the tables. */
+static void forget(bool in_child) {
     Table *const tables[] = {&contexts, &libraries, &files, &images,
                              &handles,  &seen,      &warned};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_clear(tables[i]);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (in_child) memset(tables[i], 0, sizeof *tables[i]);
+        table_clear(tables[i]);
+    }
+    if (in_child) {
+        maps_text = current_context = (Text){0};
+        mappings = NULL;
+        mapping_count = 0;
+    }
     next_id = 0;
     open_gap = 0;
     devices_known = false;
@@ -1337,7 +1346,7 @@ static void after_fork_in_child(void) {
     close_trace();
     subscriber = NULL;
     atomic_store(&traced_by_python, 0);
-    forget();
+    forget(true);
     if (!child_can_use_cuda) return;
     atomic_store(&initialized, 0);
     if (taken != NULL) cupti.unsubscribe(taken);
@@ -1867,7 +1876,7 @@ EXPORT void negativa_stop(void) {
     pthread_mutex_lock(&lock);
     write_end();
     close_trace();
-    forget();
+    forget(false);
     pthread_mutex_unlock(&lock);
 }
 
