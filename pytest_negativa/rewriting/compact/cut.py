@@ -435,7 +435,7 @@ def find_holes(
         raise CannotCompactError(source.path, "relocations write to pages that are read-only")
     holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
     if holes:
-        strings = _old_strings(tables, dynamic, holes)
+        strings = _old_strings(tables, dynamic, holes, guards)
         holes = sorted((*holes, *(s for s in strings if s[1] - s[0] >= options.min_hole)))
     while holes and (excess := _count_loads(tables, holes) - options.max_loads) > 0:
         holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
@@ -444,16 +444,25 @@ def find_holes(
 
 
 def _old_strings(
-    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range]
+    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range], guards: Guards
 ) -> Iterator[Range]:
-    """The whole pages of the dynamic strings outside of the holes: the strings get a new place."""
+    """The whole pages of the dynamic strings outside of the holes: the strings get a new place.
+
+    Tools that edit libraries, such as patchelf, put them into data that programs write to.
+    """
     for section in tables.sections:
-        start, end = _up(section.sh_offset), section.file_end - section.file_end % PAGE_SIZE
-        if section.sh_addr == dynamic.get(DT_STRTAB) and any(
-            load.p_offset <= start and end <= load.file_end and not load.p_flags & PF_W
-            for load in tables.loads
-        ):
-            yield from _minus(start, end, holes)
+        if section.sh_addr != dynamic.get(DT_STRTAB):
+            continue
+        for load in tables.loads:
+            writable = bool(load.p_flags & PF_W)
+            # As in _unguarded.
+            last = min(section.file_end, load.file_end - writable)
+            start, end = _up(section.sh_offset), last - last % PAGE_SIZE
+            shift = load.p_vaddr - load.p_offset
+            if load.p_offset <= start < end and not (
+                writable and guards.find_target(start + shift, end + shift) is not None
+            ):
+                yield from _minus(start, end, holes)
 
 
 def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:

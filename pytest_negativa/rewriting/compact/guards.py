@@ -109,13 +109,17 @@ class Guards:
 
     def why_kept(self, start: int, end: int) -> str | None:
         """The loader's use of the addresses ``[start, end)``, or None."""
-        at = bisect.bisect_right(self.targets, start - _WORD)
-        if at < len(self.targets) and self.targets[at] < end:
-            return f"a relocation writes to address {self.targets[at]:#x}"
+        if (target := self.find_target(start, end)) is not None:
+            return f"a relocation writes to address {target:#x}"
         at = bisect.bisect_right(self.ends, start)
         if at < len(self.starts) and self.starts[at] < end:
             return f"the loader or a dynamic symbol uses address {max(start, self.starts[at]):#x}"
         return None
+
+    def find_target(self, start: int, end: int) -> int | None:
+        """The first address in ``[start, end)`` that a relocation writes to, or None."""
+        at = bisect.bisect_right(self.targets, start - _WORD)
+        return self.targets[at] if at < len(self.targets) and self.targets[at] < end else None
 
 
 def refuse_programs(source: ByteSource, tables: ElfTables) -> None:

@@ -13,6 +13,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.check import CheckError
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
@@ -84,7 +85,8 @@ def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     assert offsets[1][0] == offsets[0][1] + 4096
 
 
-def test_dynamic_strings_are_there_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writable", [False, True])
+def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     """They get a new place, and the old one goes if other code does."""
     source = tmp_path / "names.cpp"
     name = "a_long_name_of_a_function_" * 6
@@ -97,6 +99,12 @@ def test_dynamic_strings_are_there_once(tmp_path: Path) -> None:
         text, strings = (elf.get_section_by_name(name) for name in (".text", ".dynstr"))
         assert text is not None and strings is not None
         needed = [(0, text["sh_offset"] + 4096), (text["sh_offset"] + 400_000, 1 << 30)]
+        first = next(i for i, s in enumerate(elf.iter_segments()) if s["p_type"] == "PT_LOAD")
+        flags = elf["e_phoff"] + first * elf["e_phentsize"] + 4
+    if writable:  # as patchelf has them
+        with library.open("r+b") as file:
+            file.seek(flags)
+            file.write(bytes([PF_R | PF_W]))
     (tmp_path / "cut").mkdir()
     done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
     old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
