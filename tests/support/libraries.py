@@ -29,6 +29,8 @@ SHARED_OBJECTS = tuple(sorted(BIN.glob("*.so")))
 NEGATIVA = Path(sysconfig.get_path("scripts")) / "negativa"
 """The installed command."""
 
+NO_FIXTURES = "the loader of another machine refuses the fixtures, which are for x86-64"
+
 IS_ROOT = os.geteuid() == 0
 """Root may read and write whatever its mode says."""
 

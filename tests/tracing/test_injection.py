@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels
-from tests.support.libraries import IS_ROOT, MULTIARCH, PLAIN
+from tests.support.libraries import IS_ROOT, MULTIARCH, NO_FIXTURES, PLAIN
 
 pytestmark = needs_compiler
 
@@ -61,6 +62,7 @@ def test_a_child_that_is_gone_lost_nothing(injected: Injected, end: str, ended: 
     assert not usage.incomplete and not injected.untraced()
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason=NO_FIXTURES)
 def test_a_killed_child_has_listed_its_libraries(injected: Injected) -> None:
     """Also a library of which it used nothing: it counts as loaded."""
     injected.play(

@@ -21,7 +21,7 @@ from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder
 from tests.support.faults import PlantedFault
-from tests.support.libraries import PLAIN, QUICKSTART_LIBRARY
+from tests.support.libraries import NO_FIXTURES, PLAIN, QUICKSTART_LIBRARY
 from tests.support.traces import header
 
 
@@ -38,7 +38,7 @@ class Process:
     def load(self, path: str | Path) -> ctypes.CDLL:
         """Have the loader map a library."""
         if platform.machine() != "x86_64":
-            pytest.skip("the loader of another machine refuses the fixtures, which are for x86-64")
+            pytest.skip(NO_FIXTURES)
         library = ctypes.CDLL(str(path))
         self._libraries.append(library)
         return library
