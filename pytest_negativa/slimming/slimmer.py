@@ -46,6 +46,7 @@ from pytest_negativa.slimming.manifest import (
     token_of,
 )
 from pytest_negativa.slimming.named_archs import names_of
+from pytest_negativa.slimming.put_back import lines_before, put_back
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     ByArchs,
@@ -129,6 +130,7 @@ class Slimmer:
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
     _token: str = ""
+    _lines_back: dict[str, dict[str, RecordLine]] = field(default_factory=dict)
     _known_sites: list[Site] | None = None
     _known_origins: Origins | None = None
 
@@ -371,22 +373,47 @@ class Slimmer:
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
-            raise ReconstructError(
-                f"{task.name}: can't be slimmed anew ({reason}), and the file there was slimmed in "
-                "another way; put the original back with negativa slim undo"
-            )
+            self._put_back(task, task.before, reason)
+            return
         # Libraries without GPU code are not what the user asked about.
         if reason != NO_GPU_CODE:
             row = SlimRow.unchanged(task.name, SlimStatus.LEFT, task.size, reason)
             self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
         group = self.tree.group_of(task.name)
         if group is not None:
-            self.manifest.left[task.name] = LeftFile(
-                size=group.size,
-                mtime_ns=group.mtime_ns,
-                recipe=task.recipe.digest,
-                reason=reason,
+            self._note_left(task, group.size, group.mtime_ns, reason)
+
+    def _note_left(self, task: Task, size: int, mtime_ns: int, reason: str) -> None:
+        self.manifest.left[task.name] = LeftFile(
+            size=size, mtime_ns=mtime_ns, recipe=task.recipe.digest, reason=reason
+        )
+
+    def _put_back(self, task: Task, entry: SlimmedFile, reason: str) -> None:
+        """Put the original of a library back that lacks code, and of which nothing may go now."""
+        status = SlimStatus.WOULD_UNDO
+        if not self.options.dry_run:
+            status = SlimStatus.UNDONE
+            places = {self.root / name: self._state(name) for name in task.names}
+            like = self.tree.root / task.name
+            put_back(self._original_of(task), places, entry, self._token, like=like)
+            for name in task.names:
+                self.manifest.slimmed.pop(name, None)
+                self.work.current.discard(name)
+            self._note_left(task, entry.original_size, entry.mtime_ns, reason)
+            for record, path, line in lines_before(self.root, entry):
+                self._lines_back.setdefault(record, {})[path] = line
+            for folder in self.tree.folders_of(task.names):
+                remove_unused_runtime(self.root / folder)
+        self.rows.append(
+            SlimRow(
+                path=task.name,
+                status=status,
+                before=entry.size,
+                after=entry.original_size,
+                detail=reason,
+                others=len(task.names) - 1,
             )
+        )
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         removal = made.removal
@@ -515,7 +542,12 @@ class Slimmer:
             for name in entry.names
             if name in self.work.current
         }
-        write_records((self.root, *self.held), self._sites, lambda record: changes, self._token)
+        write_records(
+            (self.root, *self.held),
+            self._sites,
+            lambda record: {**changes, **self._lines_back.get(str(record), {})},
+            self._token,
+        )
 
 
 def _may_lose(task: Task) -> bool:

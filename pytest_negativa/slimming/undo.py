@@ -36,17 +36,12 @@ from pytest_negativa.slimming.manifest import (
     save_manifest,
     token_of,
 )
-from pytest_negativa.slimming.replace import (
-    copy_file,
-    copy_metadata,
-    has_digest,
-    link,
-    replace_all,
-)
+from pytest_negativa.slimming.put_back import lines_before, put_back
+from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
-from pytest_negativa.slimming.spares import find_spare, rebuild, remove_unused_runtime
-from pytest_negativa.slimming.tree import Tree, staged_name
+from pytest_negativa.slimming.spares import find_spare, remove_unused_runtime
+from pytest_negativa.slimming.tree import Tree
 
 
 def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]:
@@ -95,7 +90,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             if row.status is SlimStatus.UNDONE:
                 for folder in tree.folders_of(entry.names) if entry.spare else ():
                     remove_unused_runtime(tree.root / folder)
-                for record, path, line in _lines(tree.root, entry):
+                for record, path, line in lines_before(tree.root, entry):
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):
                 del manifest.slimmed[key]
@@ -174,7 +169,8 @@ def _undo_one(
         return _row(key, entry, SlimStatus.LEFT, entry.size, next(iter(others.values())))
     aside = _original_of(tree.root / results[0], entry)
     if not dry_run:
-        _put_back(aside, {tree.root / name: _state(tree, name) for name in results}, entry, token)
+        places = {tree.root / name: _state(tree, name) for name in results}
+        put_back(aside, places, entry, token, like=tree.root / results[0])
         for name in entry.names:
             # An earlier run was killed between the names of one file.
             if name not in results and is_original(tree, name, entry):
@@ -219,7 +215,7 @@ def _undo_gone(
     aside = _kept_original(entry)
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
-    _put_back(aside, dict.fromkeys(names), entry, token)
+    put_back(aside, dict.fromkeys(names), entry, token, like=None)
     return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
 
 
@@ -245,46 +241,6 @@ def _kept_original(entry: SlimmedFile) -> Path:
 def _state(tree: Tree, name: str) -> FileState | None:
     group = tree.group_of(name)
     return None if group is None else group.state
-
-
-def _put_back(
-    aside: Path | None, places: Mapping[Path, FileState | None], entry: SlimmedFile, token: str
-) -> None:
-    """Put a copy of an original into its places, with the attributes of the file there.
-
-    A kept original may be that of another folder, too, where its attributes were others.
-
-    Args:
-        aside: the kept original; None: the library and its spare give it back.
-        places, token: see ``replace_all``.
-        entry: of the manifest.
-    """
-    first = next(iter(places))
-    staged = staged_name(first, token)
-    try:
-        if aside is None:
-            rebuild(first, staged)
-        else:
-            # Not a link: a program that writes to the library must not change the kept original.
-            copy_file(aside, staged)
-        if not has_digest(staged, entry.original_sha256):
-            raise ReconstructError(f"{aside} changed while it was copied; run the command again")
-        if places[first] is not None:
-            copy_metadata(first, staged)
-        os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
-        replace_all(staged, places, token)
-    except OSError as e:
-        raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-def _lines(root: Path, entry: SlimmedFile) -> Iterator[tuple[str, str, RecordLine]]:
-    """The lines of RECORD files before slimming: the RECORD, the library's path, the line."""
-    for row in entry.rows:
-        if digest_of(root / row.name) == entry.original_sha256:
-            record = os.path.normpath(root / row.record)
-            yield record, os.path.join(root, row.name), RecordLine(row.digest, row.size)
 
 
 def _row(

@@ -41,7 +41,8 @@ def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[
 
     return subprocess.Popen(
         [NEGATIVA, "slim", "--lock", site.lock_file, "--no-load-check", *more, site.folder],
-        env=unmeasured_environ() if limit is not None else None,
+        # Python would write half of a module's bytecode, and later processes would read it.
+        env=unmeasured_environ() | {"PYTHONDONTWRITEBYTECODE": "1"} if limit is not None else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

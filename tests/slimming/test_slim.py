@@ -34,9 +34,13 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.manifest import digest_of, load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.spare.note import runtime_library, why_no_runtime
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded
 from tests.support.faults import PlantedFault
@@ -428,18 +432,48 @@ def test_another_recipe_starts_from_the_original(site: Made, tmp_path: Path) -> 
     assert fresh.read_bytes() == site.one.read_bytes()
 
 
-def test_figures_of_what_cannot_be_slimmed_anew(site: Made, tmp_path: Path) -> None:
-    """Its file stays, and that is not the original."""
-    options = replace(FAST, keep_originals=tmp_path / "originals")
+@pytest.mark.parametrize("way", ["original", "spare"])
+def test_an_original_of_which_nothing_may_go_any_more_comes_back(
+    site: Made, tmp_path: Path, way: str
+) -> None:
+    """Its slim file lacks code that the lock keeps now."""
+    before, status = digests(site.folder), site.one.stat()
+    spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
+    if spare is not None and runtime_library() is None:
+        pytest.skip(why_no_runtime())
+    kept = tmp_path / "originals" if way == "original" else None
+    options = replace(FAST, keep_originals=kept, spare=spare)
     run(site, options)
     small = site.one.stat().st_size
     # Nothing worth while would go, for symbols and debug information stay as well.
+    options = replace(options, strip=False)
     all_but_one = lock_of_original(site, set(range(1, 100)))
-    report = run(site, replace(options, strip=False), lock=all_but_one)
+    dry = row_of(run(site, replace(options, dry_run=True), lock=all_but_one), ONE)
+    assert dry.status is SlimStatus.WOULD_UNDO and site.one.stat().st_size == small
+    report = run(site, options, lock=all_but_one)
     row = row_of(report, ONE)
-    assert row.status is SlimStatus.FAILED
-    assert "can't be slimmed anew" in (row.detail or "")
-    assert row.before == row.after == small == site.one.stat().st_size
+    assert not report.failed and row.status is SlimStatus.UNDONE
+    assert (row.before, row.after) == (dry.before, dry.after) == (small, status.st_size)
+    assert "saves only" in (row.detail or "") or "nothing to remove" in (row.detail or "")
+    assert site.one.stat().st_mtime_ns == status.st_mtime_ns
+    assert site.one.stat().st_mode == status.st_mode
+    assert wrong_files(site.folder) == []
+    assert ONE not in load_manifest(site.folder).slimmed
+    again = run(site, options, lock=all_but_one)
+    assert not again.failed and row_of(again, ONE).status is SlimStatus.LEFT
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
+
+
+def test_in_a_copy_too_an_original_comes_back(site: Made, tmp_path: Path) -> None:
+    run(site, replace(FAST, keep_originals=tmp_path / "originals"))
+    all_but_one = lock_of_original(site, set(range(1, 100)))
+    target = tmp_path / "target"
+    report = run(site, replace(FAST, strip=False), lock=all_but_one, target=target)
+    assert row_of(report, ONE).status is SlimStatus.UNDONE
+    assert digest_of(target / ONE) == load_manifest(site.folder).slimmed[ONE].original_sha256
+    assert (target / ONE).stat().st_mode == site.one.stat().st_mode
+    assert wrong_files(target) == []
 
 
 def lock_of_original(site: Made, kept: set[int]) -> Lock:
