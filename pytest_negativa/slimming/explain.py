@@ -30,7 +30,8 @@ from pytest_negativa.slimming.recipes import devices_of
 from pytest_negativa.slimming.spares import find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
-_CODE_FILES = re.compile(rf"""[^\s/'":]+(?:{"|".join(map(re.escape, CODE_SUFFIXES))})(?![\w.])""")
+_WORDS = re.compile(r"""[^\s/'":]+""")
+_CODE_FILE_END = re.compile(rf"(?<=.)(?:{'|'.join(map(re.escape, CODE_SUFFIXES))})(?![\w.])")
 _MAPPINGS = Path("/proc/self/maps")
 _MAX_ROWS = 20
 
@@ -241,9 +242,16 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     yield from _remedies(lacking)
 
 
+def code_files_in(error: str) -> Iterator[str]:
+    """The names in an error that end as those of files of GPU code do. An error may be a log."""
+    for word in _WORDS.findall(error):
+        if ends := [found.end() for found in _CODE_FILE_END.finditer(word)]:
+            yield word[: ends[-1]]
+
+
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
     """What is known of a removed file of GPU code that an error names; None if it names none."""
-    named = set(_CODE_FILES.findall(error))
+    named = set(code_files_in(error))
     if not named:
         return None
     roots: list[Path] = []

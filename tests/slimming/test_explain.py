@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest
 from pytest_negativa.slimming import slim as slimming
-from pytest_negativa.slimming.explain import explain_error, slimmed_in
+from pytest_negativa.slimming.explain import code_files_in, explain_error, slimmed_in
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from tests.support.made_site import Made
 
@@ -88,6 +88,12 @@ def test_an_error_that_it_does_not_know_gets_a_short_answer(slim: Made) -> None:
         "No library that this process has loaded was slimmed, so slimming is not the cause."
     )
     assert str(slim.one) not in text and "combine" not in text
+
+
+def test_a_log_is_read_in_one_pass() -> None:
+    """Time that grows with the square of a word's length would be hours."""
+    named = "open(/a/k.cubin.cubin), 'b.fatbin': c.ptx.gz .ptx"
+    assert [*code_files_in(f"{'x' * 1_000_000} {named}")] == ["k.cubin.cubin", "b.fatbin"]
 
 
 def test_nothing_was_slimmed(tmp_path: Path) -> None:
