@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pytest_negativa.processes.file_users import FileUser
@@ -63,6 +63,19 @@ def held_originals(
                 f"{what}; if a test uses this process, end it and verify again"
             )
     return younger, older
+
+
+def leftover_users(users: Iterable[tuple[str, FileUser]]) -> Iterator[str]:
+    """Why runs on the originals tell nothing: processes of before may have answered with a copy.
+
+    Args:
+        users: a copy, and a process that used it when tests began on the originals.
+    """
+    for who in dict.fromkeys(user.who for _, user in users):
+        yield (
+            f"{who} still used a copy when tests ran again on the originals, so their outcomes "
+            "tell nothing; let the test that starts this process end it"
+        )
 
 
 def _opened(path: str, times: int, openers: Sequence[str], *, is_twin: bool) -> str:

@@ -54,7 +54,11 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.judge import tests_to_settle
 from pytest_negativa.verifying.opened_files import judge_files
-from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
+from pytest_negativa.verifying.opened_originals import (
+    held_originals,
+    leftover_users,
+    opened_originals,
+)
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     OriginalRuns,
@@ -98,6 +102,8 @@ class Verification:
         self._unopened = [path for plan in self._files for path in plan.paths]
         self._originals = OriginalRuns()
         self._held: tuple[tuple[str, FileUser], ...] = ()
+        self._copy_files: tuple[str, ...] = ()
+        self._leftover: tuple[tuple[str, FileUser], ...] = ()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
@@ -120,8 +126,9 @@ class Verification:
         """
         # A verdict of before must not outlive a verification that is interrupted.
         remove_file(self._record)
-        self._held = ()
+        self._held = self._leftover = ()
         reconstruction, table = self.write_copies(planned)
+        self._copy_files = tuple(copy.copy for copy in reconstruction.libraries)
         self.say(_written_line(reconstruction))
         rounds = self.run(RoundKind.VERIFY, None, table)
         self._rerun_originals(conclusive_tests(rounds))
@@ -147,6 +154,7 @@ class Verification:
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
+                *leftover_users(self._leftover),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -170,6 +178,7 @@ class Verification:
                 attempt,
                 originals=self._originals,
                 all_rounds=tuple(self._rounds),
+                problems=tuple(dict.fromkeys((*attempt.problems, *leftover_users(self._leftover)))),
                 files=self._judge_files(),
             )
         return attempt
@@ -225,6 +234,8 @@ class Verification:
         Args:
             more_environ: variables that the program gets besides.
         """
+        if kind is RoundKind.ORIGINAL:
+            self._leftover += wait_for_users(self._copy_files, self._since)
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         round_spec = self.program.new_round(
             kind,

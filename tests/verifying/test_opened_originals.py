@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -131,6 +132,54 @@ def test_a_service_that_the_traced_run_started(tmp_path: Path, fault: PlantedFau
     with os.fdopen(os.open(project.folder / "pipe", os.O_RDWR)):
         fault.check(project.trace().verify(status=1))
     assert project.statuses()["lib.so"][0] == "not proved"
+
+
+LEFTOVER = """
+CODE = '''
+import sys
+from standin_gpu import USED, need
+for line in sys.stdin:
+    try:
+        need(sys.argv[1], USED[1])
+        print("ok", flush=True)
+    except RuntimeError:
+        print("no kernel image", flush=True)
+'''
+
+def test_use():
+    use(LIB, 0)
+
+def test_service():
+    if ROUND == "verify":
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, str(LIB)],
+            stdin=os.open("asks", os.O_RDONLY), stdout=os.open("answers", os.O_RDWR),
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )
+    if ROUND:
+        Path("asks").write_text("?\\n")
+        with Path("answers").open() as answers:
+            assert answers.readline() == "ok\\n"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A service that a test starts on the copies fails, outlives the session, and fails for the "
+    "same test on the originals, too.",
+    says="still used a copy when tests ran again on the originals",
+)
+def test_a_service_on_copies_that_answers_on_originals(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", LEFTOVER)
+    pipes = [project.folder / name for name in ("asks", "answers")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    # The service ends with the pipe.
+    with contextlib.ExitStack() as stack:
+        for pipe in pipes:
+            stack.enter_context(os.fdopen(os.open(pipe, os.O_RDWR)))
+        fault.check(project.trace().verify("--negativa-rerun=1", status=1))
+    assert not project.verdict["proved"]
 
 
 TWINS = """
