@@ -384,7 +384,7 @@ class _Folder:
                 and not (others is not None and kept)
             ):
                 self.take(entry.names)
-                detail = _LEFT_OUT_UNDO if kept else _LEFT_OUT
+                detail = _LEFT_OUT_UNDO if kept or entry.spare is not None else _LEFT_OUT
                 self.add_row(SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail))
 
 
