@@ -167,6 +167,7 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
     assert digests(site.folder) == before
 
 
+@pytest.mark.slow
 def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployment) -> None:
     """By name, by content, or because the project keeps them."""
     site, lock = deployment.site, deployment.lock
@@ -223,6 +224,7 @@ def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
     assert not load_manifest(deployment.site.folder).slimmed[TWO].never_loaded
 
 
+@pytest.mark.slow
 def test_what_processes_need_before_pages_come_back_stays(deployment: Deployment) -> None:
     loader = deployment.pages.with_name("ld-linux-x86-64.so.2")
     deployment.pages.rename(loader)
@@ -251,17 +253,17 @@ def test_what_stays_by_its_name(path: str, is_kept: bool) -> None:
     assert (runs_below(Path("/env", path), (path,)) is not None) == is_kept
 
 
-def test_usage(deployment: Deployment) -> None:
-    lock = deployment.folder / "negativa.lock"
-    save_lock(deployment.lock, lock)
+def test_usage(tmp_path: Path) -> None:
+    lock = tmp_path / "negativa.lock"
+    lock.touch()
 
     def fails(*words: object) -> str:
-        arguments = ["slim", "--spare-never-loaded", *map(str, (*words, deployment.site.folder))]
+        arguments = ["slim", "--spare-never-loaded", *map(str, (*words, tmp_path))]
         done: Result = CliRunner().invoke(main, arguments)
         assert done.exit_code == 2
         return done.stderr
 
-    spare = ("--spare", deployment.folder / "spares")
+    spare = ("--spare", tmp_path / "spares")
     assert "--spare-never-loaded goes with --spare: no proof says" in fails("--lock", lock)
     assert "--spare-never-loaded goes with a lock" in fails("--arch", "sm_90", *spare)
     both = fails("--lock", lock, "--drop-never-loaded", *spare)
