@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_negativa.models.coverage import KernelRun
-    from pytest_negativa.models.listing import LaunchedKernel, ListedTest
+    from pytest_negativa.models.listing import (
+        LaunchedKernel,
+        ListedTest,
+        NeededLibrary,
+        SimilarPair,
+    )
     from pytest_negativa.models.outcomes import TestResult
+    from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.trace import Usage
     from pytest_negativa.storage.runs import Run
 
@@ -58,11 +64,11 @@ def tests(
     test that looked it up first. So are the kernels of child processes, whose launches no level
     counts. --ranges prints a tree: test, NVTX ranges, library, kernel. It takes a trace at level
     launch, and only one at level range tells the ranges. --similar prints the Jaccard similarity:
-    1.00 for the same kernels, 0.00 for none in common.
+    1.00 for the same kernels, 0.00 for none in common; its --json has the schema similarity.
 
     Exit status: 0, or 1 if the run can't be read.
     """
-    from pytest_negativa.models.listing import LISTING_VERSION, TestList
+    from pytest_negativa.models.listing import LISTING_VERSION, SimilarityList, TestList
     from pytest_negativa.planning.by_test import kernel_runs
     from pytest_negativa.reporting.launches import render_ranges, render_tests
     from pytest_negativa.reporting.tables import format_table
@@ -77,11 +83,20 @@ def tests(
         _require_launches(run, usage)
         runs = kernel_runs(usage, usage.iter_images())
         found = {name: runs[name] for name in _wanted(glob, runs)}
-        rows = _similar(_grouped(similar, found, run))
-        shown = rows[: top or None]
+        pairs = _similar(_grouped(similar, found, run))
+        if as_json:
+            compared = SimilarityList(
+                format_version=LISTING_VERSION, run_id=run.run_id, compared=similar, pairs=pairs
+            )
+            click.echo(encode_json(compared), nl=False)
+            return
+        shown = [
+            (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.similarity:.2f}")
+            for one in pairs[: top or None]
+        ]
         headers = (similar, "", "shared", "either", "similarity")
         click.echo(format_table("llrrr", headers, shown))
-        _tell_rest(len(rows) - len(shown), "rows")
+        _tell_rest(len(pairs) - len(shown), "rows")
         return
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
@@ -113,12 +128,14 @@ def tests(
 @click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match.")
 @click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
 @click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
+@as_json_option("needs")
 @click_options("run", "config", "directory")
 def needs(
     nodeids: tuple[str, ...],
     markers: str | None,
     keywords: str | None,
     write: bool,
+    as_json: bool,
     **flags: Any,
 ) -> None:
     """Show the GPU code that a part of the tests needs alone.
@@ -132,11 +149,13 @@ def needs(
     """
     from pytest_negativa.analysis.analyze import analyze
     from pytest_negativa.analysis.code_files import watched_files
+    from pytest_negativa.models.listing import LISTING_VERSION, NeedList
     from pytest_negativa.planning.by_test import usage_of_tests
     from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
     from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.storage.results import load_healed, load_plans
+    from pytest_negativa.storage.runs import RunsFolder
 
     if not (nodeids or markers or keywords):
         raise click.UsageError("name tests: NODEID, -m EXPR or -k EXPR")
@@ -156,17 +175,22 @@ def needs(
         healed=load_healed(run),
         watched=watched_files(run),
     )
-    click.echo(
-        "\n\n".join(
-            render_needs([one.plan for one in part.libraries], plans, len(chosen), len(recorded))
-        )
+    new = RunsFolder(Path(settings.directory)).new_run() if write else None
+    listing = NeedList(
+        format_version=LISTING_VERSION,
+        run_id=run.run_id,
+        chosen=len(chosen),
+        tests=len(recorded),
+        all_tests=sum(plan.kept_bytes for plan in plans),
+        libraries=_needed([one.plan for one in part.libraries], plans),
+        plan=None if new is None else str(new),
     )
-    if write:
+    if not as_json:
+        click.echo("\n\n".join(render_needs(listing)))
+    if new is not None:
         from pytest_negativa.analysis.finish import write_results
         from pytest_negativa.storage.outcomes import copy_outcomes
-        from pytest_negativa.storage.runs import RunsFolder
 
-        new = RunsFolder(Path(settings.directory)).new_run()
         warn_of_hooks([run])
         words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
         if (failure := run.failure) is not None:
@@ -177,7 +201,28 @@ def needs(
         words += nodeids
         words += ["-m", markers] if markers else []
         words += ["-k", keywords] if keywords else []
-        click.echo("\n" + printable(f"Plan in {new}. Prove it: {shlex.join(words)}"))
+        if not as_json:
+            click.echo("\n" + printable(f"Plan in {new}. Prove it: {shlex.join(words)}"))
+    if as_json:
+        click.echo(encode_json(listing), nl=False)
+
+
+def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[NeededLibrary, ...]:
+    """What the plans for the chosen tests keep, compared with the plans for all tests."""
+    from pytest_negativa.models.listing import NeededLibrary
+
+    by_all = {plan.library.path: plan.kept_bytes for plan in whole}
+    needed = (
+        NeededLibrary(
+            path=plan.library.path,
+            gpu_code=plan.code_bytes,
+            all_tests=by_all.get(plan.library.path),
+            these_tests=plan.kept_bytes,
+            used_kernels=len(plan.used_kernels),
+        )
+        for plan in part
+    )
+    return tuple(sorted(needed, key=lambda one: (-one.these_tests, one.path)))
 
 
 def _usage(run: Run) -> Usage:
@@ -316,12 +361,19 @@ def _grouped(
     return dict(found)
 
 
-def _similar(groups: Mapping[str, Collection[str]]) -> list[tuple[str, ...]]:
+def _similar(groups: Mapping[str, Collection[str]]) -> tuple[SimilarPair, ...]:
+    from pytest_negativa.models.listing import SimilarPair
     from pytest_negativa.planning.by_test import compare_groups
 
     if len(groups) < 2:
         raise OptionError("--similar: fewer than two of them ran kernels")
-    return [
-        (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")
+    return tuple(
+        SimilarPair(
+            left=one.left,
+            right=one.right,
+            shared=one.shared,
+            either=one.either,
+            similarity=one.jaccard,
+        )
         for one in compare_groups(groups)
-    ]
+    )

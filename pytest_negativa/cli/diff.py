@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from pytest_negativa.cli.common import EXIT_FAILED, PathOrUrl, run_of, settings_of
+from pytest_negativa.cli.common import (
+    EXIT_FAILED,
+    MATCH,
+    PathOrUrl,
+    as_json_option,
+    encode_json,
+    run_of,
+    settings_of,
+)
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.errors import NegativaError
-    from pytest_negativa.models.snapshot import Snapshot
+    from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
 
 _BASELINE = "negativa-baseline.json"
 
@@ -24,8 +33,17 @@ _BASELINE = "negativa-baseline.json"
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
-@click_options("config", "directory", "reports.top")
-def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
+@MATCH
+@as_json_option("difference")
+@click_options("config", "directory", "reports.top", "reports.demangle")
+def diff(
+    before: str,
+    after: str,
+    headers_only: bool,
+    globs: tuple[str, ...],
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Show what changed in the GPU code from A to B.
 
     A and B are runs (an id or a folder), lock files, baselines, libraries, folders of libraries,
@@ -42,9 +60,11 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.gpucode.cache import open_cache
     from pytest_negativa.gpucode.demangle import demangle
+    from pytest_negativa.models.listing import LISTING_VERSION, DifferenceList
     from pytest_negativa.planning.coverage import split_signature
     from pytest_negativa.planning.snapshot import compare_snapshots
     from pytest_negativa.reporting.difference import render_difference
+    from pytest_negativa.settings.globs import GlobSet
     from pytest_negativa.storage.runs import RunsFolder
 
     settings = settings_of(flags)
@@ -65,9 +85,22 @@ def diff(before: str, after: str, headers_only: bool, **flags: Any) -> None:
     def template_of(name: str) -> str:
         return "::".join(filter(None, split_signature(demangle(name))))
 
+    shown_as = template_of if settings.reports.demangle else str
     try:
         difference = compare_snapshots(load(before), load(after))
-        click.echo("\n\n".join(render_difference(difference, template_of, settings.reports.top)))
+        if globs:
+            wanted = GlobSet(globs)
+            changes = (
+                one.only(lambda name: bool(wanted.match(name, demangle(name))))
+                for one in difference.kernels
+            )
+            chosen = tuple(one for one in changes if one.names())
+            difference = msgspec.structs.replace(difference, kernels=chosen)
+        if as_json:
+            listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
+            click.echo(encode_json(listing), nl=False)
+        else:
+            click.echo("\n\n".join(render_difference(difference, shown_as, settings.reports.top)))
     finally:
         for error in unread:
             print_error(error)
@@ -95,7 +128,6 @@ def baseline(output: Path | Url, **flags: Any) -> None:
     Exit status: 0, or 1 if the run has no plan.
     """
     from pytest_negativa.analysis.baseline import make_baseline
-    from pytest_negativa.cli.common import encode_json
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.storage.output import STDOUT, write_output
     from pytest_negativa.storage.results import load_planned, load_report
@@ -116,8 +148,9 @@ def baseline(output: Path | Url, **flags: Any) -> None:
 @click.command()
 @click.argument("lock", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--library", "glob", metavar="GLOB", help="Show libraries whose names match.")
+@as_json_option("history")
 @click_options("config", "directory")
-def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
+def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) -> None:
     """Show how GPU code grew over the saved runs, or over the revisions of LOCK.
 
     LOCK is a lock file in a git repository. Each row has the used and unused bytes at that time;
@@ -126,6 +159,7 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
     Exit status: 0, or 1 if there is no history.
     """
     from pytest_negativa.analysis.history import history_of_lock, history_of_runs
+    from pytest_negativa.models.listing import LISTING_VERSION, HistoryList
     from pytest_negativa.reporting.history import is_named, render_history
     from pytest_negativa.storage.runs import RunsFolder
 
@@ -140,4 +174,22 @@ def history(lock: Path | None, glob: str | None, **flags: Any) -> None:
             f"{glob!r} is no library of the history; it has {', '.join(names) or 'none'}",
             param_hint="--library",
         )
+    if as_json:
+        listing = HistoryList(format_version=LISTING_VERSION, points=_only(glob, points))
+        click.echo(encode_json(listing), nl=False)
+        return
     click.echo("\n\n".join(render_history(points, glob)))
+
+
+def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:
+    """The points with the libraries alone whose names match."""
+    from pytest_negativa.reporting.history import is_named
+
+    if glob is None:
+        return points
+    return tuple(
+        msgspec.structs.replace(
+            point, libraries=tuple(one for one in point.libraries if is_named(glob, one.name))
+        )
+        for point in points
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Offset, Record
 from pytest_negativa.models.slimming import SlimRow
+from pytest_negativa.models.snapshot import HistoryPoint, SnapshotDifference
 
 LISTING_VERSION = 1
 """Of the listings. History: 1 is the first."""
@@ -230,3 +231,100 @@ class TestList(Record, frozen=True, kw_only=True):
     format_version: int
     run_id: str
     tests: tuple[ListedTest, ...]
+
+
+class SimilarPair(Record, frozen=True, kw_only=True):
+    """Two tests, modules or markers, compared by the kernels that they ran.
+
+    Attributes:
+        left, right: their names.
+        shared: how many kernels both ran.
+        either: how many kernels at least one of them ran.
+        similarity: the Jaccard similarity, ``shared / either``.
+    """
+
+    left: str
+    right: str
+    shared: Offset
+    either: Offset
+    similarity: float
+
+
+class SimilarityList(Record, frozen=True, kw_only=True):
+    """How alike the tests, modules or markers of a run are.
+
+    Attributes:
+        format_version: of this form.
+        run_id: the run.
+        compared: what is compared: ``test``, ``module`` or ``marker``.
+        pairs: the most alike first.
+    """
+
+    format_version: int
+    run_id: str
+    compared: str
+    pairs: tuple[SimilarPair, ...]
+
+
+class NeededLibrary(Record, frozen=True, kw_only=True):
+    """What some of the tests need of a library.
+
+    Attributes:
+        path: real path.
+        gpu_code: its bytes of GPU code.
+        all_tests: bytes that all tests need; None if they have no plan for it.
+        these_tests: bytes that the chosen tests need.
+        used_kernels: how many kernels the chosen tests use.
+    """
+
+    path: str
+    gpu_code: Offset
+    all_tests: Offset | None
+    these_tests: Offset
+    used_kernels: Offset
+
+
+class NeedList(Record, frozen=True, kw_only=True):
+    """What some of the tests need of the libraries of a run.
+
+    Attributes:
+        format_version: of this form.
+        run_id: the run.
+        chosen: how many tests are chosen.
+        tests: how many the run has.
+        all_tests: bytes that all tests need.
+        libraries: those that the chosen tests need most of come first.
+        plan: the folder of the plan for these tests (``--plan``); None without one.
+    """
+
+    format_version: int
+    run_id: str
+    chosen: Offset
+    tests: Offset
+    all_tests: Offset
+    libraries: tuple[NeededLibrary, ...]
+    plan: str | None = None
+
+
+class HistoryList(Record, frozen=True, kw_only=True):
+    """The GPU code of saved runs, or of revisions of a lock.
+
+    Attributes:
+        format_version: of this form.
+        points: the oldest first.
+    """
+
+    format_version: int
+    points: tuple[HistoryPoint, ...]
+
+
+class DifferenceList(Record, frozen=True, kw_only=True):
+    """How the GPU code of two runs, locks or sets of libraries differs.
+
+    Attributes:
+        format_version: of this form.
+        difference: all of it.
+    """
+
+    format_version: int
+    difference: SnapshotDifference

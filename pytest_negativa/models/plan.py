@@ -143,6 +143,11 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
         """Bytes of the unused elements and frames in the file."""
         return sum(d.size for d in self.decisions if not d.kept)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the elements and frames that stay."""
+        return self.code_bytes - self.unused_bytes
+
     def spans(self) -> LibrarySpans:
         """The unused spans, neighbours apart: each has its own reason."""
         return LibrarySpans(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+
+import msgspec
 
 from pytest_negativa.models.base import Offset, Record, Row
 
@@ -71,8 +73,12 @@ class Snapshot(Record, frozen=True, kw_only=True):
     libraries: tuple[SnapshotLibrary, ...]
 
 
-class Change(NamedTuple):
-    """A figure before and after; None where it is not there at all."""
+class Change(msgspec.Struct, frozen=True, order=True):
+    """A figure before and after.
+
+    Attributes:
+        before, after: None if it is not there at all.
+    """
 
     before: int | None
     after: int | None
@@ -82,10 +88,11 @@ class Change(NamedTuple):
         return (self.after or 0) - (self.before or 0)
 
 
-class CodeChange(NamedTuple):
+class CodeChange(msgspec.Struct, frozen=True):
     """Code of a library, arch and reason that changed.
 
     Attributes:
+        library: its name.
         arch, reason: None if one of the snapshots doesn't tell them.
         bytes: in the file.
     """
@@ -96,10 +103,11 @@ class CodeChange(NamedTuple):
     bytes: Change
 
 
-class KernelChanges(NamedTuple):
+class KernelChanges(msgspec.Struct, frozen=True):
     """Kernels of a library that changed, by mangled name; empty where names are not listed.
 
     Attributes:
+        library: its name.
         appeared, went: in one of the snapshots alone.
         newly_used, newly_unused: in both, and used in one alone.
     """
@@ -110,11 +118,21 @@ class KernelChanges(NamedTuple):
     newly_used: tuple[str, ...]
     newly_unused: tuple[str, ...]
 
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.appeared, *self.went, *self.newly_used, *self.newly_unused)
 
-class LibraryChange(NamedTuple):
+    def only(self, wanted: Callable[[str], bool]) -> KernelChanges:
+        """The changes of the wanted kernels."""
+        names = (self.appeared, self.went, self.newly_used, self.newly_unused)
+        return KernelChanges(self.library, *(tuple(filter(wanted, part)) for part in names))
+
+
+class LibraryChange(msgspec.Struct, frozen=True):
     """A library that is in at least one of the snapshots.
 
     Attributes:
+        name: as in the snapshots.
         versions: before and after.
         code, unused, size: in bytes.
     """
@@ -126,7 +144,7 @@ class LibraryChange(NamedTuple):
     size: Change
 
 
-class SnapshotDifference(NamedTuple):
+class SnapshotDifference(msgspec.Struct, frozen=True):
     """How two snapshots differ; each list has the largest changes first.
 
     Attributes:
@@ -143,10 +161,11 @@ class SnapshotDifference(NamedTuple):
     kernels: tuple[KernelChanges, ...]
 
 
-class HistoryLibrary(NamedTuple):
+class HistoryLibrary(msgspec.Struct, frozen=True):
     """A library at some time.
 
     Attributes:
+        name: the file name, with its folder if two share it.
         version: of the distribution that installed it.
         code, unused: in bytes.
     """
@@ -157,11 +176,12 @@ class HistoryLibrary(NamedTuple):
     unused: int
 
 
-class HistoryPoint(NamedTuple):
+class HistoryPoint(msgspec.Struct, frozen=True):
     """A run, or a revision of a lock file.
 
     Attributes:
         label: id of the run, or date and revision.
+        libraries: those with GPU code.
         problem: why its libraries are unknown; None if they are known.
     """
 

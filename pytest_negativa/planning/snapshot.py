@@ -255,7 +255,7 @@ def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
         kernels=tuple(
             changes
             for name in names
-            if any((changes := _compare_kernels(name, old.get(name), new.get(name)))[1:])
+            if any((changes := _compare_kernels(name, old.get(name), new.get(name))).names())
         ),
     )
 

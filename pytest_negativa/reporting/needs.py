@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.listing import NeedList
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 
-def render_needs(
-    part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan], chosen: int, tests: int
-) -> Iterator[str]:
-    """A headline and a table by library, the largest first.
-
-    Args:
-        part: plans for the chosen tests alone.
-        whole: plans for all tests.
-        chosen, tests: how many of how many tests.
-    """
-    code = sum(plan.code_bytes for plan in part)
-    kept = sum(map(_kept, part))
+def render_needs(needs: NeedList) -> Iterator[str]:
+    """A headline and a table by library."""
+    code = sum(one.gpu_code for one in needs.libraries)
+    kept = sum(one.these_tests for one in needs.libraries)
     yield (
-        f"{chosen:,} of {format_items(tests, 'test', 'tests')}: {format_bytes(kept)} of "
-        f"{format_bytes(code)} GPU code needed ({format_share(kept, code)}), "
-        f"{format_bytes(sum(map(_kept, whole)))} by all tests."
+        f"{needs.chosen:,} of {format_items(needs.tests, 'test', 'tests')}: {format_bytes(kept)} "
+        f"of {format_bytes(code)} GPU code needed ({format_share(kept, code)}), "
+        f"{format_bytes(needs.all_tests)} by all tests."
     )
-    by_all = {plan.library.path: plan for plan in whole}
     rows = [
         [
-            Path(plan.library.path).name,
-            format_bytes(plan.code_bytes),
-            format_bytes(_kept(by_all[plan.library.path])) if plan.library.path in by_all else "-",
-            format_bytes(_kept(plan)),
-            format_share(_kept(plan), plan.code_bytes),
-            f"{len(plan.used_kernels):,}",
+            Path(one.path).name,
+            format_bytes(one.gpu_code),
+            "-" if one.all_tests is None else format_bytes(one.all_tests),
+            format_bytes(one.these_tests),
+            format_share(one.these_tests, one.gpu_code),
+            f"{one.used_kernels:,}",
         ]
-        for plan in sorted(part, key=lambda plan: (-_kept(plan), plan.library.path))
+        for one in needs.libraries
     ]
     headers = ("library", "GPU code", "all tests", "these tests", "", "kernels")
     yield format_table("lrrrrr", headers, rows)
-
-
-def _kept(plan: LibraryPlan) -> int:
-    return plan.code_bytes - plan.unused_bytes

@@ -179,10 +179,14 @@ def report_schema() -> dict[str, Any]:
 def listing_schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of what commands print with ``--json``, by name."""
     from pytest_negativa.models.listing import (
+        DifferenceList,
         Explanation,
+        HistoryList,
         KernelList,
+        NeedList,
         RunDetails,
         RunList,
+        SimilarityList,
         SlimList,
         TestList,
     )
@@ -190,6 +194,10 @@ def listing_schemas() -> dict[str, dict[str, Any]]:
     return {
         "kernels": _schema(KernelList, "Output of negativa kernels --json"),
         "tests": _schema(TestList, "Output of negativa tests --json"),
+        "similarity": _schema(SimilarityList, "Output of negativa tests --similar --json"),
+        "needs": _schema(NeedList, "Output of negativa needs --json"),
+        "difference": _schema(DifferenceList, "Output of negativa diff --json"),
+        "history": _schema(HistoryList, "Output of negativa history --json"),
         "runs": _schema(RunList, "Output of negativa runs list --json"),
         "run": _schema(RunDetails, "Output of negativa runs show --json"),
         "slim": _schema(SlimList, "Output of negativa slim, slim undo and slim check with --json"),

@@ -62,6 +62,7 @@ _MAX_FETCHED = 64 << 30
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6,8}")
 _DELETED_SUFFIX = ".deleted"
 _FETCHED_SUFFIX = ".fetched"
+_DEFAULT_NAME = ".negativa"
 _IGNORE_NAME = ".gitignore"
 _IGNORE = b"""\
 # Created by pytest-negativa: traces, plans and copies are not for version control.
@@ -528,14 +529,19 @@ class RunsFolder:
     def make(self) -> None:
         """Make the folder, with a ``.gitignore``, if it is not there.
 
+        A folder ``.negativa`` that has no ``.gitignore`` gets one, too. A folder of another name,
+        which a link may lead to, is the user's.
+
         Raises:
             StoreError: it can't be made.
         """
         if (problem := why_no_folder_for_runs(str(self.folder))) is not None:
             raise StoreError(problem)
-        if not self.folder.is_dir():
+        ignore = self.folder / _IGNORE_NAME
+        is_ours = not self.folder.is_dir() or self.folder.resolve().name == _DEFAULT_NAME
+        if is_ours and not os.path.lexists(ignore):
             # The first of several processes writes it; all write the same.
-            write_atomically(self.folder / _IGNORE_NAME, _IGNORE)
+            write_atomically(ignore, _IGNORE)
 
     def remove_empty(self) -> None:
         """Remove the folder if ``make`` made it and nothing else is in it.

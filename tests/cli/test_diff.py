@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 
+import jsonschema
 import pytest
 
+from pytest_negativa.storage.records import shipped_schema
 from tests.support.libraries import FIXTURES
 from tests.support.sessions import Project
 
@@ -40,6 +43,19 @@ def test_two_folders(project: Project) -> None:
     # Six archs; no code of the old library changed.
     assert shown.count("libquickstart.so  sm_") == 6
     assert "13 kernels appeared:" in shown and "libquickstart.so: vector_add" in shown
+    some = ("diff", "old", "new", "--match", "*matrices::*")
+    assert (
+        "3 kernels appeared:\n  libquickstart.so: matrices::mult" in project.negativa(*some).stdout
+    )
+    [mangled] = json.loads(project.negativa(*some, "--json").stdout)["difference"]["kernels"]
+    assert (
+        f"libquickstart.so: {mangled['appeared'][0]}"
+        in project.negativa(*some, "--no-demangle").stdout
+    )
+    jsonschema.validate(
+        json.loads(project.negativa("diff", "old", "new", "--json").stdout),
+        json.loads(shipped_schema("difference")),
+    )
     assert "'-1'" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "5 more" in quick
@@ -187,6 +203,10 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     runs = project.negativa("history", "--library", "libquick*").stdout.splitlines()[2:]
     assert [line.split()[0] for line in runs] == [run.name for run in project.runs()]
     assert "+0.0%" in runs[1]
+    points = json.loads(project.negativa("history", "--json", "--library", "libquick*").stdout)
+    jsonschema.validate(points, json.loads(shipped_schema("history")))
+    assert [point["label"] for point in points["points"]] == [run.name for run in project.runs()]
+    assert [one["name"] for one in points["points"][1]["libraries"]] == ["libquickstart.so"]
     lock = project.negativa("history", "negativa.lock").stdout
     assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
     assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock

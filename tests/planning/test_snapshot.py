@@ -10,6 +10,7 @@ from pytest_negativa.models.library import Scope
 from pytest_negativa.models.snapshot import (
     Change,
     CodeChange,
+    KernelChanges,
     Snapshot,
     SnapshotLibrary,
     SnapshotRow,
@@ -198,7 +199,7 @@ def test_between_runs_reasons_and_used_kernels_are_compared() -> None:
 
     assert found.code == (CodeChange("a.so", "sm_80", "wrong-arch", Change(50, 80)),)
     [kernels] = found.kernels
-    assert kernels == ("a.so", ("d",), ("x",), ("c",), ("a",))
+    assert kernels == KernelChanges("a.so", ("d",), ("x",), ("c",), ("a",))
 
 
 @pytest.mark.parametrize("reason", [None, "loaded"])

@@ -135,6 +135,20 @@ def test_who_used_what(tmp_path: Path) -> None:
         ["fast", "slow", "1", "2", "0.50"],
         ["parametrize", "slow", "1", "2", "0.50"],
     ]
+    as_json = json.loads(project.negativa("tests", "--similar=marker", "--json", "--top=1").stdout)
+    jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
+    assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [
+        ("parametrize", 1.0),
+        ("slow", 0.5),
+        ("slow", 0.5),
+    ]
+    needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)
+    jsonschema.validate(needed, json.loads(shipped_schema("needs")))
+    [library] = needed["libraries"]
+    assert (needed["chosen"], needed["tests"], needed["plan"]) == (2, 3, None)
+    row = project.negativa("needs", "-m", "fast").stdout.split()
+    assert row[-1] == str(library["used_kernels"])
+    assert 0 < library["these_tests"] <= library["all_tests"] == needed["all_tests"]
     for selection in (["-k", "Matrices"], ["./test_a.py::TestMatrices"], ["-m", "not fast"]):
         assert project.negativa("needs", *selection).stdout.startswith("1 of 3 tests")
 

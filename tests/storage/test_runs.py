@@ -304,3 +304,26 @@ def test_a_folder_that_may_not_be_listed_is_not_empty(tmp_path: Path) -> None:
         folder.mkdir(mode=0)
         with pytest.raises(StoreError, match="cannot be listed: Permission denied"):
             find()
+
+
+def test_a_folder_for_runs_that_was_there_is_ignored_by_git(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path / ".negativa")
+    runs.folder.mkdir()
+    runs.make()
+    assert (runs.folder / ".gitignore").read_text().endswith("\n*\n")
+    (runs.folder / ".gitignore").write_text("mine\n")
+    runs.make()
+    assert (runs.folder / ".gitignore").read_text() == "mine\n"
+
+
+def test_what_is_the_users_gets_no_gitignore(tmp_path: Path) -> None:
+    """A link leads to a folder of the user's; a ``.gitignore`` that leads nowhere stays."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "project/.negativa").symlink_to(tmp_path / "results")
+    RunsFolder(tmp_path / "project/.negativa").make()
+    assert not [*(tmp_path / "results").iterdir()]
+    (tmp_path / ".negativa").mkdir()
+    (tmp_path / ".negativa/.gitignore").symlink_to("gone")
+    RunsFolder(tmp_path / ".negativa").make()
+    assert not (tmp_path / ".negativa/.gitignore").exists()
