@@ -13,16 +13,17 @@ import pytest
     [
         (
             "pytest_negativa",
-            "msgspec elftools zstandard lz4 click cupti rich yaml packaging importlib.metadata",
+            "msgspec elftools zstandard lz4 click cupti rich tabulate yaml packaging "
+            "importlib.metadata",
         ),
         (
             "pytest_negativa.cli.main",
-            "msgspec elftools zstandard lz4 cupti rich yaml packaging hashlib difflib "
+            "msgspec elftools zstandard lz4 cupti rich tabulate yaml packaging hashlib difflib "
             "pytest_negativa.settings pytest_negativa.reporting",
         ),
         (
             "pytest_negativa.analysis.inspect",
-            "rich cupti multiprocessing importlib.metadata",
+            "rich tabulate cupti multiprocessing importlib.metadata",
         ),
     ],
 )

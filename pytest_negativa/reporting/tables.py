@@ -1,7 +1,4 @@
-"""Tables for the terminal.
-
-A package for tables takes longer to import than ``inspect`` needs for a small library.
-"""
+"""Tables for the terminal: the one place that knows tabulate."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ from collections.abc import Sequence
 
 from pytest_negativa.reporting.text import cut_middle, printable
 
+_ALIGNMENTS = {"l": "left", "r": "right"}
 _GAP = 2  # columns between two of a table
-_HEADER_PADDING = 2  # a column is that much wider than its header
+_HEADER_PADDING = 2  # tabulate.MIN_PADDING
 # Columns go before a name gets shorter than this.
 _SHORTEST_NAME = 28
 
@@ -37,49 +35,37 @@ def format_table(
         drop: which columns of the table go if it is wider, in this order. Then the names in the
             first column are cut in the middle.
     """
+    # tabulate takes 10 ms to import, and most answers about a small library need no table.
+    from tabulate import tabulate
+
     cells = [
-        [printable(cell).strip() for cell in row]
-        for row in (rows if total is None else [*rows, total])
+        [printable(cell) for cell in row] for row in (rows if total is None else [*rows, total])
     ]
     left: Sequence[int] = range(len(headers))
     if width:
         left, names = _fit(headers, cells, width, drop)
         cells = [[cut_middle(row[0], names), *row[1:]] for row in cells]
-    widths = _widths(headers, cells)
-    rule = _line(["-" * widths[column] for column in left])
-    lines = [
-        _line(
-            [
-                row[column].ljust(widths[column])
-                if align[column] == "l"
-                else row[column].rjust(widths[column])
-                for column in left
-            ]
-        )
-        for row in (headers, *cells)
-    ]
-    lines.insert(1, rule)
-    if total is not None:
-        lines.insert(-1, rule)
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return (" " * _GAP).join(cells).rstrip()
-
-
-def _widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    return [
-        max([len(header) + _HEADER_PADDING, *(len(row[column]) for row in rows)])
-        for column, header in enumerate(headers)
-    ]
+    table = tabulate(
+        [[row[column] for column in left] for row in cells],
+        headers=[headers[column] for column in left],
+        tablefmt="simple",
+        colalign=[_ALIGNMENTS[align[column]] for column in left],
+        disable_numparse=True,
+    )
+    if total is None:
+        return table
+    lines = table.split("\n")
+    return "\n".join([*lines[:-1], lines[1], lines[-1]])
 
 
 def _fit(
     headers: Sequence[str], rows: Sequence[Sequence[str]], width: int, drop: Sequence[int]
 ) -> tuple[Sequence[int], int]:
     """The columns that are shown, and the width of the first."""
-    widths = _widths(headers, rows)
+    widths = [
+        max(len(header) + _HEADER_PADDING, *(len(row[column]) for row in rows))
+        for column, header in enumerate(headers)
+    ]
     left = list(range(len(widths)))
     shortest = min(widths[0], _SHORTEST_NAME)
     for column in drop:

@@ -792,7 +792,7 @@ def test_import_is_cheap() -> None:
         "add_pytest_options(G())\n"
         "assert not is_enabled('enabled', {}, {'NEGATIVA': '0'})\n"
         "heavy = {'msgspec', 'yaml', 'click', 'pytest', '_pytest', 'cupti', 'elftools',"
-        " 'zstandard', 'lz4', 'rich', 'difflib', 'decimal'}\n"
+        " 'zstandard', 'lz4', 'rich', 'tabulate', 'difflib', 'decimal'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
