@@ -85,6 +85,7 @@ def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     assert offsets[1][0] == offsets[0][1] + 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writable", [False, True])
 def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     """They get a new place, and the old one goes if other code does."""
