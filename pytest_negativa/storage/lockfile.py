@@ -26,7 +26,7 @@ MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
 
 MAX_ITEMS = 1_000_000
-"""Commas and line breaks; the parser takes 4 s for a million.
+"""Commas and line breaks. Reading 20,000 lines that keep code takes 0.9 s.
 
 A lock that keeps all 46,400 elements of PyTorch 2.11 for CUDA 13 has 232,000.
 """

@@ -98,6 +98,12 @@ class _Budget:
     def seconds(self) -> float:
         return time.monotonic() - self._begin
 
+    @property
+    def progress(self) -> str:
+        """The number of the last run, and the most that there may be."""
+        most = self.limits.heal_runs
+        return f"{self.runs} of at most {most}" if most else f"{self.runs}"
+
     def spend(self) -> None:
         """Count a run.
 
@@ -214,7 +220,7 @@ def search(
         failed = trials.first_failing(kept, tests)
         outcome = "pass" if failed is None else f"{failed} fails"
         verification.say(
-            f"negativa: healing: run {budget.runs}, {len(kept):,} parts given back: {outcome}"
+            f"negativa: healing: run {budget.progress}, {len(kept):,} parts given back: {outcome}"
         )
         answers.add(kept, failed)
         return failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from tests.support.reports import OURS
 
+# A virtual environment that is not active has its programs beside Python.
+BESIDE_PYTHON = str(Path(sys.executable).parent)
+DIFF_COVER = shutil.which("diff-cover") or shutil.which("diff-cover", path=BESIDE_PYTHON)
 SOURCES = {"src/a.cu": 20, "src/b.cu": 5}
 
 
@@ -47,7 +51,7 @@ def test_genhtml(sources: Path) -> None:
     assert "hidden" in pages
 
 
-@pytest.mark.skipif(shutil.which("diff-cover") is None, reason="needs diff-cover (PyPI)")
+@pytest.mark.skipif(DIFF_COVER is None, reason="needs diff-cover (PyPI)")
 def test_diff_cover(sources: Path) -> None:
     """A change adds a kernel that no test uses."""
     report = sources / "k.xml"
@@ -57,7 +61,8 @@ def test_diff_cover(sources: Path) -> None:
     run(*git, "add", "src/a.cu")
     run(*git, "commit", "-qm", "before")
     run(*git, "add", "src/b.cu")
-    run("diff-cover", str(report), "--compare-branch=HEAD", "--format", "json:found.json")
+    assert DIFF_COVER is not None
+    run(DIFF_COVER, str(report), "--compare-branch=HEAD", "--format", "json:found.json")
     found = json.loads((sources / "found.json").read_text())
     assert found["src_stats"]["src/b.cu"]["violation_lines"] == [3]
     assert (found["total_num_lines"], found["total_num_violations"]) == (1, 1)

@@ -377,7 +377,9 @@ def test_a_spare_of_another_user(kit: Kit, tmp_path: Path, fault: PlantedFault) 
     assert kit.run("plain", cut.library).stdout == kit.output
 
 
-@pytest.mark.planted_fault("a cut library's table of gaps is damaged", says="is damaged")
+@pytest.mark.planted_fault(
+    "a cut library's table of gaps is damaged", says="table of missing pages is damaged"
+)
 def test_a_damaged_table_is_refused(kit: Kit, tmp_path: Path, fault: PlantedFault) -> None:
     cut = kit.cut(tmp_path)
     data = bytearray(cut.library.read_bytes())
