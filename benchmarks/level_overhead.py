@@ -1,8 +1,8 @@
 """What each level of tracing costs: the tests of a suite, ten rounds at each level, in turns.
 
 Each level has one pytest process, which runs all tests ``--repeat`` times a round. The processes
-take turns, so one of them works at a time. The first round, which loads code, is not counted, and
-all have it at once: tracing_overhead.py measures starts. "operators" is level range while
+take turns, so one of them works at a time. Before, all run the tests once at the same time, which
+loads code and is not counted: tracing_overhead.py measures starts. "operators" is level range while
 emit_nvtx of torch.autograd.profiler names PyTorch's operators; it is compared with emit_nvtx alone.
 
 Run: python benchmarks/level_overhead.py [SUITE_FOLDER] [--rounds 10] [--repeat 10]
@@ -46,28 +46,28 @@ START = 0.0
 
 def pytest_generate_tests(metafunc):
     metafunc.fixturenames.insert(0, "turn")
-    metafunc.parametrize("turn", range(ROUNDS * REPEAT), indirect=True, scope="session")
+    metafunc.parametrize("turn", range(1 + ROUNDS * REPEAT), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def turn(request):
     global START
-    number, repetition = divmod(request.param, REPEAT)
-    place = (number - 1) * PROCESSES + NUMBER
-    if number and repetition == 0:
+    if request.param == 0:
+        yield
+        (FOLDER / f"warm{NUMBER}").touch()
+        return
+    number, repetition = divmod(request.param - 1, REPEAT)
+    place = number * PROCESSES + NUMBER
+    if repetition == 0:
         while not (FOLDER / str(place)).exists() or len(list(FOLDER.glob("warm*"))) < PROCESSES:
             time.sleep(0.005)
         START = time.perf_counter()
     yield
-    if repetition < REPEAT - 1:
-        return
-    if number == 0:
-        (FOLDER / f"warm{NUMBER}").touch()
-        return
-    took = time.perf_counter() - START
-    with (FOLDER / f"times{NUMBER}").open("a") as file:
-        file.write(f"{took}\\n")
-    (FOLDER / str(place + 1)).touch()
+    if repetition == REPEAT - 1:
+        took = time.perf_counter() - START
+        with (FOLDER / f"times{NUMBER}").open("a") as file:
+            file.write(f"{took}\\n")
+        (FOLDER / str(place + 1)).touch()
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def main() -> None:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([name, os.environ.get("PYTHONPATH", "")]),
                 "ROUNDS_FOLDER": name,
-                "ROUNDS": f"{number} {len(levels)} {arguments.rounds + 1} {arguments.repeat}",
+                "ROUNDS": f"{number} {len(levels)} {arguments.rounds} {arguments.repeat}",
                 "ROUNDS_LEVEL": level,
             }
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

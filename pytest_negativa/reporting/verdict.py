@@ -55,7 +55,7 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
                 yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
     if verdict.healing is not None:
         yield _healing(verdict.healing, options)
-    yield from map(_files, verdict.files)
+    yield from (_files(row) for row in verdict.files if row.files)
     yield _conclusion(verdict)
     yield f"Record: {_for_people(path)}"
 

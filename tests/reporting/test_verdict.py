@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     LibraryStatus,
+    ProvedFiles,
     ProvedLibrary,
     Verdict,
     Versions,
@@ -81,3 +83,23 @@ def test_what_is_left(granularity: str, left: int, text: str) -> None:
     )
 
     assert text in shown.splitlines()
+
+
+def test_a_distribution_without_unused_files_has_no_line() -> None:
+    with_files = ProvedFiles(
+        distribution="some-kernels",
+        version="1.0",
+        site="/site",
+        files=3,
+        size=1000,
+        unused_sha256="0",
+        opened=(),
+        opened_bytes=0,
+    )
+    without = replace(with_files, distribution="others", files=0, size=0)
+    verdict = replace(proved("element", 0), files=(with_files, without))
+
+    shown = "\n".join(render_verdict(verdict, Path("verdict.json"), DEFAULTS.reports))
+
+    assert "3 files of some-kernels 1.0: no process opened any." in shown
+    assert "others" not in shown
