@@ -454,16 +454,18 @@ static bool read_allowed(const char *path) {
     return read;
 }
 
-/* The bits of the same file with the same ranges; NULL if there are none. */
-static const uint8_t *find_allowed(const LogRecord *wanted) {
+/* The bits of the same file with the same ranges; NULL if there are none. `bytes`: of the bits. */
+static const uint8_t *find_allowed(const LogRecord *wanted, size_t bytes) {
     const LogRange *ranges = (const LogRange *)(wanted + 1);
+    size_t head = sizeof *wanted + wanted->range_count * sizeof *ranges;
     for (size_t at = 0; at + sizeof(LogRecord) <= allowed.size;) {
         const LogRecord *row = (const LogRecord *)(allowed.data + at);
         if (row->size < sizeof *row || row->size > allowed.size - at) return NULL;
         if (row->major == wanted->major && row->minor == wanted->minor &&
             row->inode == wanted->inode && row->file_size == wanted->file_size &&
             row->modified_ns == wanted->modified_ns && row->range_count == wanted->range_count &&
-            memcmp(row + 1, ranges, row->range_count * sizeof *ranges) == 0)
+            row->size >= head && memcmp(row + 1, ranges, head - sizeof *row) == 0 &&
+            row->bits_offset <= row->size && row->size - row->bits_offset >= bytes)
             return (const uint8_t *)row + row->bits_offset;
         at += row->size;
     }
@@ -512,7 +514,7 @@ static Library *watch(const struct link_map *map) {
                                library->ranges[i].end - library->base};
     memcpy(ranges + library->range_count, path, length);
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = watched ? find_allowed(record) : NULL;
+    library->allowed = watched ? find_allowed(record, (pages + 7) / 8) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;

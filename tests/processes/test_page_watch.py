@@ -221,6 +221,28 @@ def test_no_undefined_behaviour(tmp_path: Path, library: Path, program: Path, lo
     run(logs, program, library, **more)
 
 
+@pytest.mark.parametrize(("offset", "value"), [(0, 64), (52, 0xFFFF_FFF0), (52, 1 << 20)])
+def test_bits_that_a_record_cannot_hold_forbid_nothing(
+    tmp_path: Path, library: Path, logs: Path, offset: int, value: int
+) -> None:
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}).in_main()"
+    run(logs, sys.executable, "-c", code)
+    traced = find(read_page_logs(logs), library)
+    file = identify(
+        FileKey(str(library), traced.device, traced.inode, traced.size, traced.mtime_ns)
+    )
+    assert isinstance(file, HostFile)
+    rows = bytearray(encode_allowed(file, traced.ranges, traced.pages))
+    struct.pack_into("<I", rows, offset, value)
+    (tmp_path / "allowed").write_bytes(rows)
+    rerun = tmp_path / "rerun"
+    rerun.mkdir()
+    prepare_logs(rerun)
+    environ = watch_environment(unmeasured_environ(), rerun, tmp_path / "allowed")
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+    assert not find(read_page_logs(rerun), library).restricted
+
+
 def test_a_forbidden_page_is_the_programs_own_fault(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
