@@ -31,18 +31,22 @@ from tests.support.sites import digests, wrong_files
 pytestmark = needs_compiler
 
 FAST = SlimOptions(load_check=False)
+HOLDING = """
+import sys
+from pathlib import Path
+from pytest_negativa.slimming.folder_locks import hold
+
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 @contextmanager
 def held_by_another(folder: Path) -> Iterator[None]:
     """A process holds a folder until the end."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from pytest_negativa.slimming.folder_locks import hold\n"
-        "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDING, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -99,16 +103,15 @@ def test_folders_in_each_other_wait(folders: tuple[Path, Path, Path]) -> None:
     assert gets(inner, beside)
 
 
-def test_who_waits_says_so(
-    folders: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_waits_says_so(folders: tuple[Path, Path, Path]) -> None:
     outer, inner, _ = folders
     with held_by_another(outer):
-        start_holding(inner)
-        shown = ""
-        while not shown.endswith("\n"):
-            shown += capsys.readouterr().err
-        assert shown == f"negativa: waiting for a process that has locked {outer}\n"
+        command = [sys.executable, "-c", HOLDING, str(inner)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+            assert waiting.stderr is not None
+            line = waiting.stderr.readline().decode()
+            waiting.kill()
+    assert line == f"negativa: waiting for a process that has locked {outer}\n"
 
 
 def test_several_at_once(folders: tuple[Path, Path, Path]) -> None:
