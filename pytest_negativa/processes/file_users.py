@@ -16,6 +16,9 @@ import psutil
 _CLOCK_ERROR = 1.0
 _PATIENCE = 10.0
 _POLL = 0.1
+# Linux's name of a file that has no name any more (proc_pid_maps(5)), and NFS's (nfs(5)).
+_GONE = " (deleted)"
+_GONE_ON_NFS = "/.nfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,30 @@ def wait_for_users(paths: Iterable[str], since: float) -> tuple[tuple[str, FileU
         time.sleep(_POLL)
 
 
+def wait_for_users_of_gone(folder: str) -> tuple[str, ...]:
+    """In words: the other processes that use a file of this folder that was replaced or removed.
+
+    It waits up to 10 seconds for them to end. Processes of other users show only to root.
+
+    Args:
+        folder: a real path.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        found = tuple(_users_of_gone(f"{folder}/"))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(_POLL)
+
+
+def _users_of_gone(start: str) -> Iterator[str]:
+    for process in _other_processes():
+        with contextlib.suppress(OSError):
+            used = (*_open_names(process), *(words[5] for words in _mappings(process) if words[5:]))
+            if any(n.startswith(start) and (n.endswith(_GONE) or _GONE_ON_NFS in n) for n in used):
+                yield _describe(process)
+
+
 def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
     """Each of the files with each other process that has it open or mapped.
 
@@ -66,17 +93,31 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             files[status.st_dev, status.st_ino] = path
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             inodes[str(status.st_ino)].append((device, path))
-    for process in Path("/proc").iterdir():
-        if not files or not process.name.isdecimal() or int(process.name) == os.getpid():
-            continue
+    for process in _other_processes() if files else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
             used |= set(_mapped_files(process, inodes))
             if used:
-                who = f"process {process.name} ({(process / 'exe').readlink()})"
-                user = FileUser(who, psutil.Process(int(process.name)).create_time())
+                started = psutil.Process(int(process.name)).create_time()
+                user = FileUser(_describe(process), started)
                 yield from ((path, user) for path in sorted(used))
+
+
+def _other_processes() -> Iterator[Path]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and int(process.name) != os.getpid():
+            yield process
+
+
+def _describe(process: Path) -> str:
+    return f"process {process.name} ({(process / 'exe').readlink()})"
+
+
+def _open_names(process: Path) -> Iterator[str]:
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            yield str(descriptor.readlink())
 
 
 def _open_files(process: Path) -> Iterator[tuple[int, int]]:
@@ -87,10 +128,14 @@ def _open_files(process: Path) -> Iterator[tuple[int, int]]:
 
 
 def _mapped_files(process: Path, inodes: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
-    for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
-        # 7f5e2000-7f5e4000 r-xp 00002000 08:01 123456   /lib/a.so: proc_pid_maps(5). Some file
-        # systems have another device here than in stat.
-        words = line.split(maxsplit=5)
+    for words in _mappings(process):
+        # Some file systems have another device here than in stat.
         for device, path in inodes.get(words[4], ()):
             if words[3] == device or words[5:] == [path]:
                 yield path
+
+
+def _mappings(process: Path) -> Iterator[list[str]]:
+    for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
+        # 7f5e2000-7f5e4000 r-xp 00002000 08:01 123456   /lib/a.so: proc_pid_maps(5).
+        yield line.split(maxsplit=5)

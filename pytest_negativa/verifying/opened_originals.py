@@ -78,6 +78,19 @@ def leftover_users(users: Iterable[tuple[str, FileUser]]) -> Iterator[str]:
         )
 
 
+def users_of_earlier_copies(users: Iterable[str]) -> Iterator[str]:
+    """Why runs on the copies tell nothing: processes of before may have answered with other copies.
+
+    Args:
+        users: processes that used a copy that had been replaced when the tests began.
+    """
+    for who in dict.fromkeys(users):
+        yield (
+            f"{who} still used a copy of an earlier round when the tests ran on the copies, so "
+            "their outcomes tell nothing; let the test that starts this process end it"
+        )
+
+
 def _opened(path: str, times: int, openers: Sequence[str], *, is_twin: bool) -> str:
     what = f"{path}, which has the content of the original," if is_twin else "the original"
     who = f"{', '.join(openers)} had it open or mapped then" if openers else "its opener is unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
 import time
@@ -24,7 +25,11 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import ProvedFiles, Verdict, Versions
-from pytest_negativa.processes.file_users import FileUser, wait_for_users
+from pytest_negativa.processes.file_users import (
+    FileUser,
+    wait_for_users,
+    wait_for_users_of_gone,
+)
 from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.redirect import (
     make_logs_folder,
@@ -58,6 +63,7 @@ from pytest_negativa.verifying.opened_originals import (
     held_originals,
     leftover_users,
     opened_originals,
+    users_of_earlier_copies,
 )
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -104,6 +110,7 @@ class Verification:
         self._held: tuple[tuple[str, FileUser], ...] = ()
         self._copy_files: tuple[str, ...] = ()
         self._leftover: tuple[tuple[str, FileUser], ...] = ()
+        self._earlier: tuple[str, ...] = ()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
@@ -126,7 +133,7 @@ class Verification:
         """
         # A verdict of before must not outlive a verification that is interrupted.
         remove_file(self._record)
-        self._held = self._leftover = ()
+        self._held = self._leftover = self._earlier = ()
         reconstruction, table = self.write_copies(planned)
         self._copy_files = tuple(copy.copy for copy in reconstruction.libraries)
         self.say(_written_line(reconstruction))
@@ -155,6 +162,7 @@ class Verification:
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
                 *leftover_users(self._leftover),
+                *users_of_earlier_copies(self._earlier),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -255,6 +263,7 @@ class Verification:
             with watch:
                 # What begins to use an original from now on is seen by the watch.
                 if kind is RoundKind.VERIFY:
+                    self._earlier += wait_for_users_of_gone(os.path.realpath(self.copies))
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = run_round(self.program, round_spec, environ, limit)
         result = replace(result, opens=watch.opens)

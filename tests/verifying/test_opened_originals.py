@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,64 @@ def test_a_service_on_copies_that_answers_on_originals(tmp_path: Path, fault: Pl
         for pipe in pipes:
             stack.enter_context(os.fdopen(os.open(pipe, os.O_RDWR)))
         fault.check(project.trace().verify("--negativa-rerun=1", status=1))
+    assert not project.verdict["proved"]
+
+
+EARLIER = """
+CODE = '''
+import sys
+from standin_gpu import need
+for line in sys.stdin:
+    try:
+        need(sys.argv[1], 46168)
+        print("ok", flush=True)
+    except RuntimeError:
+        print("no kernel image", flush=True)
+        break
+'''
+
+def is_there():
+    try:
+        status = Path("/proc", Path("pid").read_text(), "stat").read_text()
+        return status.rpartition(")")[2][1] != "Z"
+    except FileNotFoundError:
+        return False
+
+def test_use():
+    use(LIB, 0)
+
+def test_service():
+    if ROUND in ("", "original"):
+        need(LIB, 46168)
+        return
+    if not is_there():
+        service = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(LIB)],
+            stdin=os.open("asks", os.O_RDWR), stdout=os.open("answers", os.O_RDWR),
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )
+        Path("pid").write_text(str(service.pid))
+    Path("asks").write_text("?\\n")
+    with Path("answers").open() as answers:
+        assert answers.readline() == "ok\\n"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A service ends at its first fault. One that a test starts while healing runs on a copy with "
+    "the code given back, outlives the round, and answers for the proof.",
+    says="still used a copy of an earlier round when the tests ran on the copies",
+)
+def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", EARLIER)
+    for name in ("asks", "answers"):
+        os.mkfifo(project.folder / name)
+    try:
+        with open(os.open(project.folder / "answers", os.O_RDWR)):
+            fault.check(project.trace().heal(status=1))
+    finally:
+        os.kill(int((project.folder / "pid").read_text()), signal.SIGKILL)
     assert not project.verdict["proved"]
 
 
