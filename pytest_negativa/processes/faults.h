@@ -226,7 +226,10 @@ static __sighandler_t faults_sysv_signal(int number, __sighandler_t handler) {
 
 static __sighandler_t faults_sigset(int number, __sighandler_t handler) {
     if (number != SIGSEGV) return faults.sigset(number, handler);
-    return handler == SIG_HOLD ? faults_user().sa_handler : faults_set(handler, 0);
+    if (handler == SIG_HOLD) return faults_user().sa_handler;
+    /* It unblocks the signal. */
+    faults_set_mark(SIG_UNBLOCK);
+    return faults_set(handler, 0);
 }
 
 static int faults_siginterrupt(int number, int flag) {

@@ -44,6 +44,7 @@ RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
         "handler-needs-pages",
         "handler-crashes",
         "handler-unblocks",
+        "handler-sets-itself",
         "handler-of-another",
         "by-handle",
         "vfork",

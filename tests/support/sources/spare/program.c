@@ -145,13 +145,19 @@ static void set_handler(void) {
 
 /* Faults itself; at first it unblocks the signal, if it may. */
 static int unblocks;
+static sighandler_t (*set_again)(int, sighandler_t);
 
 static void on_segv_crash(int number) {
     sigset_t one;
     sigemptyset(&one);
     sigaddset(&one, number);
     if (write(1, "handled\n", 8) != 8) _exit(9);
-    if (unblocks-- > 0) sigprocmask(SIG_UNBLOCK, &one, NULL);
+    if (unblocks-- > 0) {
+        if (set_again)
+            set_again(number, on_segv_crash);
+        else
+            sigprocmask(SIG_UNBLOCK, &one, NULL);
+    }
     *(volatile int *)24 = 1;
 }
 
@@ -250,8 +256,11 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "handler-needs-pages")) {
         set_handler();
         crash();
-    } else if (!strcmp(what, "handler-crashes") || !strcmp(what, "handler-unblocks")) {
+    } else if (!strcmp(what, "handler-crashes") || !strcmp(what, "handler-unblocks") ||
+               !strcmp(what, "handler-sets-itself")) {
         unblocks = strcmp(what, "handler-crashes") ? 3 : 0;
+        if (!strcmp(what, "handler-sets-itself"))
+            set_again = (sighandler_t(*)(int, sighandler_t))dlsym(RTLD_DEFAULT, "sigset");
         use();
         signal(SIGSEGV, on_segv_crash);
         *(volatile int *)24 = 1;
