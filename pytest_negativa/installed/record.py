@@ -59,6 +59,8 @@ def find_by_content(
 ) -> Iterator[tuple[Path, str]]:
     """Yield real path and SHA-256 of each installed file that has one of these by its RECORD.
 
+    A file that is gone or may not be reached is left out.
+
     Args:
         folders: where distributions are installed.
         sha256s: in hex.
@@ -72,9 +74,13 @@ def find_by_content(
                 # Most distributions have none, and reading CSV takes most of the time.
                 if not any(mark in data for mark in marks):
                     continue
-                for _, row in iter_rows(data.decode("utf-8")):
-                    if len(row) > 1 and row[1] in wanted:
-                        yield Path(path_of(row, folder)).resolve(), wanted[row[1]]
+                rows = [row for _, row in iter_rows(data.decode("utf-8"))]
+                for row in rows:
+                    # ValueError: the path has a NUL.
+                    with contextlib.suppress(OSError, ValueError):
+                        if len(row) > 1 and row[1] in wanted:
+                            path = os.path.realpath(path_of(row, folder), strict=True)
+                            yield Path(path), wanted[row[1]]
 
 
 def update_record(

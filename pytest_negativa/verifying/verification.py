@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.libraries import size_of
 from pytest_negativa.installed.record import find_by_content
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -312,9 +313,7 @@ class Verification:
         return {
             str(path): originals[sha256].path
             for path, sha256 in found
-            if str(path) not in planned
-            and path.is_file()
-            and path.stat().st_size == originals[sha256].size
+            if str(path) not in planned and size_of(path) == originals[sha256].size
         }
 
     def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
