@@ -27,7 +27,8 @@ class FileUser:
 
     Attributes:
         who: its id and executable, in words.
-        started: when it began, seconds since the epoch; up to a second too early.
+        started: when it began, seconds since the epoch; up to a second too early. 0 for what this
+            process runs in, such as a wrapper: no test started that.
     """
 
     who: str
@@ -93,13 +94,15 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             files[status.st_dev, status.st_ino] = path
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             inodes[str(status.st_ino)].append((device, path))
+    ancestors = {str(ancestor.pid) for ancestor in psutil.Process().parents()}
     for process in _other_processes() if files else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
             used |= set(_mapped_files(process, inodes))
             if used:
-                started = psutil.Process(int(process.name)).create_time()
+                is_ancestor = process.name in ancestors
+                started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
                 user = FileUser(_describe(process), started)
                 yield from ((path, user) for path in sorted(used))
 

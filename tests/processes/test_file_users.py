@@ -39,3 +39,17 @@ def test_a_process_without_environment_is_found(tmp_path: Path, how: str) -> Non
     assert path == str(file)
     assert user.who == f"process {child.pid} ({os.path.realpath(sys.executable)})"
     assert user.may_be_younger(begin) and not user.may_be_younger(time.time() + 60)
+
+
+def test_what_this_process_runs_in_was_started_by_no_test(tmp_path: Path) -> None:
+    file = tmp_path / "a.so"
+    file.write_bytes(b"a" * 5000)
+    asks = (
+        "import sys\n"
+        "from pytest_negativa.processes.file_users import wait_for_users\n"
+        "[(_, user)] = wait_for_users(sys.argv[1:], since=1.0)\n"
+        "assert not user.may_be_younger(1.0)\n"
+    )
+    wrapper = "import subprocess, sys; file = open(sys.argv[2]); subprocess.run("
+    wrapper += "[sys.executable, '-c', *sys.argv[1:]], check=True)"
+    subprocess.run([sys.executable, "-c", wrapper, asks, str(file)], check=True)
