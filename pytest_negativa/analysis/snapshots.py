@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
@@ -19,7 +21,7 @@ from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import CodeFilesRow
-from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary
+from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.planning.snapshot import (
     fold_file,
     make_snapshot,
@@ -115,11 +117,24 @@ def _read_files(
         ):
             path = os.path.realpath(mapped.path)
             place = places.of(path)
-            one = snapshot_map(mapped.library_map, None, place.version, _place_here(place))
+            one = _snapshot_file(mapped.library_map, mapped, place.version, _place_here(place))
             if not (found.explicit or mapped.library_map.library.file_kind.is_host):
                 one = fold_file(one, place.distribution or _folder_of(path, root, place))
             libraries.append(one)
     return _Found(found.label, libraries, unread)
+
+
+def _snapshot_file(
+    library_map: LibraryMap, mapped: MappedLibrary, version: str | None, place: str | None
+) -> SnapshotLibrary:
+    """A file as its map tells, a slimmed library with the bytes that are left in it."""
+    one = snapshot_map(library_map, None, version, place)
+    if mapped.removed is None or one.code_bytes == mapped.removed.stored_bytes:
+        return one
+    # Kernels went from cubins that stay. The map doesn't tell how many bytes of each arch went.
+    elements = sum(row.elements for row in one.rows)
+    left = SnapshotRow(None, None, False, elements, mapped.removed.stored_bytes)
+    return replace(one, rows=(left,))
 
 
 def _folder_of(path: str, root: Path | None, place: Place) -> str:
@@ -149,7 +164,7 @@ def _has_code(library_map: LibraryMap) -> bool:
 
 def _request(headers_only: bool) -> MapRequest:
     scope = Scope(headers_only=headers_only)
-    return MapRequest(scope, with_map=True, with_summary=False, any_file=True)
+    return MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
 
 
 def _read_archive(
@@ -165,7 +180,7 @@ def _read_archive(
             unread.append(problem)
         elif mapped.library_map is not None and _has_code(mapped.library_map):
             place = below_site(file)
-            one = snapshot_map(mapped.library_map, None, version, place)
+            one = _snapshot_file(mapped.library_map, mapped, version, place)
             if not mapped.library_map.library.file_kind.is_host:
                 one = fold_file(one, name or PurePosixPath(place).parent.as_posix())
             libraries.append(one)

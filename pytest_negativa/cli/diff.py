@@ -53,6 +53,7 @@ def diff(
     unused.
     A lock tells no archs and no kernels, and a library alone tells no reasons.
     Files that are GPU code themselves count as one for each distribution or folder.
+    A slimmed library has the code that is left in the file; code in a spare counts as gone.
 
     Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
@@ -88,22 +89,26 @@ def diff(
     shown_as = template_of if settings.reports.demangle else str
     try:
         difference = compare_snapshots(load(before), load(after))
-        if globs:
-            wanted = GlobSet(globs)
-            changes = (
-                one.only(lambda name: bool(wanted.match(name, demangle(name))))
-                for one in difference.kernels
-            )
-            chosen = tuple(one for one in changes if one.names())
-            difference = msgspec.structs.replace(difference, kernels=chosen)
-        if as_json:
-            listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
-            click.echo(encode_json(listing), nl=False)
-        else:
-            click.echo("\n\n".join(render_difference(difference, shown_as, settings.reports.top)))
     finally:
+        # The figures lack these, so they are named first.
         for error in unread:
             print_error(error)
+    changed = sum(len(one.names()) for one in difference.kernels)
+    if globs:
+        wanted = GlobSet(globs)
+        changes = (
+            one.only(lambda name: bool(wanted.match(name, demangle(name))))
+            for one in difference.kernels
+        )
+        chosen = tuple(one for one in changes if one.names())
+        difference = msgspec.structs.replace(difference, kernels=chosen)
+    if as_json:
+        listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
+        click.echo(encode_json(listing), nl=False)
+    else:
+        click.echo("\n\n".join(render_difference(difference, shown_as, settings.reports.top)))
+        if globs and not difference.kernels:
+            click.echo(f"\n0 of {changed:,} changed kernels match")
     if unread:
         click.get_current_context().exit(EXIT_FAILED)
 

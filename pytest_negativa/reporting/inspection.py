@@ -275,6 +275,8 @@ def kernel_lines(
                 found[index][arch] = ()
     named = sorted(((library_map.names[i], sizes) for i, sizes in found.items()), key=itemgetter(0))
     rows = [row for row in named if not globs or wanted.match(row[0], demangle(row[0]))]
+    if globs and not rows:
+        yield f"0 of {len(named):,} kernels match"
     for name, by_arch in rows[: top or None]:
         described = [describe(arch, sizes) for arch, sizes in by_arch.items()]
         shown = demangle(name) if demangled else name

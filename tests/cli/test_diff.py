@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 import zipfile
+from pathlib import Path
 
 import jsonschema
 import pytest
+from click.testing import CliRunner, Result
 
+from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import Scope
+from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.records import shipped_schema
-from tests.support.libraries import FIXTURES
+from tests.support.libraries import BIN
 from tests.support.sessions import Project
+from tests.support.slimmed import compact, plan_for, read, read_slimmed
+
+
+def diff(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["diff", *map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.mark.slow
@@ -33,7 +45,7 @@ def test_what_can_be_compared(project: Project) -> None:
 
 def test_two_folders(project: Project) -> None:
     (project.folder / "old").mkdir()
-    shutil.copy(FIXTURES / "bin" / "libnames.so", project.folder / "old")
+    shutil.copy(BIN / "libnames.so", project.folder / "old")
     shutil.copytree(project.folder / "old", project.folder / "new")
     shutil.copy(project.folder / "quickstart/libquickstart.so", project.folder / "new")
 
@@ -56,6 +68,8 @@ def test_two_folders(project: Project) -> None:
         json.loads(project.negativa("diff", "old", "new", "--json").stdout),
         json.loads(shipped_schema("difference")),
     )
+    none = project.negativa("diff", "old", "new", "--match", "gen_*").stdout
+    assert none.endswith("\n\n0 of 13 changed kernels match\n")
     assert "'-1'" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "5 more" in quick
@@ -86,6 +100,46 @@ def test_two_wheels(project: Project) -> None:
     assert "ours-2.0.whl/ours/torn.so: at offset" in failed.stderr
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize("packed", ["", "tar"])
+def test_slimmed_libraries_have_the_code_that_is_left(
+    tmp_path: Path, trimmed: bool, packed: str
+) -> None:
+    source = BIN / "libcallgraph.so"
+    library_map = read(source)
+    plan = plan_for(library_map, "calls_nothing")
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+    shutil.copy(source, tmp_path / "old")
+    shutil.copy(BIN / "libnames.so", tmp_path / "old")
+    shutil.copy(BIN / "libnames.so", tmp_path / "new")
+    edits = None
+    if trimmed:
+        with ByteSource(source) as opened:
+            edits, _ = trim_kernels(opened, library_map, plan, 1)
+    compact(library_map, plan, tmp_path / "new" / source.name, edits)
+    _, removed = read_slimmed(tmp_path / "new" / source.name, Scope())
+    sides = [str(tmp_path / side) for side in ("old", "new")]
+    if packed:
+        for side in sides:
+            with tarfile.open(f"{side}.tar", "w") as archive:
+                archive.add(side, "image")
+        sides = [f"{side}.tar" for side in sides]
+
+    done = diff(*sides, "--json")
+
+    difference = json.loads(done.stdout)["difference"]
+    assert (done.exit_code, done.stderr) == (0, "")
+    code = {one["name"]: one["code"] for one in difference["libraries"]}
+    assert code["libnames.so"]["before"] == code["libnames.so"]["after"]
+    assert 0 < code[source.name]["after"] == removed.stored_bytes < code[source.name]["before"]
+    went = [name for one in difference["kernels"] for name in one["went"]]
+    assert bool(went) is trimmed and "calls_nothing" not in went
+    # A library that is named itself is read the same way.
+    one = diff(source, tmp_path / "new" / source.name)
+    assert (one.exit_code, one.stderr) == (0, "")
+
+
 def test_libraries_of_a_folder_that_cannot_be_read_are_named(project: Project) -> None:
     library = (project.folder / "quickstart/libquickstart.so").read_bytes()
     for side in ("old", "new"):
@@ -113,7 +167,7 @@ def test_files_of_gpu_code_are_folded(project: Project) -> None:
         (project.folder / side / "kernels/sm90").mkdir(parents=True)
         for number in range(count):
             name = f"{side}/kernels/sm90/{number}.cubin"
-            shutil.copy(FIXTURES / "bin" / "kernels.sm_90.cubin", project.folder / name)
+            shutil.copy(BIN / "kernels.sm_90.cubin", project.folder / name)
     wheel = project.folder / "ours-3.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in sorted((project.folder / "new").rglob("*.cubin")):

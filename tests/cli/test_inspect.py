@@ -412,6 +412,8 @@ class TestSlimmed:
         output = inspect("--arch=9.0", "--kernels", tmp_path / "lib.so").stdout
         assert "calls_nothing  [sm_90 " in output
         assert "calls_pointer  [" not in output and "\n  [" not in output
+        none = inspect("--kernels", "--match=gen_*", BIN / "libcallgraph.so").stdout
+        assert "\n\n0 of " in none and none.endswith(" kernels match\n")
         assert " kernels and " in output and " are gone from cubins that are left" in output
 
     def test_several_libraries(self, slimmed: Path) -> None:

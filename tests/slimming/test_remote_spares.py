@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
+from pytest_negativa.images.report import report_image
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
@@ -39,18 +41,39 @@ print(hashlib.sha256(ctypes.string_at(library.registered(), 238000)).hexdigest()
 """
 
 
-def slim(site: Made, spares: Path) -> None:
-    """Without any GPU code but PTX; nothing is loaded for a check."""
+def slim(site: Made, spares: Path, major: int = 8) -> None:
+    """Without the GPU code of other devices; nothing is loaded for a check."""
     policy = SparePolicy(spares)
     slim_trees(
         SlimRequest(
             paths=(site.folder,),
             lock=None,
-            devices=(ComputeCapability(8, 0),),
+            devices=(ComputeCapability(major, 0),),
             force_archs=True,
             options=SlimOptions(spare=policy, load_check=False),
         )
     )
+
+
+@pytest.mark.slow
+def test_diff_of_trees_has_the_code_that_image_report_has(site: Made, tmp_path: Path) -> None:
+    def pack(name: str) -> str:
+        with tarfile.open(tmp_path / name, "w") as archive:
+            archive.add(site.folder, "image")
+        return str(tmp_path / name)
+
+    before = pack("before.tar")
+    slim(site, tmp_path / "spares", major=9)
+    after = pack("after.tar")
+
+    done = CliRunner().invoke(main, ["diff", before, after, "--json"], catch_exceptions=False)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    libraries = json.loads(done.stdout)["difference"]["libraries"]
+    for side, archive in (("before", before), ("after", after)):
+        told = sum(one["code"][side] or 0 for one in libraries)
+        assert told == sum(row.code_bytes for row in report_image(Path(archive)).libraries)
+    assert told > 0
 
 
 @pytest.fixture
