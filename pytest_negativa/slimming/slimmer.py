@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,10 @@ class Slimmer:
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
     _token: str = ""
-    _lines_back: dict[str, dict[str, RecordLine]] = field(default_factory=dict)
+    _undone: list[str] = field(default_factory=list)
+    _lines_back: defaultdict[str, dict[str, RecordLine]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     _known_sites: list[Site] | None = None
     _known_origins: Origins | None = None
 
@@ -188,13 +192,17 @@ class Slimmer:
 
     def _run(self, on_done: OnDone) -> None:
         before = self._copy_of_manifest()
-        self._forget_stale()
         work = self.work
-        begun = bool(work.tasks or work.links or work.packages or self.manifest.run)
+        back = self._lines_of_undone()
+        begun = bool(work.tasks or work.links or work.packages or back or self.manifest.run)
         if begun:
             self.manifest = begin_run(self.root, self.manifest, self._token)
         run: str | None = None
         try:
+            if back:
+                self._write_records(lambda record: back.get(str(record), {}))
+                self._known_sites = None
+            self._forget_stale()
             try:
                 self._remove_abandoned_runtimes()
                 self._link_names()
@@ -202,8 +210,11 @@ class Slimmer:
                 self._remove_unused_runtimes()
                 self._remove_files(on_done)
             finally:
-                # Also when interrupted: what was replaced must be in order.
+                # Also when interrupted: what was replaced must be in order. Only the entries of
+                # originals that are back know the lines of RECORD, so they go last.
                 self._update_records()
+                for key in self._undone:
+                    self.manifest.slimmed.pop(key, None)
         except KeyboardInterrupt:
             # Threads at work may still give their files names, which the next run removes.
             run = self.manifest.run
@@ -396,12 +407,11 @@ class Slimmer:
             places = {self.root / name: self._state(name) for name in task.names}
             like = self.tree.root / task.name
             put_back(self._original_of(task), places, entry, self._token, like=like)
-            for name in task.names:
-                self.manifest.slimmed.pop(name, None)
-                self.work.current.discard(name)
+            self._undone += [k for k, one in self.manifest.slimmed.items() if one is entry]
+            self.work.current.difference_update(task.names)
             self._note_left(task, entry.original_size, entry.mtime_ns, reason)
             for record, path, line in lines_before(self.root, entry):
-                self._lines_back.setdefault(record, {})[path] = line
+                self._lines_back[record][path] = line
             for folder in self.tree.folders_of(task.names):
                 remove_unused_runtime(self.root / folder)
         self.rows.append(
@@ -542,12 +552,26 @@ class Slimmer:
             for name in entry.names
             if name in self.work.current
         }
-        write_records(
-            (self.root, *self.held),
-            self._sites,
-            lambda record: {**changes, **self._lines_back.get(str(record), {})},
-            self._token,
-        )
+        self._write_records(lambda record: {**changes, **self._lines_back.get(str(record), {})})
+
+    def _write_records(self, changes_of: Callable[[Path], Mapping[str, RecordLine]]) -> None:
+        write_records((self.root, *self.held), self._sites, changes_of, self._token)
+
+    def _lines_of_undone(self) -> dict[str, dict[str, RecordLine]]:
+        """The lines that RECORD files lack because a run was killed after it put originals back."""
+        undone = [
+            entry
+            for entry in self.manifest.slimmed.values()
+            if self.tree.covers(entry.names) and self.work.current.isdisjoint(entry.names)
+        ]
+        found = self.tree.recorded({name for entry in undone for name in entry.names})
+        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+        for entry in undone:
+            slim = record_digest(entry.sha256)
+            if any(slim in found.get(name, ()) for name in entry.names):
+                for record, path, line in lines_before(self.root, entry):
+                    lines[record][path] = line
+        return lines
 
 
 def _may_lose(task: Task) -> bool:

@@ -465,6 +465,42 @@ def test_an_original_of_which_nothing_may_go_any_more_comes_back(
     assert digests(site.folder) == before
 
 
+@pytest.mark.parametrize("then", ["slim", "undo"])
+@pytest.mark.parametrize("how", ["killed", "full disk"])
+@pytest.mark.parametrize("way", ["original", "spare"])
+def test_an_original_is_back_and_its_line_in_record_is_not(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, then: str
+) -> None:
+    if way == "spare" and runtime_library() is None:
+        pytest.skip(why_no_runtime())
+    before, manifest = digests(site.folder), site.folder / MANIFEST_NAME
+    spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
+    kept = tmp_path / "originals" if way == "original" else None
+    options = replace(FAST, keep_originals=kept, spare=spare)
+    run(site, options)
+    found = b""
+
+    def fail(*_: object) -> None:
+        nonlocal found
+        found = manifest.read_bytes()
+        raise StoreError("RECORD: cannot be written: No space left on device")
+
+    options = replace(options, strip=False)
+    all_but_one = lock_of_original(site, set(range(1, 100)))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "write_records", fail)
+        with pytest.raises(StoreError, match="No space"):
+            run(site, options, lock=all_but_one)
+    if how == "killed":
+        manifest.write_bytes(found)
+    assert wrong_files(site.folder) == [ONE]
+    if then == "slim":
+        run(site, options, lock=all_but_one)
+        assert wrong_files(site.folder) == []
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
+
+
 def test_in_a_copy_too_an_original_comes_back(site: Made, tmp_path: Path) -> None:
     run(site, replace(FAST, keep_originals=tmp_path / "originals"))
     all_but_one = lock_of_original(site, set(range(1, 100)))
