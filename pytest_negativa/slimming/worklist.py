@@ -70,9 +70,9 @@ _LEFT_OUT = (
     "it is needed: install it again"
 )
 _HAS_SPARE = "was slimmed before, and its spare has its symbol tables, too"
-_SPARE_WITHIN = (
-    "its spare lies in the folder to slim, or in one whose path is not UTF-8; pass --spare DIR to "
-    "put its next spare elsewhere, or --keep-originals DIR to do without a spare"
+_SPARE_NEAR = (
+    "its spare lies in the folder to slim, in one around it, or in one whose path is not UTF-8; "
+    "pass --spare DIR to put its next spare elsewhere, or --keep-originals DIR to have none"
 )
 _IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
@@ -240,9 +240,11 @@ def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | Sl
     except NegativaError as e:
         detail = str(e).removeprefix(f"{path}: ")
         return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail)
-    is_within = tree.root in (folder, *folder.resolve().parents)
-    if is_within or utf8(str(folder)) != str(folder):
-        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _SPARE_WITHIN)
+    real = folder.resolve()
+    # As for --spare: no scan enters a folder of spares.
+    is_near = tree.root == real or tree.root in real.parents or real in tree.root.parents
+    if is_near or utf8(str(folder)) != str(folder):
+        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _SPARE_NEAR)
     return replace(recipe, spare=replace(spare, folder=folder))
 
 

@@ -220,21 +220,24 @@ def test_slimmed_again_without_the_option_a_library_keeps_a_spare(
     assert digests(site.folder) == before
 
 
-@pytest.mark.parametrize("where", ["gone", "beside the library"])
+@pytest.mark.parametrize("where", ["gone", "beside the library", "around the folder"])
 def test_a_library_whose_next_spare_has_no_place_stays(
-    site: Made, tmp_path: Path, where: str
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     slim(site, tmp_path)
     folder = site.one.parent if where == "beside the library" else tmp_path / "gone"
+    if where == "around the folder":
+        folder = site.folder.parent
+        monkeypatch.setenv("NEGATIVA_SPARE_DIR", str(folder))
     folder.mkdir(exist_ok=True)
     for spare in (tmp_path / "spares").glob("*.spare"):
         spare.rename(folder / spare.name)
     before = digest_of(site.one)
     [row] = [row for row in slim(site, tmp_path, SM_80, spare=None).rows if row.path == ONE]
     assert row.status is SlimStatus.FAILED
-    words = "pass --spare DIR" if folder == site.one.parent else "bring it back"
-    assert words in (row.detail or "")
+    assert ("bring it back" if where == "gone" else "pass --spare DIR") in (row.detail or "")
     assert digest_of(site.one) == before
+    assert not (folder / ORIGINALS_MARK).exists()
 
 
 def test_names_in_other_folders_get_the_runtime(site: Made, tmp_path: Path) -> None:
