@@ -142,7 +142,7 @@ class SlimmedLibrary(Record, frozen=True, kw_only=True):
     Attributes:
         path: of the file.
         removed: bytes of GPU code that it lost; None if no manifest tells.
-        never_loaded: it lost all of its GPU code, because the proved run never loaded it.
+        never_loaded: no run of the lock or the trace loaded it, so it lost all code that may leave.
         source: what told what stays; None if no manifest tells.
     """
 

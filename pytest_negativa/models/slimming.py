@@ -71,7 +71,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         rows: what RECORD files said of the original.
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
-        never_loaded: all its GPU code is gone, because the run of the lock did not load it.
+        never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
         origin: the distribution that brought the original, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
