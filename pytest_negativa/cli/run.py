@@ -339,7 +339,8 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
     else:
         for name, value in variables.items():
             click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(printable(f"Traces go to {run}; later: negativa lock --add-uses {run}"), err=True)
+    later = f"negativa lock --add-uses {shlex.quote(str(run))}"
+    click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 
 
 def _watch_pages(run: Run) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -687,7 +688,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     ):
         if any(path.suffix == SUFFIX for path in request.paths):
             report = slim_wheel(request, progress.update)
-            _show_wheel(request)
+            _show_wheel(request, report)
         else:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
     if request.lock is not None and _is_foreign(request.lock, report):
@@ -705,13 +706,15 @@ def _show_spares(request: SlimRequest, report: SlimReport) -> None:
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
+    from pytest_negativa.slimming.slim import default_paths
 
     spare = request.options.spare
     if spare is None or not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
     # Sparse files; of other libraries, too.
     on_disk = sum(path.stat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
-    place = _places(*request.paths if request.target is None else (request.target,))
+    places = (request.paths or default_paths()) if request.target is None else (request.target,)
+    place = printable(shlex.join(map(str, places)))
     click.echo(
         f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
         f"{format_bytes(on_disk)} on disk); negativa slim undo {place} puts it back",
@@ -719,14 +722,21 @@ def _show_spares(request: SlimRequest, report: SlimReport) -> None:
     )
 
 
-def _show_wheel(request: SlimRequest) -> None:
+def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
+    from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
 
     assert request.target is not None
     [wheel] = request.paths
     new = request.target / wheel.name
-    if new.exists():
+    if not new.exists():
+        return
+    if all(row.status is not SlimStatus.SLIMMED for row in report.rows):
+        click.echo(
+            f"negativa: {printable(str(new))} is a copy: nothing was slimmed in the wheel", err=True
+        )
+    else:
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
         click.echo(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "

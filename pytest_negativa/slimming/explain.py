@@ -27,7 +27,7 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import devices_of
-from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
 
 _WORDS = re.compile(r"""[^\s/'":]+""")
@@ -302,24 +302,35 @@ def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:
 
 
 def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
-    faults = []
+    away, unusable = [], []
     for library in libraries:
         try:
-            find_spare(Path(library.path))
+            problem = problem_of(Path(library.path))
+        except SpareAwayError as e:
+            away.append(f"  {printable(str(e))}")
         except NegativaError as e:
-            faults.append(f"  {printable(str(e))}")
-    if count := len(libraries) - len(faults):
+            unusable.append(f"  {printable(str(e))}")
+        else:
+            if problem is not None:
+                unusable.append(f"  {printable(f'{library.path}: {problem}')}")
+    if count := len(libraries) - len(away) - len(unusable):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
             "removed code comes back when it is used, so slimming these is not the cause."
         )
-    if faults:
+    if unusable:
         yield (
-            f"{format_items(len(faults), 'library lacks its spare', 'libraries lack their spares')}"
+            f"{format_items(len(unusable), 'library', 'libraries')} can't get removed code back "
+            "from spares here, so slimming can be the cause:"
+        )
+        yield from unusable
+    if away:
+        yield (
+            f"{format_items(len(away), 'library lacks its spare', 'libraries lack their spares')}"
             " here. A process that uses removed code dies of SIGSEGV. After --spare-missing=error, "
             "one that loads the library ends with status 127."
         )
-        yield from faults
+        yield from away
 
 
 def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:

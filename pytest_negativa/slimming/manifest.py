@@ -96,7 +96,7 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
     is_later = manifest.removed or manifest.spares
     version = MANIFEST_VERSION_REMOVED if is_later else MANIFEST_VERSION
     manifest = msgspec.structs.replace(manifest, format_version=version)
-    if manifest.slimmed or manifest.left or manifest.removed or manifest.run:
+    if manifest.slimmed or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return

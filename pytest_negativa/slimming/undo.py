@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def _rows_without_entry(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]
         if known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path):
             detail = "was slimmed, and no manifest here tells how to undo it; install it again"
             if (folder := other_manifest(tree.root, path)) is not None:
-                detail += f", or run negativa slim undo {folder}"
+                detail += f", or run negativa slim undo {shlex.quote(str(folder))}"
             yield SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail)
 
 

@@ -31,8 +31,8 @@ MAX_ITEMS = 1_000_000
 A lock that keeps all 46,400 elements of PyTorch 2.11 for CUDA 13 has 232,000.
 """
 
-_HEAD = b"""\
-# What a test suite needs of the GPU code in these libraries, as proved on copies without the rest.
+_HEAD = """\
+# What a test suite needs of the GPU code in these libraries, {how}.
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
 _REMEDY = "restore the file from version control, or make it again with negativa lock"
@@ -86,7 +86,9 @@ def encode_lock(lock: Lock) -> bytes:
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH
     )
-    return _HEAD + text.encode()
+    proved = lock.proof.proved
+    how = "as proved on copies without the rest" if proved else "as traced: this is NOT PROVED"
+    return (_HEAD.format(how=how) + text).encode()
 
 
 def _kept_line(kept: KeptCode, plain: dict[str, Any]) -> dict[str, Any]:

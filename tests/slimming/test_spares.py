@@ -43,6 +43,7 @@ from pytest_negativa.spare.note import RUNTIME_NAME, runtime_library
 from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
 from tests.support.faults import PlantedFault
+from tests.support.libraries import PLAIN
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, wrong_files
@@ -305,8 +306,11 @@ def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:
     runtime, spare = site.one.with_name(RUNTIME_NAME), find_spare(site.one)
     runtime.rename(tmp_path / "runtime")
     assert "can't be loaded" in (checked(site)[ONE][1] or "")
-    (tmp_path / "runtime").rename(runtime)
     error, folders = "CUDA error: named symbol not found", (site.folder,)
+    text = explain_error(error, slimmed_in(folders), folders)
+    assert "can't get removed code back from spares here" in text
+    assert f"{site.one}: {runtime} is gone or another file" in text
+    (tmp_path / "runtime").rename(runtime)
     text = explain_error(error, slimmed_in(folders), folders)
     assert text.startswith("2 libraries have spares here: ") and "\n" not in text
     spare.rename(tmp_path / spare.name)
@@ -664,12 +668,17 @@ def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
 def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> None:
     spares = tmp_path / "spares"
     arguments = ["slim", "--arch=sm_80", "--spare", str(spares), "--no-load-check"]
-    done = CliRunner().invoke(main, [*arguments, str(site.folder)])
+    other = tmp_path / "no GPU code"
+    other.mkdir()
+    shutil.copy(PLAIN, other / "plain.so")
+    done = CliRunner().invoke(main, [*arguments, str(site.folder), str(other)])
     assert done.exit_code == 0, done.output
     size = format_bytes(sum(path.stat().st_blocks * 512 for path in spares.glob("*.spare")))
     assert (
         f"negativa: {spares} has what was removed (all spares there: {size} on disk); "
-        f"negativa slim undo {site.folder} puts it back"
+        f"negativa slim undo {site.folder} '{other}' puts it back"
     ) in done.stderr
+    # A folder in which nothing was slimmed gets no manifest.
+    assert [path.name for path in other.iterdir()] == ["plain.so"]
     again = CliRunner().invoke(main, [*arguments, str(site.folder)])
     assert again.exit_code == 0 and "has what was removed" not in again.stderr

@@ -194,6 +194,15 @@ def test_damage_in_a_file_that_is_copied(simple: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_a_wheel_in_which_nothing_is_slimmed(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "gpu-code", "1.0", {ONE: PLAIN})
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    made = tmp_path / "out" / wheel.name
+    assert result.exit_code == 0 and made.exists()
+    assert f"{made} is a copy: nothing was slimmed" in result.stderr
+    assert "check the licences of" not in result.stderr
+
+
 def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> None:
     taken = tmp_path / "out" / simple.name
     devices = (ComputeCapability(9, 0),)

@@ -119,6 +119,7 @@ def test_proved_by_hand(fault: PlantedFault) -> None:
     planned = [planned_of(MULTIARCH)]
     text = encode_lock(make_lock("run", planned, None, lambda path: Place(path), unproved=True))
     decode_lock(text, "negativa.lock")
+    assert b"NOT PROVED" in text.splitlines()[0] and b"as proved" not in text
     plain = yaml.safe_load(text)
     plain["proof"]["proved"] = True
     del plain["proof"]["not_proved"]
