@@ -60,7 +60,9 @@ def load_snapshot(
     path = Path(argument)
     run = Run(runs.folder / argument if (runs.folder / argument).is_dir() else path)
     if run.plan_files():
-        return snapshot_run(argument, load_planned(run), code_files_rows(load_files_plans(run)))
+        # "latest" leads to another run tomorrow.
+        title = _with_run(argument, run.folder.resolve().name)
+        return snapshot_run(title, load_planned(run), code_files_rows(load_files_plans(run)))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
     if is_container(path):
@@ -69,10 +71,16 @@ def load_snapshot(
         with path.open("rb") as file:
             head = file.read(HEAD_SIZE)
         if head.startswith(b"{"):
-            return load_baseline(path)
+            found = load_baseline(path)
+            return replace(found, title=_with_run(argument, found.title))
         if kind_of(head) is None:
             return snapshot_lock(load_lock(path), argument)
     return _snapshot(argument, _read_files(argument, headers_only, cache, on_done), on_unread)
+
+
+def _with_run(argument: str, run_id: str) -> str:
+    """What the user named, with the run that it is of."""
+    return argument if run_id in argument else f"{argument} (run {run_id})"
 
 
 class _Found(NamedTuple):

@@ -77,7 +77,7 @@ class Change(msgspec.Struct, frozen=True, order=True):
     """A figure before and after.
 
     Attributes:
-        before, after: None if it is not there at all.
+        before, after: None if there is no such code at all, or the source doesn't tell the figure.
     """
 
     before: int | None
@@ -134,7 +134,8 @@ class LibraryChange(msgspec.Struct, frozen=True):
     Attributes:
         name: as in the snapshots.
         versions: before and after.
-        code, unused, size: in bytes.
+        code, size: in bytes.
+        unused: in bytes; None without a plan.
     """
 
     name: str

@@ -271,9 +271,15 @@ def _compare_library(
             None if new is None else new.version,
         ),
         code=Change(*(None if one is None else one.code_bytes for one in sides)),
-        unused=Change(*(None if one is None else one.unused_bytes for one in sides)),
+        unused=Change(*map(_unused, sides)),
         size=Change(*(None if one is None else one.size for one in sides)),
     )
+
+
+def _unused(one: SnapshotLibrary | None) -> int | None:
+    """The unused bytes; None without a plan."""
+    is_planned = one is not None and all(row.reason is not None for row in one.rows)
+    return one.unused_bytes if one is not None and is_planned else None
 
 
 def _compare_code(before: Snapshot, after: Snapshot) -> list[CodeChange]:

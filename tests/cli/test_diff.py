@@ -38,7 +38,15 @@ def test_what_can_be_compared(project: Project) -> None:
     for other in (str(run), "negativa.lock", library):
         shown = project.negativa("diff", run.name, other).stdout
         assert f"GPU code of {other}" in shown and "67.2 kB -> 67.2 kB (0 B, +0.0%)" in shown
+    # A link and a baseline tell the run.
+    project.negativa("baseline")
+    titles = project.negativa("diff", "latest", "negativa-baseline.json").stdout.split(": ")[0]
+    told = f"(run {run.name})"
+    assert titles == f"GPU code of negativa-baseline.json {told}, compared with latest {told}"
     # A library has no plan.
+    planned = project.negativa("diff", library, "negativa.lock", "--json").stdout
+    [changes] = json.loads(planned)["difference"]["libraries"]
+    assert changes["unused"] == {"before": None, "after": 60216}
     assert "unused before" in project.negativa("diff", run.name, library).stdout
     assert "No code differs in 1 library." in project.negativa("diff", library, library).stdout
 
