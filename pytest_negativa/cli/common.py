@@ -231,6 +231,18 @@ def run_of(settings: Settings) -> Run:
     return RunsFolder(Path(settings.directory)).find(settings.run)
 
 
+def note_unopened(folder: Path) -> None:
+    """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
+    from pytest_negativa.images.containers import count_archives
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+
+    if count := count_archives(folder):
+        were = format_items(count, "archive was", "archives were")
+        note = f"{printable(str(folder))}: {were} not opened: name them"
+        click.echo(f"negativa: note: {note}", err=True)
+
+
 def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
     """Name the crossed limits; end the command with 1 if there are any and it did not fail before.
 

@@ -16,6 +16,7 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     encode_json,
+    note_unopened,
     settings_of,
     workers_for,
 )
@@ -77,6 +78,7 @@ def image_report(
     """
     from pytest_negativa.cli.progress import ByteProgress
     from pytest_negativa.gpucode.cache import open_cache
+    from pytest_negativa.images.containers import is_container
     from pytest_negativa.images.report import report_image
     from pytest_negativa.images.suite import load_suite, suite_of_lock
     from pytest_negativa.reporting.image import render_image_report
@@ -104,6 +106,8 @@ def image_report(
         click.echo(encode_json(report), nl=False)
     else:
         click.echo("\n\n".join(render_image_report(report, top)))
+    if not (report.libraries or report.code_files or is_container(folder)):
+        note_unopened(folder)
     for error in report.unreadable[:_MOST_ERRORS]:
         print_error(error)
     if len(report.unreadable) > _MOST_ERRORS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from pytest_negativa.cli.common import (
     TOP_KERNELS,
     arch_option,
     as_json_option,
+    note_unopened,
     settings_of,
     workers_for,
 )
@@ -146,6 +148,9 @@ def inspect(
     else:
         for number, part in enumerate(render_text(inspected, request)):
             click.echo(f"\n{part}" if number else part)
+    for argument, one in zip(libraries, inspected, strict=True):
+        if not one.libraries.paths and not one.mapped:
+            note_unopened(Path(argument))
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
     errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from pytest_negativa.images.archive_kinds import has_image_list, is_archive
+
+_NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|tar(\.\w+)?)")
 
 
 def is_container(path: Path) -> bool:
@@ -19,3 +23,12 @@ def is_container(path: Path) -> bool:
     from pytest_negativa.images.layers import find_image
 
     return find_image(path) is not None
+
+
+def count_archives(folder: Path) -> int:
+    """How many files below a folder are named as wheels, conda packages or tar archives."""
+    return sum(
+        _NAMED_AS_ARCHIVE.fullmatch(name) is not None
+        for _, _, names in os.walk(folder)
+        for name in names
+    )

@@ -370,6 +370,23 @@ class TestJson:
         assert not cache_folder.exists()
 
 
+@pytest.mark.parametrize("command", ["inspect", "image-report"])
+def test_archives_of_a_folder_are_told_of(tmp_path: Path, command: str) -> None:
+    for name in ("a-1-py3-none-any.whl", "b.conda", "image.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
+
+    def note() -> str:
+        done = CliRunner().invoke(main, [command, str(tmp_path)])
+        assert done.exit_code == 0
+        return done.stderr
+
+    told = f"negativa: note: {tmp_path}: 3 archives were not opened: name them\n"
+    assert note() == told
+    # What is found needs no note.
+    shutil.copy(MULTIARCH, tmp_path)
+    assert note() == ""
+
+
 class TestSlimmed:
     @pytest.fixture
     def slimmed(self, tmp_path: Path) -> Path:
