@@ -25,7 +25,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import find_cupti
-from tests.gpu.programs import run
+from tests.support.programs import run
 
 CORPUS = Path(__file__).parent / "corpus"
 ARCHS = (

@@ -13,9 +13,9 @@ import pytest
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.storage.records import load_map
-from tests.gpu.programs import run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES
+from tests.support.programs import run
 
 pytest.importorskip("torch")
 

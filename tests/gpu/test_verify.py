@@ -17,10 +17,10 @@ from pytest_negativa.models.library import Cubin
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.storage.results import load_planned, save_plans
 from pytest_negativa.storage.runs import Run
-from tests.gpu.programs import run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES, NEGATIVA
 from tests.support.many import KERNELS, LIBRARIES
+from tests.support.programs import run
 
 HERE = Path(__file__).parent
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.errors import FormatError, OptionError, ReconstructError
+from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
@@ -273,32 +273,6 @@ def test_a_damaged_spare(site: Made, tmp_path: Path, fault: PlantedFault) -> Non
     [row] = [row for row in undo_trees((site.folder,)) if row.path == ONE]
     assert row.status is SlimStatus.FAILED
     assert digest_of(site.one) == slimmed[ONE]
-
-
-@pytest.mark.parametrize("command", ["undo", "slim"])
-def test_a_library_that_cannot_be_read_keeps_its_way_back(
-    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    before = digests(site.folder)
-    slim(site, tmp_path)
-    # A copy of a tree may have other times, so only the digest tells what it is.
-    os.utime(site.one)
-
-    def refuse(source: ByteSource, path: Path) -> None:
-        if Path(path) == site.one:
-            raise FormatError(path, None, "cannot be opened: Permission denied")
-        opened(source, path)
-
-    opened = ByteSource.__init__
-    with monkeypatch.context() as patched:
-        patched.setattr(ByteSource, "__init__", refuse)
-        rows = undo_trees((site.folder,)) if command == "undo" else slim(site, tmp_path).rows
-    told = {(row.status, row.detail) for row in rows if row.path == ONE}
-    assert (SlimStatus.FAILED, "it cannot be read") in told
-    assert ONE in load_manifest(site.folder).slimmed
-    undone = {row.path: row.status for row in undo_trees((site.folder,))}
-    assert undone[ONE] is SlimStatus.UNDONE
-    assert digests(site.folder) == before
 
 
 def test_a_spare_or_runtime_that_is_gone(site: Made, tmp_path: Path) -> None:

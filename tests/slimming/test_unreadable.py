@@ -20,13 +20,17 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.models.listing import LISTING_VERSION, SlimList
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, MULTIARCH
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.sites import digests
 from tests.support.slim_rows import statuses
 
 NOBODY = 65534
@@ -84,6 +88,35 @@ def test_a_library_that_the_user_may_not_read(foreign: Made, by: str, fault: Pla
         fault.check(row.detail or "")
         checked = statuses(row for tree in scan((foreign.folder,)) for row in check_tree(tree))
         assert checked[ONE] is SlimStatus.FAILED
+
+
+@needs_compiler
+@pytest.mark.parametrize("command", ["undo", "slim"])
+def test_a_library_that_cannot_be_read_keeps_its_way_back(foreign: Made, command: str) -> None:
+    spares = foreign.folder.with_name("spares")
+    options = replace(FAST, spare=SparePolicy(spares))
+    request = SlimRequest(paths=(foreign.folder,), lock=foreign.lock, options=options)
+    before = digests(foreign.folder)
+    # Root's Python may be closed to others, so this imports what they need.
+    slim_trees(request)
+    undo_trees((foreign.folder,))
+    shutil.rmtree(spares)
+    with not_root():
+        slim_trees(request)
+        # A copy of a tree may have other times, so only the digest tells what it is.
+        os.utime(foreign.one)
+        mode = foreign.one.stat().st_mode
+        foreign.one.chmod(0)
+        if command == "undo":
+            rows = undo_trees((foreign.folder,))
+            [row] = [row for row in rows if row.path == ONE]
+            assert (row.status, row.detail) == (SlimStatus.FAILED, "it cannot be read")
+        else:
+            assert statuses(slim_trees(request).rows)[ONE] is SlimStatus.FAILED
+        assert ONE in load_manifest(foreign.folder).slimmed
+        foreign.one.chmod(mode)
+        assert statuses(undo_trees((foreign.folder,)))[ONE] is SlimStatus.UNDONE
+    assert digests(foreign.folder) == before
 
 
 def fifo(path: Path) -> None:
