@@ -197,7 +197,7 @@ def default_paths() -> tuple[Path, ...]:
 def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], list[SlimRow]]:
     manifests = [load_manifest(tree.root) for tree in trees]
     options = request.options
-    # Otherwise the original is kept, or stays in the folder of which the target is a copy.
+    # A kept original needs no spare. The target is a copy, and the original stays in its folder.
     keeps_spares = options.keep_originals is None and request.target is None
     unmet: list[SlimRow] = []
     lists: list[WorkList]

@@ -20,7 +20,7 @@ from pytest_negativa.models.report import (
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
-from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles
+from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
@@ -28,7 +28,7 @@ from pytest_negativa.reporting.properties import iter_properties
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS, REPORTS_IN_PYTEST
-from tests.support.reports import PLAN, USED, code_files, report, row
+from tests.support.reports import PLAN, USED, code_files, proved_files, report, row
 from tests.support.sites import verdict_of
 from tests.support.usages import usage_of
 
@@ -254,15 +254,6 @@ def test_each_format_has_a_renderer() -> None:
     ("status", "proved"), [(LibraryStatus.PROVED, 700), (LibraryStatus.NOT_PROVED, 0)]
 )
 def test_a_verdict_that_proves_nothing_proves_no_files(status: LibraryStatus, proved: int) -> None:
-    files = ProvedFiles(
-        distribution="some-kernels",
-        version="1.0",
-        site="/site",
-        files=3,
-        size=1000,
-        unused_sha256="0",
-        opened=("kernels/a.cubin",),
-        opened_bytes=300,
-    )
+    files = proved_files(opened=("kernels/a.cubin",), opened_bytes=300)
     verdict = replace(verdict_of(status=status), files=(files,))
     assert proof_row(verdict).proved_bytes == proved

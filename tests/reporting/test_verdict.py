@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     LibraryStatus,
-    ProvedFiles,
     ProvedLibrary,
     Verdict,
     Versions,
 )
 from pytest_negativa.reporting.verdict import render_verdict
 from tests.support.defaults import DEFAULTS
+from tests.support.reports import proved_files
 
 
 def proved(granularity: str, left: int) -> Verdict:
@@ -86,18 +86,8 @@ def test_what_is_left(granularity: str, left: int, text: str) -> None:
 
 
 def test_a_distribution_without_unused_files_has_no_line() -> None:
-    with_files = ProvedFiles(
-        distribution="some-kernels",
-        version="1.0",
-        site="/site",
-        files=3,
-        size=1000,
-        unused_sha256="0",
-        opened=(),
-        opened_bytes=0,
-    )
-    without = replace(with_files, distribution="others", files=0, size=0)
-    verdict = replace(proved("element", 0), files=(with_files, without))
+    files = (proved_files(), proved_files(distribution="others", files=0, size=0))
+    verdict = replace(proved("element", 0), files=files)
 
     shown = "\n".join(render_verdict(verdict, Path("verdict.json"), DEFAULTS.reports))
 

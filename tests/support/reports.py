@@ -11,6 +11,7 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KernelUse, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.trace import Context, Phase
+from pytest_negativa.models.verdict import ProvedFiles
 from pytest_negativa.reporting.rows import library_row
 
 DECISIONS = (
@@ -58,6 +59,21 @@ def code_files(**changes: Any) -> CodeFilesRow:
         size=1000,
         unused_files=4,
         unused_bytes=400,
+    )
+    return replace(base, **changes)
+
+
+def proved_files(**changes: Any) -> ProvedFiles:
+    """Three unused files of a distribution, which no test opened."""
+    base = ProvedFiles(
+        distribution="some-kernels",
+        version="1.0",
+        site="/site",
+        files=3,
+        size=1000,
+        unused_sha256="0",
+        opened=(),
+        opened_bytes=0,
     )
     return replace(base, **changes)
 

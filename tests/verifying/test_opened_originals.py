@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,6 +103,16 @@ def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> No
     assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
 
 
+@contextlib.contextmanager
+def pipes_of(project: VerifiedProject, *names: str) -> Iterator[None]:
+    """Pipes to a service that outlives the session; it ends with them."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            os.mkfifo(project.folder / name)
+            stack.enter_context(os.fdopen(os.open(project.folder / name, os.O_RDWR)))
+        yield
+
+
 DAEMON = """
 def test_use():
     use(LIB, 0)
@@ -128,9 +138,7 @@ def test_service(tmp_path):
 )
 def test_a_service_that_the_traced_run_started(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", DAEMON)
-    os.mkfifo(project.folder / "pipe")
-    # The service ends with the pipe.
-    with os.fdopen(os.open(project.folder / "pipe", os.O_RDWR)):
+    with pipes_of(project, "pipe"):
         fault.check(project.trace().verify(status=1))
     assert project.statuses()["lib.so"][0] == "not proved"
 
@@ -172,13 +180,7 @@ def test_service():
 )
 def test_a_service_on_copies_that_answers_on_originals(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", LEFTOVER)
-    pipes = [project.folder / name for name in ("asks", "answers")]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    # The service ends with the pipe.
-    with contextlib.ExitStack() as stack:
-        for pipe in pipes:
-            stack.enter_context(os.fdopen(os.open(pipe, os.O_RDWR)))
+    with pipes_of(project, "asks", "answers"):
         fault.check(project.trace().verify("--negativa-rerun=1", status=1))
     assert not project.verdict["proved"]
 
@@ -213,7 +215,7 @@ def test_service():
     if not is_there():
         service = subprocess.Popen(
             [sys.executable, "-c", CODE, str(LIB)],
-            stdin=os.open("asks", os.O_RDWR), stdout=os.open("answers", os.O_RDWR),
+            stdin=os.open("asks", os.O_RDONLY), stdout=os.open("answers", os.O_RDWR),
             stderr=subprocess.DEVNULL, start_new_session=True,
         )
         Path("pid").write_text(str(service.pid))
@@ -231,13 +233,8 @@ def test_service():
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", EARLIER)
-    for name in ("asks", "answers"):
-        os.mkfifo(project.folder / name)
-    try:
-        with open(os.open(project.folder / "answers", os.O_RDWR)):
-            fault.check(project.trace().heal(status=1))
-    finally:
-        os.kill(int((project.folder / "pid").read_text()), signal.SIGKILL)
+    with pipes_of(project, "asks", "answers"):
+        fault.check(project.trace().heal(status=1))
     assert not project.verdict["proved"]
 
 
