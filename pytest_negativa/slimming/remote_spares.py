@@ -7,6 +7,7 @@ folder has the URL.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -86,32 +87,38 @@ def fetch_spares(
 
     Args:
         paths: see ``push_spares``.
-        folder: where spares go; it is made if it is missing.
+        folder: where spares go; it is made if a spare is missing.
         only: SHA-256 of the originals whose spares are wanted; None: all.
 
     Returns:
         A row for each library with a spare that is wanted.
 
     Raises:
-        NegativaError: a folder or manifest can't be read, or the folder can't be written.
+        NegativaError: a folder or manifest can't be read.
     """
     rows: list[SlimRow] = []
-    with hold_folder(folder):
+    with contextlib.ExitStack() as held:
+        is_held = False
         for tree in scan(paths):
             url = load_manifest(tree.root).spares
             for name, note in _with_spares(tree, rows):
                 if only is not None and note.original not in only:
                     continue
                 try:
-                    detail = _fetch_one(tree.root / name, note, url, folder)
+                    detail = _find(tree.root / name, note, folder)
+                    if detail is None:
+                        if not is_held:  # It may be read-only if nothing is missing.
+                            held.enter_context(hold_folder(folder))
+                            is_held = True
+                        detail = _fetch_one(tree.root / name, note, url, folder)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
                     rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
     return rows
 
 
-def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
-    """Fetch a spare if it is missing; what happened."""
+def _find(library: Path, note: Note, folder: Path) -> str | None:
+    """Where the spare of a library is; None: it is missing."""
     target = folder / note.spare_name
     if target.parent != folder:
         raise ReconstructError(f"{library}: its spare's name {note.spare_name!r} is a path")
@@ -121,10 +128,14 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
     try:
         found = find_spare(library)
     except ReconstructError:
-        pass
-    else:
-        check_pair(library, found)
-        return f"its spare is {found}"
+        return None
+    check_pair(library, found)
+    return f"its spare is {found}"
+
+
+def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
+    """Fetch a spare; what happened."""
+    target = folder / note.spare_name
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa slim push URL")
     place = Url(url) / note.spare_name

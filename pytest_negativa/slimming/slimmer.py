@@ -73,7 +73,7 @@ from pytest_negativa.slimming.spares import (
     remove_unused_runtime,
 )
 from pytest_negativa.slimming.tree import Tree, staged_name
-from pytest_negativa.slimming.worklist import Task, WorkList
+from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -186,9 +186,22 @@ class Slimmer:
         spares = {spare.folder for _task, spare in self._cuts()}
         with contextlib.ExitStack() as held:
             for folder in sorted(spares):
-                held.enter_context(hold_folder(folder))
+                try:
+                    held.enter_context(hold_folder(folder))
+                except ReconstructError as e:
+                    if self.options.spare is not None:
+                        raise
+                    self._fail_those_of(folder, f"{e}; {ANOTHER_PLACE}", on_done)
             self._run(on_done)
         return self.rows
+
+    def _fail_those_of(self, folder: Path, detail: str, on_done: OnDone) -> None:
+        """Leave the libraries whose spares can't have the place of those before."""
+        tasks = [task for task, spare in self._cuts() if spare.folder == folder]
+        for task in tasks:
+            self.work.tasks.remove(task)
+            self._add_failed(task, detail)
+            on_done(task.size)
 
     def _run(self, on_done: OnDone) -> None:
         before = self._copy_of_manifest()

@@ -6,12 +6,13 @@ The library itself names its spare, so a copied folder needs no manifest to find
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,6 +60,8 @@ _MAX_LOADS = 1600
 # Each gap costs two mappings. Of PyTorch's stack for one arch, gaps of less have a quarter of the
 # mappings and 2% of the bytes.
 _MIN_CODE = 32 << 10
+# To make a folder that other runs remove.
+_TRIES = 100
 # All copies of the runtime export it.
 _RUNTIME_SYMBOL = b"negativa_spare_version"
 
@@ -270,28 +273,74 @@ def cut(
 def hold_folder(folder: Path) -> Iterator[None]:
     """Make a folder of spares while libraries are cut, and remove what killed runs left there.
 
+    What was made for it goes again if no spare came.
+
     Raises:
         ReconstructError: it can't be written, or other users may write to it.
     """
+    made: list[Path] = []
     with contextlib.ExitStack() as stack:
         try:
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                # Processes of all users who can read the libraries need it.
-                folder.chmod(0o755)
+            descriptor = _lock_folder(folder, stack, made)
             _refuse_shared(folder)
+            mark = folder / ORIGINALS_MARK
             # Spares begin like libraries: no scan may take them for some.
-            (folder / ORIGINALS_MARK).touch()
-            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            if not mark.exists():
+                mark.touch()
+                made.append(mark)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
         except OSError as e:
+            _remove_made(made)
             raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
-        # Runs on other folders may put spares here, too.
-        with contextlib.suppress(OSError):
-            if lock(descriptor, wait=False):
-                for left in folder.glob(f"{UNCHECKED}*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            lock(descriptor, shared=True, wait=False)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                # A run on another folder may need what this one made.
+                if made and lock(descriptor, wait=False) and not _has_spares(folder):
+                    _remove_made(made)
+
+
+def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) -> int:
+    """Make a folder, lock it, and remove what killed runs left; its descriptor.
+
+    ``made`` gets the folders that were not there.
+
+    Raises:
+        OSError: it can't be made or opened.
+    """
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            for one in reversed((folder, *folder.parents)):
+                if not one.exists():
+                    one.mkdir()
+                    made.append(one)
+                    # Processes of all users who can read the libraries need it. setgid stays.
+                    one.chmod(one.stat().st_mode & ~0o022 | 0o755)
+            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            # Runs on other folders may put spares here, too.
+            with contextlib.suppress(OSError):
+                if lock(descriptor, wait=False):
+                    for left in folder.glob(f"{UNCHECKED}*"):
+                        shutil.rmtree(left, ignore_errors=True)
+                # Not waiting: another user may hold it for ever.
+                lock(descriptor, shared=True, wait=False)
+            # A run that found nothing to cut may just have removed it.
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _has_spares(folder: Path) -> bool:
+    return any(path.name != ORIGINALS_MARK for path in folder.iterdir())
+
+
+def _remove_made(made: Sequence[Path]) -> None:
+    """Remove the mark and the folders that were made, innermost first, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for path in reversed(made):
+            path.unlink() if path.name == ORIGINALS_MARK else path.rmdir()
 
 
 def _refuse_shared(folder: Path) -> None:

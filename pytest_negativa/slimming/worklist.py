@@ -70,9 +70,14 @@ _LEFT_OUT = (
     "it is needed: install it again"
 )
 _HAS_SPARE = "was slimmed before, and its spare has its symbol tables, too"
+ANOTHER_PLACE = (
+    "pass --spare DIR to put its next spare elsewhere, or --keep-originals DIR to have none"
+)
+"""What to do if a spare can't lie where the one before does."""
+
 _SPARE_NEAR = (
     "its spare lies in the folder to slim, in one around it, or in one whose path is not UTF-8; "
-    "pass --spare DIR to put its next spare elsewhere, or --keep-originals DIR to have none"
+    f"{ANOTHER_PLACE}"
 )
 _IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"

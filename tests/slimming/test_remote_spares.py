@@ -28,6 +28,7 @@ from tests.support.compacting import needs_compiler
 from tests.support.cutting import needs_runtime
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.mounts import in_namespace, read_only
 from tests.support.sites import digests
 from tests.support.stores import memory_url
 
@@ -129,6 +130,17 @@ def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     elsewhere = details(fetch_spares([site.folder], tmp_path / "other"))
     assert elsewhere[ONE] == f"its spare is {lost}"
     assert undo_trees((site.folder,)) and load_manifest(site.folder).spares is None
+
+
+@in_namespace
+def test_a_read_only_folder_with_all_spares_will_do(site: Made, tmp_path: Path) -> None:
+    """As in an image that has them, whose entry point fetches."""
+    spares = tmp_path / "spares"
+    slim(site, spares)
+    with read_only(spares):
+        assert set(details(fetch_spares([site.folder], spares)).values()) == {"its spare is here"}
+    other = tmp_path / "other"
+    assert details(fetch_spares([site.folder], other)) and not other.exists()
 
 
 @pytest.mark.planted_fault(

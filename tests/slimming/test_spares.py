@@ -8,8 +8,10 @@ import re
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from click.testing import CliRunner
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
@@ -43,10 +46,11 @@ from pytest_negativa.spare.note import RUNTIME_NAME, runtime_library
 from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
 from tests.support.faults import PlantedFault
-from tests.support.libraries import PLAIN
+from tests.support.libraries import IS_ROOT, PLAIN
 from tests.support.made_site import ONE, TWO, Made
+from tests.support.mounts import in_namespace, read_only
 from tests.support.sessions import unmeasured_environ
-from tests.support.sites import digests, make_wheel, wrong_files
+from tests.support.sites import digests, make_wheel, snapshot, wrong_files
 from tests.support.slim_rows import statuses
 
 pytestmark = [needs_compiler, needs_runtime]
@@ -520,13 +524,35 @@ def test_what_a_killed_slim_left_is_removed_unless_another_is_at_work(
 
 
 def test_other_users_may_read_spares(site: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "of a group/new/spares"
+    folder.parents[1].mkdir()
+    folder.parents[1].chmod(0o2755)
     before = os.umask(0o077)
     try:
-        slim(site, tmp_path)
+        slim(site, tmp_path, spare=SparePolicy(folder))
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "spares").stat().st_mode) == 0o755
+    # Also by way of the folders that were made around it; the group goes on to what is in them.
+    for made in (folder, folder.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o2755
     assert stat.S_IMODE(find_spare(site.one).stat().st_mode) == 0o644
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
+def test_a_folder_with_the_sticky_bit_serves_several_users() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "shared")
+        folder.mkdir()
+        for path in (folder.parent, folder):
+            path.chmod(0o1777)
+        for user in (1234, 1235):
+            os.seteuid(user)
+            try:
+                with hold_folder(folder):
+                    (folder / f"{user}.spare").touch()
+            finally:
+                os.seteuid(0)
+        assert (folder / ORIGINALS_MARK).stat().st_uid == 1234
 
 
 # Ends the process if its library was cut.
@@ -577,6 +603,63 @@ def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:
     [row] = slim_trees(request).rows
     assert row.status is SlimStatus.LEFT and row.before == row.after
     assert "no section or segment" in (row.detail or "")
+
+
+def test_nothing_is_made_if_nothing_goes_into_a_spare(site: Made, tmp_path: Path) -> None:
+    for path in (site.one, site.two):
+        with path.open("r+b") as file:
+            file.seek(18)
+            file.write(struct.pack("<H", EM_AARCH64))
+    parents, mine = tmp_path / "a/b", tmp_path / "mine"
+    mine.mkdir()
+    for folder in (parents / "spares", mine):
+        report = slim(site, tmp_path, SM_80, spare=SparePolicy(folder))
+        rows = {row.path: row for row in report.rows}
+        assert {rows[ONE].status, rows[TWO].status} == {SlimStatus.LEFT}
+        assert "x86-64" in (rows[ONE].detail or "")
+    assert not parents.parent.exists() and list(mine.iterdir()) == []
+    # What one run made stays while another one needs it.
+    with hold_folder(mine):
+        slim(site, tmp_path, SM_80, spare=SparePolicy(mine))
+        assert os.listdir(mine) == [ORIGINALS_MARK]
+    assert list(mine.iterdir()) == []
+
+
+@pytest.mark.planted_fault(
+    "the folder of the spares before is read-only, and slim is to write new ones there",
+    says="pass --spare DIR to put its next spare elsewhere, or --keep-originals DIR",
+)
+@in_namespace
+def test_a_folder_of_spares_that_is_read_only(
+    site: Made, tmp_path: Path, fault: PlantedFault
+) -> None:
+    spares, before = tmp_path / "spares", digests(site.folder)
+    slim(site, tmp_path, spare=SparePolicy(spares))
+    slimmed = digests(site.folder)
+    library = site.folder / "other/libmore.so"
+    shutil.copy(build(tmp_path / "more", name="libmore.so"), library)
+    with read_only(spares):
+        rows = {row.path: row for row in slim(site, tmp_path, SM_80, spare=None).rows}
+        assert (rows[ONE].status, rows[TWO].status) == (SlimStatus.FAILED, SlimStatus.FAILED)
+        assert "Read-only file system" in (rows[ONE].detail or "")
+        fault.check(rows[ONE].detail or "")
+        # The rest goes on, and these libraries are as they were.
+        assert rows["other/libmore.so"].status is SlimStatus.SLIMMED
+        assert digests(site.folder).items() >= {(ONE, slimmed[ONE]), (TWO, slimmed[TWO])}
+        assert {checked(site)[name] for name in (ONE, TWO)} == {
+            (SlimStatus.SOUND, "its spare fits")
+        }
+        # If the folder was asked for, nothing changes.
+        after = snapshot(site.folder)
+        with pytest.raises(ReconstructError, match="cannot be written: Read-only file system"):
+            slim(site, tmp_path, SM_80, spare=SparePolicy(spares))
+        assert {**snapshot(site.folder), **after} == snapshot(site.folder)
+        # Either way that the message names helps.
+        elsewhere = slim(site, tmp_path, SM_80, spare=SparePolicy(tmp_path / "elsewhere"))
+        assert statuses(elsewhere.rows)[ONE] is SlimStatus.SLIMMED
+    library.unlink()
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
 
 
 @pytest.mark.slow
