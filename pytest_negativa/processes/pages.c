@@ -351,7 +351,9 @@ static struct {
 static int protection_of(uint64_t start, uint64_t end) {
     for (unsigned i = 0; i < elf.head.e_phnum; i++) {
         const ElfW(Phdr) *p = &elf.segments[i];
-        if (p->p_type != PT_LOAD || start < p->p_vaddr || end > p->p_vaddr + p->p_filesz) continue;
+        if (p->p_type != PT_LOAD || start > end || start < p->p_vaddr ||
+            end > p->p_vaddr + p->p_filesz)
+            continue;
         if (p->p_flags & PF_W) return -1;
         return (p->p_flags & PF_R ? PROT_READ : 0) | (p->p_flags & PF_X ? PROT_EXEC : 0);
     }
@@ -366,15 +368,44 @@ static void add_range(Library *library, uint64_t start, uint64_t end, int protec
         (Range){library->base + start, library->base + end, protection, 0};
 }
 
+/* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
+static bool is_readable(uintptr_t start, size_t size) {
+    for (uintptr_t at = start & ~(uintptr_t)7; at < start + size; at = (at | (PAGE - 1)) + 1)
+        if (syscall(SYS_rt_sigprocmask, ~0, at, NULL, 8) == 0 || errno != EINVAL) return false;
+    return true;
+}
+
+/* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
+static const void *find_mapped(const struct link_map *map, uint64_t offset, size_t size) {
+    for (unsigned i = 0; i < elf.head.e_phnum; i++) {
+        const ElfW(Phdr) *p = &elf.segments[i];
+        if (p->p_type != PT_LOAD || offset < p->p_offset || size > p->p_filesz ||
+            offset - p->p_offset > p->p_filesz - size)
+            continue;
+        uintptr_t start = map->l_addr + p->p_vaddr + (offset - p->p_offset);
+        return is_readable(start, size) ? (const void *)start : NULL;
+    }
+    return NULL;
+}
+
+/* The file is what was mapped: its headers are the ones in memory. */
+static bool is_mapped(const struct link_map *map) {
+    size_t size = elf.head.e_phnum * sizeof *elf.segments;
+    const void *head = find_mapped(map, 0, sizeof elf.head);
+    const void *segments = find_mapped(map, elf.head.e_phoff, size);
+    return head != NULL && memcmp(head, &elf.head, sizeof elf.head) == 0 && segments != NULL &&
+           memcmp(segments, elf.segments, size) == 0;
+}
+
 /* The whole pages inside of watchable sections; neighbours count as one. */
-static bool find_ranges(int fd, Library *library) {
+static bool find_ranges(int fd, const struct link_map *map, Library *library) {
     const ElfW(Ehdr) *head = &elf.head;
     const ElfW(Shdr) *names = &elf.sections[0];
     if (!read_at(fd, &elf.head, sizeof elf.head, 0) || memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 ||
         head->e_ident[EI_CLASS] != ELFCLASS64 || head->e_phentsize != sizeof(ElfW(Phdr)) ||
         head->e_phnum > sizeof elf.segments / sizeof *elf.segments ||
         !read_at(fd, elf.segments, head->e_phnum * sizeof *elf.segments, head->e_phoff) ||
-        head->e_shnum == 0 || head->e_shnum > MAX_SECTIONS ||
+        !is_mapped(map) || head->e_shnum == 0 || head->e_shnum > MAX_SECTIONS ||
         head->e_shentsize != sizeof(ElfW(Shdr)) || head->e_shstrndx >= head->e_shnum ||
         !read_at(fd, elf.sections, head->e_shnum * sizeof *elf.sections, head->e_shoff))
         return false;
@@ -405,11 +436,6 @@ static bool relocates_code(const struct link_map *map) {
         if (d->d_tag == DT_TEXTREL || (d->d_tag == DT_FLAGS && (d->d_un.d_val & DF_TEXTREL)))
             return true;
     return false;
-}
-
-/* The file at that path is what was mapped. */
-static bool is_mapped(const struct link_map *map) {
-    return memcmp((const void *)map->l_addr, &elf.head, sizeof elf.head) == 0;
 }
 
 static void describe(LogRecord *record, int fd) {
@@ -460,7 +486,7 @@ static const uint8_t *find_allowed(const LogRecord *wanted, size_t bytes) {
     size_t head = sizeof *wanted + wanted->range_count * sizeof *ranges;
     for (size_t at = 0; at + sizeof(LogRecord) <= allowed.size;) {
         const LogRecord *row = (const LogRecord *)(allowed.data + at);
-        if (row->size < sizeof *row || row->size > allowed.size - at) return NULL;
+        if (row->size < sizeof *row || row->size % 8 || row->size > allowed.size - at) return NULL;
         if (row->major == wanted->major && row->minor == wanted->minor &&
             row->inode == wanted->inode && row->file_size == wanted->file_size &&
             row->modified_ns == wanted->modified_ns && row->range_count == wanted->range_count &&
@@ -484,7 +510,7 @@ static Library *watch(const struct link_map *map) {
     library->base = map->l_addr;
     if (realpath(map->l_name, path) == NULL) path[0] = 0;
     int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, library) && is_mapped(map);
+    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, map, library);
     library->low = UINTPTR_MAX;
     for (size_t i = 0; i < library->range_count; i++) {
         Range *range = &library->ranges[i];

@@ -140,6 +140,17 @@ for name in ("in_main", "in_thread"):
     ]
 
 
+def test_a_library_whose_addresses_do_not_begin_at_zero(tmp_path: Path, logs: Path) -> None:
+    # As prelink(8) leaves them: nothing is mapped where the loader's base address points.
+    target = tmp_path / "libbased.so"
+    based = compile_shared("pages/library.c", target, "-Wl,-Ttext-segment=0x40000000")
+    run(logs, sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(based)!r}).in_main()")
+    found = find(read_page_logs(logs), based)
+    assert found.watched
+    names = symbols_of(based)
+    assert {names[page] for page in found.pages if page in names} == {"in_constructor", "in_main"}
+
+
 def test_code_that_a_program_makes_accessible_counts_as_touched(library: Path, logs: Path) -> None:
     address = next(at for at, name in symbols_of(library).items() if name == "never")
     code = f"""

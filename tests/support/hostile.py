@@ -218,6 +218,123 @@ def attack_ptx(path: str, folder: Path, chance: random.Random) -> None:
         assert found == -1 or start <= found < size
 
 
+def elf_library(folder: Path, chance: random.Random) -> tuple[bytes, int]:
+    """A library with code and unwind tables, whose sections may be damaged; its first address."""
+    page, base = mmap.PAGESIZE, chance.choice((0, 0, 0x40_0000))
+    names = b"\0.text\0.plt\0.eh_frame\0.init\0.shstrtab\0"
+    size = 8 * page
+    # Headers; code; unwind tables; data: type, flags, offset, address, in file, in memory.
+    loads = [
+        (1, 4, 0, base, page), (1, 5, page, base + page, 4 * page),
+        (1, 4, 5 * page, base + 5 * page, 2 * page), (1, 6, 7 * page, base + 7 * page, page),
+    ]  # fmt: skip
+    segments = b"".join(
+        struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, length, length, page)
+        for kind, flags, offset, address, length in loads
+    )
+    rows = [[0] * 10]
+    for name, flags, address, length in (
+        (b".plt", 6, page, 64),
+        (b".text", 6, page + 64, 4 * page - 64),
+        (b".eh_frame", 2, 5 * page, 2 * page),
+    ):
+        rows.append([names.index(name), 1, flags, base + address, address, length, 0, 0, 16, 0])
+    rows += [list(chance.choice(rows)) for _ in range(chance.choice((0, 0, 5, 40)))]
+    rows.append([names.index(b".shstrtab"), 3, 0, 0, page - len(names), len(names), 0, 0, 1, 0])
+    for _ in range(chance.choice((0, 0, 0, 1, 4))):
+        chance.choice(rows)[chance.randrange(10)] = chance.choice(
+            (*SIZES, base, base + page, base + 5 * page - 1, (1 << 64) - page // 2)
+        )
+    sections = b"".join(
+        struct.pack("<IIQQQQIIQQ", *(v & ((1 << (32 if i in (0, 1, 6, 7) else 64)) - 1)
+                                     for i, v in enumerate(row)))
+        for row in rows
+    )  # fmt: skip
+    header = [b"\x7fELF\x02\x01\x01".ljust(16, b"\0"), 3, 62, 1, 0, 64, size, 0, 64, 56,
+              len(loads), 64, len(rows), len(rows) - 1]  # fmt: skip
+    if chance.random() < 0.3:
+        field = chance.choice((5, 6, 9, 10, 11, 12, 13))
+        wide = 64 if field in (5, 6) else 16
+        header[field] = chance.choice((0, 1, 63, 64, 65, *SIZES)) & ((1 << wide) - 1)
+    head = struct.pack("<16sHHIQQQIHHHHHH", *header) + segments
+    data = bytearray(head.ljust(page - len(names), b"\0") + names)
+    # `ret` everywhere.
+    data += b"\xc3" * (7 * page)
+    return bytes(data) + sections, base
+
+
+def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
+    logs = folder / "logs"
+    logs.mkdir()
+    if chance.random() < 0.9:
+        (logs / "lost").write_bytes(bytes(chance.choice((4096, 4096, 100))))
+    os.environ["NEGATIVA_PAGES_LOGS"] = chance.choice(
+        (*(str(logs),) * 20, "relative", "/", "/" + "x" * 5000, str(folder / "x" / ("y" * 4060)))
+    )
+    files = []
+    for number in range(8):
+        data, base = elf_library(folder, chance)
+        file = folder / f"lib{number}.so"
+        file.write_bytes(data)
+        files.append((file, data, base))
+    if chance.random() < 0.8:
+        os.environ["NEGATIVA_PAGES_ALLOWED"] = chance.choice(
+            (*(str(folder / "allowed"),) * 20, "", str(folder), "/dev/zero", "/no/such/file")
+        )
+        (folder / "allowed").write_bytes(allowed_pages(files, chance))
+    library = ctypes.CDLL(path)
+    version = library.la_version(chance.choice((0, *(1, 2, 1 << 31) * 3)))
+    assert version <= 2
+    if version == 0:
+        return
+    opened = []
+    for file, data, base in files:
+        size = 8 * mmap.PAGESIZE
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
+        memory[:] = data[:size]
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if chance.random() < 0.1:
+            # Replaced by another library since it was mapped, or cut.
+            file.write_bytes(chance.choice((*(d for _, d, _ in files), data[:5000], b"")))
+        dynamic = (ctypes.c_uint64 * 4)(chance.choice((*(1,) * 8, 22, 30)), 4, 0, 0)
+        name = chance.choice(
+            (*(os.fsencode(file),) * 30, b"relative", b"/", b"/" + b"y" * 5000, b"\xff\n")
+        )
+        map_of = LinkMap(start - base, name, ctypes.addressof(dynamic))
+        cookie = ctypes.c_size_t()
+        library.la_objopen(ctypes.byref(map_of), 0, ctypes.byref(cookie))
+        opened.append((memory, start, size, cookie, dynamic))
+    forbids = "NEGATIVA_PAGES_ALLOWED" in os.environ
+    for _, start, size, cookie, _ in opened:
+        for _ in range(0 if forbids else 20):
+            # Reading faults; the handler makes the page readable.
+            assert ctypes.string_at(start + chance.randrange(size), 1) is not None
+        if chance.random() < 0.5:
+            library.la_objclose(ctypes.byref(cookie))
+            ctypes.string_at(start, size)
+
+
+def allowed_pages(files: list[tuple[Path, bytes, int]], chance: random.Random) -> bytes:
+    """A table as page_logs.encode_allowed writes it, perhaps damaged."""
+    page, rows = mmap.PAGESIZE, bytearray()
+    for file, _, base in files:
+        status = file.stat()
+        ranges = [(base + 2 * page, base + 5 * page), (base + 5 * page, base + 7 * page)]
+        head = struct.calcsize("<6IQQq2I") + 16 * len(ranges)
+        rows += struct.pack(
+            "<6IQQq2I", head + 8, 2, 0, os.major(status.st_dev), os.minor(status.st_dev),
+            len(ranges), status.st_ino, status.st_size, status.st_mtime_ns, 0, head,
+        )  # fmt: skip
+        rows += b"".join(struct.pack("<QQ", *one) for one in ranges) + b"\xff" * 8
+    size = len(rows) // len(files)
+    for _ in range(chance.choice((0, 1, 3))):
+        # Size, kind, ranges, offset of the bits; or anything.
+        field = chance.choice((0, 0, 4, 20, 52, chance.randrange(size // 4) * 4))
+        number = chance.choice((0, 7, 8, 60, 96, 192, 0xFFFF_FFF0))
+        struct.pack_into("<I", rows, chance.randrange(len(files)) * size + field, number)
+    return bytes(rows[: chance.choice((len(rows), len(rows), 0, 60, 150))])
+
+
 def main() -> None:
     part, path, base, first, count = sys.argv[1:]
     attack = {
@@ -225,6 +342,7 @@ def main() -> None:
         "redirect": attack_redirect,
         "first_result": attack_first_result,
         "ptx": attack_ptx,
+        "pages": attack_pages,
     }[part]
     for seed in range(int(first), int(first) + int(count)):
         folder = Path(base, str(seed))
