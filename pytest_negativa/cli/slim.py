@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_negativa.models.lock import Lock
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.slimming import Origin, SlimRow
+    from pytest_negativa.slimming.prune import Spares
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
     from pytest_negativa.slimming.spares import SparePolicy
 
@@ -443,7 +444,7 @@ def slim_undo(
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
-    spares stay: other folders may use them.
+    spares stay, because other folders may use them: see negativa slim prune.
 
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
     that runs negativa.
@@ -565,6 +566,45 @@ def slim_fetch(
     with interruptible(_GOES_ON):
         rows = fetch_spares((*paths, *sites), folder.absolute(), only)
     _finish(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json, checked=True)
+
+
+@slim.command("prune")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@_paths
+@_sites
+@_dry_run
+@click.option("--force", is_flag=True, help="Remove them although a library may need them.")
+def slim_prune(
+    folder: Path, paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, force: bool
+) -> None:
+    """Remove spares in DIR that no library needs.
+
+    They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
+    PATH needs, or in a folder that was slimmed into DIR. So name each copy of such a folder as
+    PATH: prune does not know of copies, and a program that lacks its spare dies when it uses
+    removed code. If such a folder is not here now, prune removes nothing without --force. It
+    leaves all other files.
+
+    Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
+    """
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes, format_items
+    from pytest_negativa.slimming.prune import prune_spares
+
+    found = prune_spares(folder, (*paths, *sites), dry_run=dry_run, force=force)
+    for path in found.unneeded:
+        click.echo(printable(path.name))
+    spares = format_items(len(found.unneeded), "spare", "spares")
+    is_held = bool(found.unknown) and not force
+    verb = "would be removed" if dry_run and not is_held else "stay" if is_held else "removed"
+    click.echo(
+        f"{spares} ({format_bytes(found.unneeded_size)} on disk) {verb}; "
+        f"{format_items(len(found.needed), 'other', 'others')} needed"
+    )
+    if is_held:
+        for reason in found.unknown:
+            print_error(f"{reason}; bring it back, or pass --force if nothing needs these spares")
+        click.get_current_context().exit(1)
 
 
 def _request(flags: _Flags) -> SlimRequest:
@@ -706,20 +746,35 @@ def _show_spares(request: SlimRequest, report: SlimReport) -> None:
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
+    from pytest_negativa.slimming.prune import find_unneeded
     from pytest_negativa.slimming.slim import default_paths
 
     spare = request.options.spare
     if spare is None or not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    # Sparse files; of other libraries, too.
-    on_disk = sum(path.stat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
+    # Of other libraries, too.
+    found = find_unneeded(spare.folder, by_manifests=True)
     places = (request.paths or default_paths()) if request.target is None else (request.target,)
     place = printable(shlex.join(map(str, places)))
     click.echo(
         f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
-        f"{format_bytes(on_disk)} on disk); negativa slim undo {place} puts it back",
+        f"{format_bytes(found.size)} on disk); negativa slim undo {place} puts it back",
         err=True,
     )
+    _show_unneeded(spare.folder, found)
+
+
+def _show_unneeded(folder: Path, found: Spares) -> None:
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes, format_items
+
+    if found.unneeded:
+        click.echo(
+            f"negativa: note: {format_items(len(found.unneeded), 'spare', 'spares')} there "
+            f"({format_bytes(found.unneeded_size)} on disk) of earlier slims: negativa slim prune "
+            f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
+            err=True,
+        )
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:

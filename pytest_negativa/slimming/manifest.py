@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -153,6 +154,11 @@ def may_be_kept(entry: SlimmedFile) -> bool:
         return name in os.listdir(folder)  # noqa: PTH208
     except OSError:
         return True
+
+
+def folders_of_spares(entries: Iterable[SlimmedFile]) -> set[Path]:
+    """The folders in which slim put the spares of libraries."""
+    return {Path(entry.spare).parent for entry in entries if entry.spare is not None}
 
 
 def how_to_reinstall(origin: Origin | None) -> str:

@@ -26,16 +26,13 @@ from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest, token_of
 from pytest_negativa.slimming.slim import roots_of, scan
-from pytest_negativa.slimming.spares import UNCHECKED, find_spare, hold_folder, note_of
+from pytest_negativa.slimming.spares import UNCHECKED, find_spare, hold_folder, note_of, note_tree
 from pytest_negativa.slimming.tree import Tree
-from pytest_negativa.spare.note import Note
+from pytest_negativa.spare.note import MAX_TRAILER, Note
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.published import fetch, publish
 from pytest_negativa.storage.published import load_manifest as load_published
 from pytest_negativa.storage.urls import Url
-
-# Bytes of a trailer: see spare.note.
-_MAX_TRAILER = 2 << 20
 
 
 def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
@@ -110,6 +107,7 @@ def fetch_spares(
                         if not is_held:  # It may be read-only if nothing is missing.
                             held.enter_context(hold_folder(folder))
                             is_held = True
+                        note_tree(folder, tree.root)
                         detail = _fetch_one(tree.root / name, note, url, folder)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
@@ -143,7 +141,7 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
     if [file.path for file in published.files] != [note.spare_name]:
         raise StoreError(f"{place}: is no spare; send it again with negativa slim push")
     with tempfile.TemporaryDirectory(dir=folder, prefix=UNCHECKED) as unchecked:
-        fetch(place, published, Path(unchecked), max_bytes=note.original_size + _MAX_TRAILER)
+        fetch(place, published, Path(unchecked), max_bytes=note.original_size + MAX_TRAILER)
         try:
             # Its code runs in the processes: the digest of the original decides, not the store's.
             check_pair(library, Path(unchecked, note.spare_name))

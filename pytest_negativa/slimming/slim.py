@@ -310,7 +310,7 @@ def _build_copy(
                 # A killed run may have left a part of a copy.
                 empty_folder(growing)
                 token = token_of(load_manifest(growing))
-                slimmer.root = growing
+                slimmer.root, slimmer.named_root = growing, target
                 slimmer.manifest = begin_run(growing, slimmer.manifest, token)
                 copy_folder(source, growing, replaced | removed)
                 report = _run([slimmer], unmet, on_progress)

@@ -42,6 +42,7 @@ from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    folders_of_spares,
     may_be_kept,
     save_manifest,
     token_of,
@@ -67,7 +68,9 @@ from pytest_negativa.slimming.replace import (
 )
 from pytest_negativa.slimming.spares import (
     SparePolicy,
+    forget_tree,
     hold_folder,
+    note_tree,
     put_runtime,
     rebuild,
     remove_unused_runtime,
@@ -121,6 +124,7 @@ class Slimmer:
         options: how to do it.
         held: the folders that this process has locked, this one and others.
         rows: what became of each library.
+        named_root: the name that the root gets at the end; None: the one that it has.
     """
 
     tree: Tree
@@ -130,6 +134,7 @@ class Slimmer:
     options: SlimOptions
     held: tuple[Path, ...]
     rows: list[SlimRow] = field(default_factory=list)
+    named_root: Path | None = None
     _token: str = ""
     _undone: list[str] = field(default_factory=list)
     _lines_back: defaultdict[str, dict[str, RecordLine]] = field(
@@ -184,15 +189,22 @@ class Slimmer:
             return self.rows
         # Nothing to cut: the folder of spares may not be mounted.
         spares = {spare.folder for _task, spare in self._cuts()}
+        root = self.named_root or self.root
         with contextlib.ExitStack() as held:
             for folder in sorted(spares):
                 try:
                     held.enter_context(hold_folder(folder))
+                    note_tree(folder, root)
                 except ReconstructError as e:
                     if self.options.spare is not None:
                         raise
                     self._fail_those_of(folder, f"{e}; {ANOTHER_PLACE}", on_done)
-            self._run(on_done)
+            spares |= folders_of_spares(self.manifest.slimmed.values())
+            try:
+                self._run(on_done)
+            finally:
+                for folder in spares - folders_of_spares(self.manifest.slimmed.values()):
+                    forget_tree(folder, root)
         return self.rows
 
     def _fail_those_of(self, folder: Path, detail: str, on_done: OnDone) -> None:

@@ -45,13 +45,16 @@ from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
-from pytest_negativa.storage.atomic import remove_abandoned, sync_folder
+from pytest_negativa.storage.atomic import new_file, remove_abandoned, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.system import read_regular
 
 _ENVIRONMENT = "NEGATIVA_SPARE_DIR"
 UNCHECKED = ".unchecked-"
 """Begins the names of folders with a spare that is not checked yet."""
 
+# Begins the names of files that note which folders were slimmed into a folder of spares.
+_TREE = ".tree-"
 # As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
 # many segments needs 192 KiB of stack.
 MIN_GAIN = 64 << 10
@@ -298,7 +301,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 # A run on another folder may need what this one made.
-                if made and lock(descriptor, wait=False) and not _has_spares(folder):
+                if made and lock(descriptor, wait=False) and not _has_others(folder, made):
                     _remove_made(made)
 
 
@@ -332,15 +335,75 @@ def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) ->
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def _has_spares(folder: Path) -> bool:
-    return any(path.name != ORIGINALS_MARK for path in folder.iterdir())
+def _has_others(folder: Path, made: Sequence[Path]) -> bool:
+    return any(path not in made and path.name != ORIGINALS_MARK for path in folder.iterdir())
 
 
 def _remove_made(made: Sequence[Path]) -> None:
-    """Remove the mark and the folders that were made, innermost first, as far as they are empty."""
+    """Remove the files and folders that were made, the last first, as far as they are empty."""
     with contextlib.suppress(OSError):
         for path in reversed(made):
-            path.unlink() if path.name == ORIGINALS_MARK else path.rmdir()
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+@contextlib.contextmanager
+def hold_alone(folder: Path) -> Iterator[None]:
+    """Keep others from putting spares into a folder.
+
+    Raises:
+        ReconstructError: one is at work there, or the folder can't be locked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            if not lock(descriptor, wait=False):
+                raise ReconstructError(f"{folder}: in use by negativa slim; try again later")
+        except OSError as e:
+            raise ReconstructError(f"{folder}: cannot be locked: {e.strerror}") from e
+        yield
+
+
+def note_tree(folder: Path, tree: Path) -> None:
+    """Note in a folder of spares that libraries of another folder need some of them.
+
+    Raises:
+        ReconstructError: it can't be written.
+    """
+    note = _note_for(folder, tree)
+    if note.exists():
+        return
+    try:
+        with new_file(note) as new:
+            os.write(new.fd, os.fsencode(tree))
+            os.fchmod(new.fd, 0o644)
+            new.publish()
+    except OSError as e:
+        raise ReconstructError(f"{note}: cannot be written: {e.strerror}") from e
+
+
+def forget_tree(folder: Path, tree: Path) -> None:
+    """Remove such a note: its libraries need no spare there any more."""
+    with contextlib.suppress(OSError):
+        _note_for(folder, tree).unlink()
+
+
+def noted_trees(folder: Path) -> dict[Path, Path]:
+    """The folders whose libraries need spares of a folder, by the file that notes each.
+
+    Raises:
+        ReconstructError: one can't be read.
+    """
+    found = {}
+    for note in sorted(folder.glob(f"{_TREE}*")):
+        try:
+            found[note] = Path(os.fsdecode(read_regular(note, follow=False)))
+        except OSError as e:
+            raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
+    return found
+
+
+def _note_for(folder: Path, tree: Path) -> Path:
+    return folder / f"{_TREE}{hashlib.sha256(os.fsencode(tree)).hexdigest()[:16]}"
 
 
 def _refuse_shared(folder: Path) -> None:

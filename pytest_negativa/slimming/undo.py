@@ -29,6 +29,7 @@ from pytest_negativa.slimming.identity import (
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    folders_of_spares,
     how_to_reinstall,
     is_original,
     load_manifest,
@@ -41,7 +42,7 @@ from pytest_negativa.slimming.put_back import lines_before, put_back
 from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
-from pytest_negativa.slimming.spares import find_spare, remove_unused_runtime
+from pytest_negativa.slimming.spares import find_spare, forget_tree, remove_unused_runtime
 from pytest_negativa.slimming.tree import Tree
 
 
@@ -110,6 +111,9 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 manifest.left.clear()
                 manifest.records.clear()
             save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
+            needed = folders_of_spares(manifest.slimmed.values())
+            for spares in folders_of_spares(entries.values()) - needed:
+                forget_tree(spares, tree.root)
     return rows
 
 

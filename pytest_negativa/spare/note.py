@@ -51,6 +51,8 @@ _TRAILER = struct.Struct("<8sII32s32sQ")
 _KEPT = struct.Struct("<QQQ")
 # More than any library has; a damaged file may promise anything.
 _MAX_ROWS = 65_536
+MAX_TRAILER = 2 << 20
+"""Bytes at most."""
 
 
 class Hole(NamedTuple):

@@ -1,0 +1,164 @@
+"""Removes spares that no library needs any more, such as those of earlier slims.
+
+A folder of spares notes which folders were slimmed into it. A spare that a library in one of them
+needs stays. A copy of such a folder, as in an image, is known only if the caller names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import FormatError, OptionError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.slim import scan
+from pytest_negativa.slimming.spares import hold_alone, note_of, noted_trees
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, Tree
+from pytest_negativa.spare.note import MAGIC, MAX_TRAILER, PAGE_SIZE, trailer_offset, unpack_trailer
+from pytest_negativa.storage.atomic import remove_file
+
+_NAME = re.compile(r".+\.([0-9a-f]{16})\.spare", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Spares:
+    """The spares in a folder; sizes in bytes on disk, for the files are sparse.
+
+    Attributes:
+        needed, unneeded: the files. What is no spare is in neither.
+        size, unneeded_size: of all spares, and of those that no library needs.
+        unknown: why other libraries may need them, a sentence each.
+    """
+
+    needed: tuple[Path, ...]
+    unneeded: tuple[Path, ...]
+    size: int
+    unneeded_size: int
+    unknown: tuple[str, ...]
+
+
+def prune_spares(
+    folder: Path, paths: Sequence[Path], *, dry_run: bool = False, force: bool = False
+) -> Spares:
+    """Remove the spares in a folder that no library needs.
+
+    Args:
+        folder: the folder of spares.
+        paths: folders, or libraries, that may need them, beside those that the folder notes.
+        dry_run: remove nothing.
+        force: remove them also if not all libraries are known that may need them.
+
+    Returns:
+        What was there. Nothing was removed if something is unknown, unless it was forced.
+
+    Raises:
+        OptionError: the folder has no spares, or a path is wrong.
+        NegativaError: slim is at work there, or a file can't be read or removed.
+    """
+    if not (folder / ORIGINALS_MARK).is_file():
+        raise OptionError(f"{folder}: no folder of spares: it has no {ORIGINALS_MARK}")
+    with hold_alone(folder):
+        found = find_unneeded(folder, paths)
+        if dry_run or (found.unknown and not force):
+            return found
+        for spare in found.unneeded:
+            remove_file(spare)
+        for note, root in noted_trees(folder).items():
+            if not _names(root):
+                remove_file(note)
+    return found
+
+
+def find_unneeded(
+    folder: Path, paths: Sequence[Path] = (), *, by_manifests: bool = False
+) -> Spares:
+    """Find the spares in a folder that no library needs.
+
+    Args:
+        folder, paths: see ``prune_spares``.
+        by_manifests: look at no library: what manifests name is needed.
+
+    Raises:
+        NegativaError: a path is wrong, or a file can't be read.
+    """
+    unknown: list[str] = []
+    names: set[str] = set()
+    trees = scan(paths) if paths else []
+    covered = {tree.root for tree in trees if not tree.partial}
+    for root in noted_trees(folder).values():
+        names |= _names(root)
+        if root in covered:
+            continue
+        if not load_manifest(root).slimmed:
+            unknown.append(f"{root} was slimmed with spares here, and has no slimmed library now")
+        elif not by_manifests:
+            trees += scan([root])
+    for tree in trees:
+        names |= {*_names(tree.root), *_needed_by(tree, unknown)}
+    needed, unneeded = [], []
+    size = unneeded_size = 0
+    for path in sorted(folder.iterdir()):
+        if not is_spare(path):
+            continue
+        on_disk = path.stat().st_blocks * 512
+        size += on_disk
+        if path.name in names:
+            needed.append(path)
+        else:
+            unneeded.append(path)
+            unneeded_size += on_disk
+    return Spares(tuple(needed), tuple(unneeded), size, unneeded_size, tuple(unknown))
+
+
+def _names(root: Path) -> set[str]:
+    """Names of the spares that the manifest of a slimmed folder needs.
+
+    By the name alone, which has a digest: ``slim fetch`` may have put one elsewhere.
+    """
+    entries = load_manifest(root).slimmed.values()
+    return {Path(entry.spare).name for entry in entries if entry.spare is not None}
+
+
+def _needed_by(tree: Tree, unknown: list[str]) -> Iterator[str]:
+    """Names of the spares that libraries name; ``unknown`` gets what can't be read."""
+    unknown += [f"{tree.root / row.path}: {row.detail}" for row in tree.unlisted_rows()]
+    for group in (*tree.groups, *tree.unnamed):
+        if not tree.is_library(group):
+            continue
+        try:
+            note = note_of(tree.root / group.name)
+        except FormatError as e:
+            unknown.append(str(e))
+            continue
+        if note is not None:
+            yield note.spare_name
+
+
+def is_spare(path: Path) -> bool:
+    """Whether a file is a spare, by its name and its trailer.
+
+    Raises:
+        ReconstructError: a file of such a name can't be read.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with ByteSource(path) as source:
+            start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
+            tail = source.read(start, source.size - start)
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+    for at in range(0, len(tail), PAGE_SIZE):
+        if tail.startswith(MAGIC, at):
+            try:
+                trailer = unpack_trailer(tail[at:], str(path), start + at)
+            except FormatError:
+                continue
+            is_here = trailer_offset(trailer.original_size) == start + at
+            if is_here and trailer.pair.hex().startswith(match[1]):
+                return True
+    return False

@@ -1,0 +1,170 @@
+"""Spares of earlier slims go, and none that a library may need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.main import main
+from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.slimming.prune import prune_spares
+from pytest_negativa.slimming.slim import SlimRequest, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_folder
+from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.slimming.undo import undo_trees
+from tests.support.compacting import needs_compiler
+from tests.support.cutting import needs_runtime
+from tests.support.faults import PlantedFault
+from tests.support.made_site import Made
+from tests.support.sites import digests
+from tests.support.slim_rows import statuses
+
+pytestmark = [needs_compiler, needs_runtime]
+
+SM_80 = ComputeCapability(8, 0)
+
+
+@pytest.fixture
+def spares(tmp_path: Path) -> Path:
+    return tmp_path / "spares"
+
+
+def slim(folder: Path, spares: Path, site: Made | None = None, target: Path | None = None) -> None:
+    """Slim by the lock of a site, else by an arch."""
+    request = SlimRequest(
+        paths=(folder,),
+        lock=None if site is None else site.lock,
+        devices=() if site is not None else (SM_80,),
+        force_archs=True,
+        target=target,
+        options=SlimOptions(spare=SparePolicy(spares), load_check=False),
+    )
+    assert not slim_trees(request).failed
+
+
+def spares_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.spare")}
+
+
+def names_of(site: Made) -> set[str]:
+    return {find_spare(path).name for path in (site.one, site.two)}
+
+
+def prune(*words: str | Path, status: int = 0) -> Result:
+    done = CliRunner().invoke(main, ["slim", "prune", *map(str, words)])
+    assert done.exit_code == status, done.output
+    return done
+
+
+def test_spares_of_earlier_slims_go(site: Made, spares: Path) -> None:
+    before = digests(site.folder)
+    slim(site.folder, spares, site)
+    earlier = names_of(site)
+    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    done = CliRunner().invoke(main, [*command, str(site.folder)])
+    assert done.exit_code == 0, done.output
+    assert f"of earlier slims: negativa slim prune {spares} removes those" in done.stderr
+    # Neither are these spares, nor ours.
+    others = [spares / "notes.txt", spares / "libx.so.0123456789abcdef.spare", spares / "deep/a"]
+    others[2].parent.mkdir()
+    for path in others:
+        path.write_text("text")
+    (spares / "libl.so.0123456789abcdef.spare").symlink_to(site.one)
+    kept = names_of(site)
+    assert spares_in(spares) > earlier | kept and not earlier & kept
+    dry = prune(spares, "--dry-run")
+    assert "2 spares (" in dry.stdout and "would be removed; 2 others needed" in dry.stdout
+    assert spares_in(spares) > earlier
+    done = prune(spares)
+    assert {*done.stdout.splitlines()[:-1]} == earlier
+    assert "removed; 2 others needed" in done.stdout
+    left = {*kept, others[1].name, "libl.so.0123456789abcdef.spare"}
+    assert spares_in(spares) == left and all(path.exists() for path in others)
+    assert set(statuses(undo_trees((site.folder,))).values())
+    assert digests(site.folder) == before
+    prune(spares)
+    assert spares_in(spares) == left - kept
+    assert {path.name for path in spares.glob(".*")} == {ORIGINALS_MARK}
+
+
+def test_other_folders_keep_theirs(site: Made, spares: Path, tmp_path: Path) -> None:
+    """Those that were slimmed into the folder are known; copies have to be named."""
+    target, copy = tmp_path / "target", tmp_path / "copy"
+    slim(site.folder, spares, target=target)
+    slim(site.folder, spares, site)
+    shutil.copytree(site.folder, copy, symlinks=True)
+    undo_trees((site.folder,))
+    copied = {path.name for path in spares.glob("*.spare")}
+    slim(site.folder, spares)
+    in_target = names_of(Made(target, site.lock, site.lock_file))
+    assert in_target == names_of(site) < copied
+    assert "0 spares (0 B on disk) removed; 4 others needed" in prune(spares, copy).stdout
+    undo_trees((site.folder,))
+    prune(spares)
+    assert spares_in(spares) == in_target
+    # A library alone may need a spare, too.
+    shutil.rmtree(target)
+    slim(site.folder, spares, site)
+    shutil.copy(site.one, tmp_path / "libone.so.1")
+    needed = find_spare(site.one).name
+    undo_trees((site.folder,))
+    prune(spares, tmp_path / "libone.so.1", "--force")
+    assert spares_in(spares) == {needed}
+
+
+@pytest.mark.planted_fault(
+    "a folder that was slimmed into the folder of spares is not here, and prune is asked for",
+    says="was slimmed with spares here, and has no slimmed library now",
+)
+def test_a_folder_that_is_away(
+    site: Made, spares: Path, tmp_path: Path, fault: PlantedFault
+) -> None:
+    slim(site.folder, spares)
+    site.folder.rename(tmp_path / "away")
+    before = spares_in(spares)
+    # As the place of a mount is, before it is mounted.
+    for _ in range(2):
+        done = prune(spares, status=1)
+        fault.check(done.stderr)
+        assert spares_in(spares) == before
+        site.folder.mkdir(exist_ok=True)
+    site.folder.rmdir()
+    (tmp_path / "away").rename(site.folder)
+    prune(spares)
+    assert spares_in(spares) == before
+    shutil.rmtree(site.folder)
+    prune(spares, "--force")
+    assert spares_in(spares) == set()
+    assert "0 spares" in prune(spares).stdout
+
+
+def test_a_library_that_is_away_keeps_its_spare(site: Made, spares: Path, tmp_path: Path) -> None:
+    slim(site.folder, spares)
+    before = spares_in(spares)
+    site.one.rename(tmp_path / "away.so")
+    prune(spares)
+    (tmp_path / "away.so").rename(site.one)
+    with site.one.open("r+b") as file:
+        file.truncate(1000)
+    prune(spares, status=1)
+    assert spares_in(spares) == before
+
+
+def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: Path) -> None:
+    slim(site.folder, spares)
+    undo_trees((site.folder,))
+    with hold_folder(spares), pytest.raises(ReconstructError, match="in use by negativa slim"):
+        prune_spares(spares, ())
+    with pytest.raises(OptionError, match="no folder of spares"):
+        prune_spares(tmp_path, ())
+    assert len(spares_in(spares)) == 2
+    os.mkfifo(spares / ".tree-0123456789abcdef")
+    with pytest.raises(ReconstructError, match="cannot be read"):
+        prune_spares(spares, ())
+    assert len(spares_in(spares)) == 2
