@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> Benchmark:
     for name, reason in skipped.items():
         print(f"{name}: skipped, {reason}", file=sys.stderr)
     runners = [
-        Runner(w, output, quick=quick, device=arguments.device)
+        Runner(w, output, quick=quick, device=arguments.device, together=arguments.jobs > 1)
         for w in wanted
         if w.name not in skipped
     ]

@@ -42,12 +42,16 @@ class Runner:
     looked at.
     """
 
-    def __init__(self, workload: Workload, output: Path, *, quick: bool, device: str) -> None:
+    def __init__(
+        self, workload: Workload, output: Path, *, quick: bool, device: str, together: bool
+    ) -> None:
         self.workload = workload
         self.steps: list[Step] = []
         self._results = output / RESULTS / workload.name
         self._work = output / WORK / workload.name
         self._runs = self._work / "runs"
+        # The others use the same libraries meanwhile.
+        self._opened = ("--opened-originals", "note") if together else ()
         self._limit = _QUICK_STEP_LIMIT_S if quick else _STEP_LIMIT_S
         steps = workload.quick if quick else workload.full
         self._command = (
@@ -89,7 +93,7 @@ class Runner:
             name = f"verify-{copies}"
             # The second verification must not leave the first one's verdict to be gathered.
             run.verdict_file.unlink(missing_ok=True)
-            self._step(name, "verify", *self._folder, "--copies", copies)
+            self._step(name, "verify", *self._folder, "--copies", copies, *self._opened)
             self._gather(run.verdict_file, f"verdict-{copies}.json", name)
 
     def _trace_pages(self) -> None:
