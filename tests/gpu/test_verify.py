@@ -384,7 +384,9 @@ def test_a_test_is_skipped_now(project: Project, fault: PlantedFault) -> None:
     assert project.differences() == {"test_skipped_on_copies": ("passed", "skipped")}
 
 
-@pytest.mark.planted_fault("a library changes between the trace and the proof", says="sha256")
+@pytest.mark.planted_fault(
+    "a library changes between the trace and the proof", says="changed since it was traced: sha256"
+)
 def test_a_library_changed(project: Project, fault: PlantedFault) -> None:
     traced(project)
     library = project.folder / "libmany3.so"
