@@ -738,27 +738,32 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             err=True,
         )
     nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
-    _show_spares(request, report)
+    _show_ways_back(request, report)
     _finish(report.rows, nothing_to_do, as_json=as_json, stopped=report.stopped)
 
 
-def _show_spares(request: SlimRequest, report: SlimReport) -> None:
+def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.slimming.prune import find_unneeded
     from pytest_negativa.slimming.slim import default_paths
 
-    spare = request.options.spare
-    if spare is None or not any(row.status is SlimStatus.SLIMMED for row in report.rows):
+    if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
+        return
+    places = (request.paths or default_paths()) if request.target is None else (request.target,)
+    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, places))))}"
+    if (aside := request.options.keep_originals) is not None:
+        click.echo(
+            f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
+        )
+    if (spare := request.options.spare) is None:
         return
     # Of other libraries, too.
     found = find_unneeded(spare.folder, by_manifests=True)
-    places = (request.paths or default_paths()) if request.target is None else (request.target,)
-    place = printable(shlex.join(map(str, places)))
     click.echo(
         f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
-        f"{format_bytes(found.size)} on disk); negativa slim undo {place} puts it back",
+        f"{format_bytes(found.size)} on disk); {undo} puts it back",
         err=True,
     )
     _show_unneeded(spare.folder, found)
@@ -879,7 +884,7 @@ def _places(*paths: Path) -> str:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.slimming.slim import default_paths
 
-    return ", ".join(printable(str(path)) for path in paths or default_paths())
+    return ", ".join(dict.fromkeys(printable(str(path)) for path in paths or default_paths()))
 
 
 def _finish(

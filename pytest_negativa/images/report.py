@@ -58,12 +58,14 @@ def report_image(
     matcher = _Matcher(suite, devices)
     with_code: list[tuple[str, LibraryMap, Removed | None]] = []
     slimmed: list[str] = []
+    removed: list[Removed] = []
     tree, all_mapped = _read(folder, matcher, cache, workers, on_done)
     unreadable = list(tree.unlisted)
     without = 0
     for path, mapped in all_mapped:
         if mapped.removed is not None:
             slimmed.append(path)
+            removed.append(mapped.removed)
         if mapped.error is not None:
             unreadable.append(str(mapped.error))
         elif mapped.library_map is not None and mapped.library_map.sections:
@@ -73,7 +75,7 @@ def report_image(
     hidden = tree.contents.hidden if tree.contents is not None else []
     owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
     libraries = sorted(
-        (matcher.row(m, path, owners.get(path), removed) for path, m, removed in with_code),
+        (matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code),
         key=lambda row: (-row.code_bytes, row.path),
     )
     code_files = sorted(
@@ -90,7 +92,7 @@ def report_image(
         without_code_bytes=without,
         code_files=tuple(code_files),
         unreadable=tuple(map(utf8, unreadable)),
-        notes=(*_notes(suite, libraries), *_spare_notes(removed for _, _, removed in with_code)),
+        notes=(*_notes(suite, libraries), *_spare_notes(removed)),
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
@@ -302,8 +304,8 @@ def _package_rows(found: Iterable[ImageLibrary | ImageCodeFiles]) -> list[Packag
     return sorted(rows, key=lambda row: -row.code_bytes)
 
 
-def _spare_notes(removed: Iterable[Removed | None]) -> Iterator[str]:
-    with_spare = [one for one in removed if one is not None and one.spare is not None]
+def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
+    with_spare = [one for one in removed if one.spare is not None]
     if with_spare:
         size = sum(one.gone_bytes for one in with_spare)
         yield (

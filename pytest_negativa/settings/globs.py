@@ -153,8 +153,9 @@ def unmatched_globs(
         kind: _words(name for name in names if name.startswith(DISTRIBUTION_PREFIX) == kind)
         for kind in (True, False)
     }
+    what = "kernel" if key == "kernels" else "library or file with GPU code"
     return tuple(
-        f"{source.where_item(i)}: {option}: {glob!r} matches nothing"
+        f"{source.where_item(i)}: {option}: {glob!r} matches no {what} of this run"
         f"{_nearest(glob, words[glob.startswith(DISTRIBUTION_PREFIX)])}"
         for i, glob in lost
     )

@@ -76,12 +76,18 @@ class Loaded:
             path: of the library.
             names: all its names, below some folder.
         """
-        if any(name.rpartition("/")[2] in self.names for name in names):
-            return False
-        soname = soname_of(path)
-        if soname in self.names:
-            return False
-        return is_selected(self.selected, LibraryNames(str(path), soname, distribution))
+        return not self._is_loaded(path, names) and self._is_selected(distribution, path)
+
+    def is_kept(self, distribution: str | None, path: Path, names: Iterable[str]) -> bool:
+        """Whether the run never loaded a library, and the project keeps it; see ``is_never``."""
+        return not self._is_loaded(path, names) and not self._is_selected(distribution, path)
+
+    def _is_loaded(self, path: Path, names: Iterable[str]) -> bool:
+        known = (*(name.rpartition("/")[2] for name in names), soname_of(path))
+        return not self.names.isdisjoint(known)
+
+    def _is_selected(self, distribution: str | None, path: Path) -> bool:
+        return is_selected(self.selected, LibraryNames(str(path), soname_of(path), distribution))
 
     def is_left_out(self, path: Path) -> bool:
         """Whether a file lies where the run loaded a library that must stay whole."""

@@ -13,10 +13,17 @@ import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.installed.record import RecordLine
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import (
+    RecordRow,
+    SlimManifest,
+    SlimmedFile,
+    SlimRow,
+    SlimStatus,
+)
 from pytest_negativa.slimming.code_files import undo_files
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.identity import (
@@ -42,8 +49,9 @@ from pytest_negativa.slimming.put_back import lines_before, put_back
 from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
-from pytest_negativa.slimming.spares import find_spare, forget_tree, remove_unused_runtime
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.spares import find_spare, forget_tree, note_of, remove_unused_runtime
+from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.spare.note import Note
 
 
 def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]:
@@ -76,7 +84,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     records = tree.recorded({name for entry in entries.values() for name in entry.names})
     rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
-    rows += _rows_without_entry(tree, manifest)
+    entries |= dict(_entries_by_spare(tree, manifest, rows))
     if not dry_run and (entries or manifest.removed or manifest.run):
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.
@@ -95,7 +103,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 for record, path, line in lines_before(tree.root, entry):
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):
-                del manifest.slimmed[key]
+                manifest.slimmed.pop(key, None)
         rows += undo_files(tree, manifest, token, dry_run=dry_run)
     except KeyboardInterrupt:
         # A hidden name may be left, which the next run removes.
@@ -117,16 +125,60 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     return rows
 
 
-def _rows_without_entry(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
-    """A row for each slimmed library that the manifest doesn't name."""
+def _entries_by_spare(
+    tree: Tree, manifest: SlimManifest, rows: list[SlimRow]
+) -> Iterator[tuple[str, SlimmedFile]]:
+    """Entries for the slimmed libraries that no manifest names, if their spares are in reach.
+
+    ``rows`` gets a row for each other one.
+    """
     known = {name for entry in manifest.slimmed.values() for name in entry.names}
     for group in tree.groups:
         path = tree.root / group.name
-        if known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path):
-            detail = "was slimmed, and no manifest here tells how to undo it; install it again"
-            if (folder := other_manifest(tree.root, path)) is not None:
-                detail += f", or run negativa slim undo {shlex.quote(str(folder))}"
-            yield SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail)
+        if not (known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path)):
+            continue
+        detail = "was slimmed, and no manifest here tells how to undo it; install it again"
+        if (folder := other_manifest(tree.root, path)) is not None:
+            detail += f", or run negativa slim undo {shlex.quote(str(folder))}"
+        else:
+            try:
+                if (note := note_of(path)) is not None:
+                    yield group.name, _entry_of(tree, group, note, find_spare(path))
+                    continue
+            except NegativaError as e:
+                detail += f": {str(e).removeprefix(f'{path}: ')}"
+        rows.append(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail))
+
+
+def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedFile:
+    """What a manifest would say of a library with a spare. It has the times of its original."""
+    with ByteSource(tree.root / group.name) as source:
+        sha256 = source.sha256()
+    original = note.original.hex()
+    found = tree.recorded(set(group.names))
+    rows = tuple(
+        RecordRow(
+            record=os.path.relpath(found[name][line], tree.root),
+            name=name,
+            digest=record_digest(original),
+            size=str(note.original_size),
+        )
+        for name in group.names
+        if (line := record_digest(sha256)) in found.get(name, {})
+    )
+    return SlimmedFile(
+        names=group.names,
+        original_sha256=original,
+        original_size=note.original_size,
+        sha256=sha256,
+        size=group.size,
+        mtime_ns=group.mtime_ns,
+        recipe="",
+        source="",
+        gpu_code_removed=0,
+        rows=rows,
+        spare=str(spare),
+    )
 
 
 def _restore_times(root: Path, manifest: SlimManifest) -> None:

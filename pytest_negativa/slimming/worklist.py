@@ -6,13 +6,15 @@ Each file goes to the first recipe that asks for it. ``classify`` tells what the
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.hostcode import HostLibrary
@@ -78,6 +80,10 @@ ANOTHER_PLACE = (
 _SPARE_NEAR = (
     "its spare lies in the folder to slim, in one around it, or in one whose path is not UTF-8; "
     f"{ANOTHER_PLACE}"
+)
+_KEPT = (
+    "libraries.include, libraries.exclude or keep.libraries of the project keeps it, so it stays "
+    "whole although no test loaded it"
 )
 _IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
 _LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
@@ -284,6 +290,7 @@ class _Folder:
         slimmed: the libraries whose results are there.
         damaged: digests of the originals of results that were damaged since, or can't be read.
         unread: sizes in bytes of files that can't be read, and may be originals.
+        kept: libraries that no test loaded, and that the settings of the project keep.
     """
 
     def __init__(self, tree: Tree, manifest: SlimManifest, *, keeps_spares: bool) -> None:
@@ -294,6 +301,7 @@ class _Folder:
         self.slimmed: list[KnownResult] = []
         self.damaged: set[str] = set()
         self.unread: set[int] = set()
+        self.kept: list[FileGroup] = []
         self._taken: set[str] = set()
         for key, entry in manifest.slimmed.items():
             results = tuple(name for name in entry.names if is_result(tree, name, entry))
@@ -357,6 +365,12 @@ class _Folder:
             if isinstance(library, KnownResult) and outcome.status in _IS_THERE:
                 links = dict.fromkeys(library.originals, library.results[0])
                 self.work.links.update(links)
+
+    def add_kept(self) -> None:
+        """Report the libraries that the project keeps, unless a recipe has them."""
+        for group in dict.fromkeys(self.kept):
+            if self.is_free(group.names):
+                self.add_row(SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, _KEPT))
 
     def slimmed_of(self, group: FileGroup) -> KnownResult | None:
         """The entry of the manifest that a file belongs to."""
@@ -476,6 +490,7 @@ def find_by_lock(
         _add_others(folder, others, never, loaded)
         if spare is not None:
             _add_traced(folder, spare, jobs)
+        folder.add_kept()
     if spare is None:
         unmet += _add_packages(folders, lock, source, jobs)
     else:
@@ -566,8 +581,12 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
 def _why_unknown(root: Path, path: Path) -> str:
     """Why a slimmed library that is not in the manifest of ``root`` is a problem."""
     detail = "was slimmed before, and no manifest here tells how: install it again"
-    folder = other_manifest(root, path)
-    return detail if folder is None else f"{detail}, or slim the folder of its manifest: {folder}"
+    if (folder := other_manifest(root, path)) is not None:
+        return f"{detail}, or slim the folder of its manifest: {folder}"
+    with contextlib.suppress(FormatError):
+        if note_of(path) is not None:
+            return f"{detail}, or run negativa slim undo, which needs its spare, and then slim"
+    return detail
 
 
 def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:
@@ -592,9 +611,17 @@ def _add_others(
                 group = folder.tree.group_of(os.path.relpath(path, folder.tree.root))
                 if group is None or not folder.is_free(group.names):
                     continue
+                path_here = folder.tree.root / group.name
                 is_never = unloaded is not None and loaded.is_never(
-                    installed.name, folder.tree.root / group.name, group.names
+                    installed.name, path_here, group.names
                 )
+                if (
+                    unloaded is not None
+                    and not is_never
+                    and loaded.is_kept(installed.name, path_here, group.names)
+                    and _has_gpu_code(path_here)
+                ):
+                    folder.kept.append(group)
                 recipe = unloaded if is_never else others
                 if recipe is not None:
                     folder.add_group(group, recipe)
@@ -616,7 +643,7 @@ def _add_unloaded(
         loaded: those that the run of the lock loaded.
         jobs: files to read at a time.
     """
-    tree = folder.tree
+    tree, takes_cpu_code = folder.tree, recipe.spare is not None and recipe.spare.loaded is not None
     names = {os.path.basename(path) for one in traced for path in one.paths}  # noqa: PTH119
     contents = {one.sha256 for one in traced}
     found = _digests(folder, {one.size for one in traced}, jobs)
@@ -637,9 +664,11 @@ def _add_unloaded(
         owner = next(
             (owners[p] for name in group.names if (p := str(tree.root / name)) in owners), None
         )
-        if not loaded.is_never(owner, path, group.names) or any(
-            name.rpartition("/")[2] in names for name in group.names
-        ):
+        if any(name.rpartition("/")[2] in names for name in group.names):
+            continue
+        if not loaded.is_never(owner, path, group.names):
+            if loaded.is_kept(owner, path, group.names) and (takes_cpu_code or _has_gpu_code(path)):
+                folder.kept.append(group)
             continue
         if (reason := runs_below(path, group.names)) is not None:
             folder.take(group.names)
@@ -659,6 +688,13 @@ def _add_traced(folder: _Folder, spare: SparePolicy, jobs: int) -> None:
         for group in groups:
             if sha256 in spare.traced:
                 folder.add(group, recipe)
+
+
+def _has_gpu_code(path: Path) -> bool:
+    try:
+        return has_gpu_code(path)
+    except FormatError:
+        return False
 
 
 def _strips_others(others: Recipe | None) -> bool:

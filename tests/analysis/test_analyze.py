@@ -126,8 +126,8 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
     text = "libraries:\n  exclude:\n    - dist:our-pakage\n"
     found = analyze(used(installed), settings(tmp_path, text))
     assert found.warnings == (
-        f"{tmp_path}/negativa.yaml:3:7: libraries.exclude: 'dist:our-pakage' matches nothing; "
-        "the nearest name is dist:Our.Package",
+        f"{tmp_path}/negativa.yaml:3:7: libraries.exclude: 'dist:our-pakage' matches no library or "
+        "file with GPU code of this run; the nearest name is dist:Our.Package",
     )
     assert len(found.libraries) == 1
 
@@ -137,12 +137,12 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
     [
         (
             "libraries:\n  include: ['*', libmultiarc.so]\n",
-            "2:18: libraries.include: 'libmultiarc.so' matches nothing; the nearest name is "
-            "libmultiarch.so",
+            "2:18: libraries.include: 'libmultiarc.so' matches no library or file with GPU code of "
+            "this run; the nearest name is libmultiarch.so",
         ),
         (
             "keep:\n  libraries:\n  - zzz\n",
-            "3:5: keep.libraries: 'zzz' matches nothing",
+            "3:5: keep.libraries: 'zzz' matches no library or file with GPU code of this run",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
 
     [warning] = found.warnings
     assert warning.startswith(f"{tmp_path}/negativa.yaml:4:5: keep.kernels: '{whole[:-1]}?!'")
-    assert "matches nothing; the nearest name is " in warning
+    assert "matches no kernel of this run; the nearest name is " in warning
 
 
 def test_a_kernel_glob_is_compared_with_what_people_write(tmp_path: Path) -> None:

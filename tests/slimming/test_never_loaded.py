@@ -205,8 +205,11 @@ def test_what_the_project_wants_to_keep(
     goes: bool,
 ) -> None:
     before = site.two.read_bytes()
-    run(lock=msgspec.structs.replace(lock, **wanted))
+    report = run(lock=msgspec.structs.replace(lock, **wanted))
     assert (site.two.read_bytes() != before) is goes
+    # A library without GPU code has nothing to lose, so it has no row.
+    [row] = [row for row in report.rows if row.path != ONE]
+    assert row.path == TWO and ("of the project keeps it" in (row.detail or "")) is not goes
 
 
 def test_after_archs_there_is_nothing_to_lose(

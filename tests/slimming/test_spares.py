@@ -596,6 +596,28 @@ def test_undo_waits_for_a_library_that_is_away(site: Made, tmp_path: Path) -> No
     assert digests(site.folder) == before
 
 
+def test_undo_without_a_manifest_takes_the_spares(site: Made, tmp_path: Path) -> None:
+    os.link(site.one, site.folder / "other/linked.so")
+    before, lines = digests(site.folder), (site.info / "RECORD").read_bytes()
+    times = site.one.stat().st_mtime_ns
+    slim(site, tmp_path)
+    (site.folder / MANIFEST_NAME).unlink()
+    spare = find_spare(site.two)
+    spare.rename(tmp_path / "away")
+    [row] = [row for row in slim(site, tmp_path).rows if row.path == ONE]
+    assert "run negativa slim undo, which needs its spare, and then slim" in (row.detail or "")
+    rows = {row.path: row for row in undo_trees((site.folder,))}
+    assert (rows[ONE].status, rows[TWO].status) == (SlimStatus.UNDONE, SlimStatus.FAILED)
+    assert "install it again: its spare libtwo.so." in (rows[TWO].detail or "")
+    assert wrong_files(site.folder) == []
+    (tmp_path / "away").rename(spare)
+    assert statuses(undo_trees((site.folder,), dry_run=True)) == {TWO: SlimStatus.WOULD_UNDO}
+    assert statuses(undo_trees((site.folder,))) == {TWO: SlimStatus.UNDONE}
+    assert digests(site.folder) == before and site.one.stat().st_mtime_ns == times
+    assert (site.info / "RECORD").read_bytes() == lines
+    assert site.one.samefile(site.folder / "other/linked.so")
+
+
 def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:
     with site.one.open("ab") as file:
         file.write(b"PK appended" * 100)
@@ -736,6 +758,15 @@ def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> No
         f"negativa: {spares} has what was removed (all spares there: {size} on disk); "
         f"negativa slim undo {site.folder} '{other}' puts it back"
     ) in done.stderr
+    undone = CliRunner().invoke(main, ["slim", "undo", str(site.folder), f"{site.folder}/"])
+    assert undone.exit_code == 0, undone.output
+    originals = tmp_path / "originals"
+    kept = ["slim", "--arch=sm_80", "--no-load-check", f"--keep-originals={originals}"]
+    told = CliRunner().invoke(main, [*kept, str(site.folder), str(site.folder)])
+    assert (
+        f"negativa: {originals} has the originals; negativa slim undo {site.folder} puts them back"
+    ) in told.stderr
+    CliRunner().invoke(main, [*arguments, str(site.folder)])
     # A folder in which nothing was slimmed gets no manifest.
     assert [path.name for path in other.iterdir()] == ["plain.so"]
     again = CliRunner().invoke(main, [*arguments, str(site.folder)])

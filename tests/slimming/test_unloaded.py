@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.images.report import report_image
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.listing import SlimList
 from pytest_negativa.models.lock import LeftOut, Lock, seal
@@ -183,7 +184,11 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
         # The trace has their content.
         assert {rows[name].status for name in (HOST, OTHER)} == {SlimStatus.LEFT}
         assert rows[PAGES_NAME].status is SlimStatus.WOULD_SLIM
-        return TWO not in rows
+        row = rows.get(TWO)
+        if row is None or row.detail == NOT_LOADED:
+            return row is None
+        assert row.status is SlimStatus.LEFT and "of the project keeps it" in (row.detail or "")
+        return True
 
     assert not is_left()
     assert is_left(exclude=("libtwo.so",))
@@ -218,6 +223,9 @@ def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
     # With a trace, all goes that can; and a lock that knows it gives it back.
     both = deployment.slim()
     assert both[PAGES_NAME].after < both[PAGES_NAME].before // 2
+    # Also those that have no GPU code.
+    told = "".join(report_image(deployment.site.folder).notes)
+    assert told.startswith("libraries with a spare: 3; ")
     known = deployment.slim(lock=deployment.site.lock, spare_never_loaded=False)
     assert known[TWO].status is SlimStatus.SLIMMED and known[TWO].detail is None
     assert known[TWO].after > both[TWO].after
