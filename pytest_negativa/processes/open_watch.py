@@ -125,10 +125,19 @@ class OpenWatch:
         self._unseen.update({path: reason for path in self._paths if path not in watched})
 
     def _watch_canary(self, inotify: int, folder: str) -> int:
-        """Watch the first folder on a device, but not for opens of all its files; the device."""
+        """Watch a folder on the device of this one, but not for opens of its files; the device.
+
+        It is this folder or the nearest one around it that this user may read.
+        """
         device, _ = _file_at(folder)
-        if device not in self._canaries:
-            self._canaries[device] = folder, _add_watch(inotify, folder, _IN_DELETE_SELF)
+        around = map(os.fspath, (Path(folder), *Path(folder).parents))
+        while device not in self._canaries:
+            canary = next((f for f in around if _file_at(f)[0] == device), None)
+            if canary is None:
+                text = f"no folder may be read from {folder} up, to see whether opens are reported"
+                raise PermissionError(errno.EACCES, text)
+            with contextlib.suppress(PermissionError):
+                self._canaries[device] = canary, _add_watch(inotify, canary, _IN_DELETE_SELF)
         return device
 
     def _try_canaries(self) -> None:

@@ -7,12 +7,13 @@ import resource
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.processes.open_watch import OpenWatch
-from tests.support.libraries import ROOT
+from tests.support.libraries import IS_ROOT, ROOT
 
 # Opens the file, maps it, and closes it.
 MAPS = """
@@ -69,6 +70,23 @@ def test_what_can_not_be_watched_is_told(file: Path) -> None:
         file.read_bytes()
     assert watch.opens.unseen == {missing: "inotify_add_watch: No such file or directory"}
     assert str(file) in watch.opens.times
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root may become another user")
+def test_a_folder_that_may_be_passed_and_not_read() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "site")
+        folder.mkdir()
+        (folder / "a.so").touch()
+        for closed in (folder, folder.parent):
+            closed.chmod(0o711)
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            with OpenWatch([f"{folder}/a.so"]) as watch:
+                (folder / "a.so").read_bytes()
+            os._exit(watch.opens.times != {f"{folder}/a.so": 1} or watch.opens.unseen != {})
+        assert os.waitpid(child, 0) == (child, 0)
 
 
 def test_without_a_descriptor_left_nothing_is_seen(file: Path) -> None:
