@@ -59,6 +59,7 @@ _LIBRARY_OPTIONS = (
 LIMIT_OPTIONS = (
     "coverage.fail_under_library",
     "thresholds.max_unused_percent_library",
+    "thresholds.min_used_kernels_library",
     "thresholds.max_gpu_code_library",
     "compare.fail_library",
 )

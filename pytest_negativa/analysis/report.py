@@ -30,6 +30,9 @@ from pytest_negativa.settings.globs import (
     unmatched_globs,
 )
 
+# The kernels of files that are GPU code are not known, so no limit on them checks anything.
+_OF_KERNELS = ("coverage.fail_under_library", "thresholds.min_used_kernels_library")
+
 
 def build_report(
     analysis: Analysis,
@@ -143,12 +146,16 @@ def _crossed_by_library(
 ) -> Iterator[str]:
     limits = settings.thresholds
     for names, row in rows:
+        kernels = row.used_kernels if isinstance(row, LibraryRow) else None
         of_library = limits.of_library(
             limit_of(limits.max_unused_percent_library, names),
+            None if kernels is None else limit_of(limits.min_used_kernels_library, names),
             limit_of(limits.max_gpu_code_library, names),
         )
         for text in of_library.crossed(
-            gpu_code=row.code_bytes, unused_bytes=row.unused_bytes, used_kernels=0
+            gpu_code=row.code_bytes,
+            unused_bytes=row.unused_bytes,
+            used_kernels=kernels or 0,
         ):
             yield f"{Path(names.path).name}: {text}"
 
@@ -159,8 +166,7 @@ def _limits_of_nothing(
     """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
     for option in LIMIT_OPTIONS:
         section, _, key = option.partition(".")
-        # The kernels of files that are GPU code are not known, so no limit on them checks anything.
-        names = libraries if section == "coverage" else all_names
+        names = libraries if option in _OF_KERNELS else all_names
         globs = getattr(getattr(settings, section), key)
         matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
         yield from unmatched_globs(settings, option, matched, library_candidates(names))

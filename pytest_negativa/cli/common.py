@@ -38,6 +38,7 @@ LIMITS = (
     "thresholds.max_unused_percent",
     "thresholds.max_unused_percent_library",
     "thresholds.min_used_kernels",
+    "thresholds.min_used_kernels_library",
     "thresholds.max_gpu_code",
     "thresholds.max_gpu_code_library",
     "compare.baseline",

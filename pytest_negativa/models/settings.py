@@ -211,7 +211,7 @@ class Coverage(Record, frozen=True, kw_only=True):
         """
         found = [
             f"fail_under_library: {_below(len(one.kernels), one.run_kernels, one.limit)} of "
-            f"{Path(one.path).name} {one.word}, the limit is {one.limit:g}%"
+            f"{Path(one.path).name} {one.word}, the limit is {one.limit:.12g}%"
             for one in libraries
             if one.limit is not None and _below(len(one.kernels), one.run_kernels, one.limit)
         ]
@@ -226,7 +226,7 @@ class Coverage(Record, frozen=True, kw_only=True):
             word = "run" if all(one.counted for one in libraries) else "looked up"
             found.append(
                 f"fail_under: {share} of the project's kernels {word}, the limit is "
-                f"{self.fail_under:g}%"
+                f"{self.fail_under:.12g}%"
             )
         return tuple(found)
 
@@ -238,6 +238,7 @@ class Thresholds(Record, frozen=True, kw_only=True):
     min_used_kernels: int | None
     max_gpu_code: int | None
     max_unused_percent_library: dict[str, float]
+    min_used_kernels_library: dict[str, int]
     max_gpu_code_library: dict[str, int]
 
     @property
@@ -245,13 +246,19 @@ class Thresholds(Record, frozen=True, kw_only=True):
         """Whether there is any limit."""
         return any(limit not in (None, {}) for limit in msgspec.structs.astuple(self))
 
-    def of_library(self, max_unused_percent: float | None, max_gpu_code: int | None) -> Thresholds:
+    def of_library(
+        self,
+        max_unused_percent: float | None,
+        min_used_kernels: int | None,
+        max_gpu_code: int | None,
+    ) -> Thresholds:
         """The limits of one library, which has no others."""
         return Thresholds(
             max_unused_percent=max_unused_percent,
-            min_used_kernels=None,
+            min_used_kernels=min_used_kernels,
             max_gpu_code=max_gpu_code,
             max_unused_percent_library={},
+            min_used_kernels_library={},
             max_gpu_code_library={},
         )
 
@@ -272,29 +279,35 @@ class Thresholds(Record, frozen=True, kw_only=True):
             used_kernels: number of kernels.
         """
         found = []
-        unused = 100 * unused_bytes / gpu_code if gpu_code else None
-        if _above(unused, self.max_unused_percent):
+        most = self.max_unused_percent
+        if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
             found.append(
-                f"max_unused_percent: {_percent(unused, self.max_unused_percent)} of the GPU code "
-                f"is unused, the limit is {self.max_unused_percent:g}%"
+                f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
+                f"the limit is {most:.12g}%"
             )
         if _above(self.min_used_kernels, used_kernels):
             found.append(
-                f"min_used_kernels: {used_kernels} kernels are used, "
-                f"the limit is {self.min_used_kernels}"
+                f"min_used_kernels: {used_kernels:,} "
+                f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
+                f"the limit is {self.min_used_kernels:,}"
             )
         if _above(gpu_code, self.max_gpu_code):
+            unit = "byte" if self.max_gpu_code == 1 else "bytes"
             found.append(
                 f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
-                f"the limit is {self.max_gpu_code:,} bytes"
+                f"the limit is {self.max_gpu_code:,} {unit}"
             )
         return tuple(found)
 
 
-def _percent(share: float | None, limit: float | None) -> str:
-    """A percentage with the fewest decimals, one at least, that tell it from another one."""
-    texts = (f"{share:.{digits}f}" for digits in range(1, 15))
-    return next(text for text in texts if float(text) != limit) + "%"
+def _percent(share: float, limit: float) -> str:
+    """A percentage with the fewest decimals, one at least, that show which side of a limit it is.
+
+    The two differ.
+    """
+    texts = [f"{share:.{digits}f}" for digits in range(1, 15)]
+    sides = (text for text in texts if (float(text) - limit) * (share - limit) > 0)
+    return next(sides, texts[-1]) + "%"
 
 
 def _below(whole: int, part: int, limit: float) -> str:

@@ -525,6 +525,15 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
+        name="thresholds.min_used_kernels_library",
+        flag_name="min-used-kernels-library",
+        type=value_types.PerLibrary(value_types.Count()),
+        default={},
+        help="Fail (exit 1) if fewer of one library's kernels than this are used.",
+        detail="The first glob that matches a library sets its limit.",
+        requires=_TRACED,
+    ),
+    Option(
         name="thresholds.max_gpu_code_library",
         flag_name="max-gpu-code-library",
         type=value_types.PerLibrary(value_types.Size()),

@@ -26,6 +26,7 @@ def report(folder: Path, text: str) -> RunReport:
     [
         ("coverage: {fail_under_library", "0"),
         ("thresholds: {max_unused_percent_library", "100"),
+        ("thresholds: {min_used_kernels_library", "0"),
         ("thresholds: {max_gpu_code_library", "1 GB"),
         ("compare: {baseline: b.json, fail_library", "['size:0%']"),
     ],
@@ -42,8 +43,13 @@ def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: s
     assert unmatched("libmultiarch.so", "\nlibraries: {exclude: ['*']}")
 
 
-def test_a_limit_on_kernels_of_files_that_are_gpu_code_is_crossed(tmp_path: Path) -> None:
-    options = settings(tmp_path, "coverage: {fail_under_library: {'dist:some-kernels': 80}}")
+@pytest.mark.parametrize(
+    "limit", ["coverage: {fail_under_library", "thresholds: {min_used_kernels_library"]
+)
+def test_a_limit_on_kernels_of_files_that_are_gpu_code_is_crossed(
+    tmp_path: Path, limit: str
+) -> None:
+    options = settings(tmp_path, f"{limit}: {{'dist:some-kernels': 0}}}}")
     analysis = analyze(used(MULTIARCH, regions=(1,)), options)
     found = build_report(
         analysis, options, run_id="run", directory="run", files=(), code_files=[FILES]

@@ -12,7 +12,8 @@ from pytest_negativa.models.settings import Coverage, Thresholds
 
 
 def limits(**given: float) -> Thresholds:
-    by_library: dict[str, Any] = {"max_unused_percent_library": {}, "max_gpu_code_library": {}}
+    names = Thresholds.__struct_fields__
+    by_library: dict[str, Any] = {name: {} for name in names if name.endswith("_library")}
     fields = {**dict.fromkeys(Thresholds.__struct_fields__), **by_library, **given}
     return msgspec.convert(fields, Thresholds)
 
@@ -25,6 +26,8 @@ FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}
     [
         ("max_unused_percent", 89.9, 90.0,
          "max_unused_percent: 90.0% of the GPU code is unused, the limit is 89.9%"),
+        ("max_unused_percent", 89.999999999, 90.000000001,
+         "max_unused_percent: 90.0% of the GPU code is unused, the limit is 89.999999999%"),
         ("min_used_kernels", 31, 30,
          "min_used_kernels: 30 kernels are used, the limit is 31"),
         ("max_gpu_code", 999, 1000,
@@ -35,6 +38,14 @@ def test_thresholds(name: str, fails: float, passes: float, message: str) -> Non
     assert limits().crossed(**FACTS) == ()
     assert limits(**{name: fails}).crossed(**FACTS) == (message,)
     assert limits(**{name: passes}).crossed(**FACTS) == ()
+
+
+def test_figures_of_one() -> None:
+    found = limits(min_used_kernels=2, max_gpu_code=1).crossed(**{**FACTS, "used_kernels": 1})
+    assert found == (
+        "min_used_kernels: 1 kernel is used, the limit is 2",
+        "max_gpu_code: there are 1,000 bytes of GPU code, the limit is 1 byte",
+    )
 
 
 def test_all_crossed_thresholds_are_named() -> None:
@@ -70,6 +81,17 @@ def test_kernel_coverage_below_its_limit() -> None:
     assert coverage_limit(50.1).crossed(libraries) == (
         "fail_under: 50.0% (4 of 8) of the project's kernels looked up, the limit is 50.1%",
     )
+
+
+def test_a_percentage_is_told_on_its_side_of_the_limit() -> None:
+    libraries = (covered("a.so", 2, 13),)
+    (line,) = coverage_limit(15.39).crossed(libraries)
+    # 15.3846%: rounded to one decimal it would be above the limit.
+    assert "fail_under: 15.38% (2 of 13)" in line
+    (line,) = limits(max_unused_percent=93.91).crossed(
+        gpu_code=10_000, unused_bytes=9_394, used_kernels=0
+    )
+    assert line.startswith("max_unused_percent: 93.94% of")
 
 
 def test_kernel_coverage_of_one_library_below_its_limit() -> None:

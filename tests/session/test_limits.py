@@ -1,9 +1,12 @@
-"""The limits in sessions that trace, verify and heal: each on both sides."""
+"""The limits of sessions that trace, verify and heal: each just kept, and each just crossed."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.support.limits import REGIONS, crossed_limits, kept_limits, told_limits, write_baseline
 from tests.support.verified import VerifiedProject
 
 pytestmark = pytest.mark.slow
@@ -11,37 +14,21 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
-    suite = "def test_use():\n    use(LIB, 0)\n"
+    suite = f"def test_use():\n    use(LIB, *{REGIONS})\n"
     project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", suite).trace()
-    project.negativa("baseline")
-    text = (project.folder / "negativa-baseline.json").read_text()
-    project.write("fewer.json", text.replace('"image_blur",', ""))
+    write_baseline(project.folder, json.loads(project.negativa("baseline", "--output=-").stdout))
     return project
 
 
 @pytest.mark.parametrize("mode", [(), ("--negativa-verify",), ("--negativa-heal",)])
-@pytest.mark.parametrize(
-    ("kept", "crossed", "says"),
-    [
-        (
-            ("--negativa-max-gpu-code=67200",),
-            ("--negativa-max-gpu-code=67199",),
-            "max_gpu_code: there are 67,200 bytes",
-        ),
-        (
-            ("--negativa-compare=fewer.json", "--negativa-compare-fail=new-kernels-untested:1"),
-            ("--negativa-compare=fewer.json", "--negativa-compare-fail=new-kernels-untested:0"),
-            "1 new kernel is untested (image_blur), the limit is 0",
-        ),
-    ],
-    ids=["size", "growth"],
-)
-def test_a_limit_on_both_sides(
-    traced: VerifiedProject,
-    mode: tuple[str, ...],
-    kept: tuple[str, ...],
-    crossed: tuple[str, ...],
-    says: str,
+def test_all_limits_just_kept_and_just_crossed(
+    traced: VerifiedProject, mode: tuple[str, ...]
 ) -> None:
-    assert says not in traced.pytest("-q", "--negativa", *mode, *kept).stdout
-    assert says in traced.pytest("-q", "--negativa", *mode, *crossed, status=1).stdout
+    kept = traced.pytest("-q", "--negativa", *mode, *kept_limits("negativa-"))
+    crossed = traced.pytest("-q", "--negativa", *mode, *crossed_limits("negativa-"), status=1)
+
+    assert "limit is" not in kept.stdout
+    told = crossed.stdout.splitlines()
+    for text in told_limits():
+        assert [line for line in told if text in line], (text, told)
+    assert len([line for line in told if "limit is" in line]) == len(told_limits())

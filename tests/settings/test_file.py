@@ -142,6 +142,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         min_used_kernels=200,
         max_gpu_code=3 * 10**9,
         max_unused_percent_library={},
+        min_used_kernels_library={"libours.so": 20},
         max_gpu_code_library={"libours.so": 50 * 10**6},
     )
     assert found.compare == Compare(

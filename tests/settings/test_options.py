@@ -211,6 +211,13 @@ CASES = [
         {},
     ),
     Case(
+        "thresholds.min_used_kernels_library",
+        ("a.so=1", "b=0"), {"a.so": 1, "b": 0},
+        "c=3", {"c": 3},
+        "{d: 4}", {"d": 4},
+        {},
+    ),
+    Case(
         "thresholds.max_gpu_code_library",
         ("a.so=1 kB", "b=2"), {"a.so": 1000, "b": 2},
         "c=3", {"c": 3},

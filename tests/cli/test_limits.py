@@ -1,0 +1,72 @@
+"""The limits of commands that have a run: each just kept, and each just crossed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_negativa.cli.common import LIMITS
+from pytest_negativa.settings.options import BY_NAME
+from tests.support.limits import REGIONS, crossed_limits, kept_limits, told_limits, write_baseline
+from tests.support.verified import VerifiedProject
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = f"""
+import atexit
+from standin_gpu import trace_program, use
+
+detector = trace_program()
+atexit.register(detector.stop)
+use("lib.so", *{REGIONS})
+"""
+
+
+@pytest.fixture(scope="module")
+def debloated(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
+    project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("debloat", "--", sys.executable, "program.py")
+    written = project.negativa("baseline", "--output=-").stdout
+    write_baseline(project.folder, json.loads(written))
+    return project
+
+
+def test_there_is_a_case_for_each_limit() -> None:
+    flags = {flag.partition("=")[0] for flag in kept_limits()}
+    assert flags == {f"--{BY_NAME[name].flag_name}" for name in LIMITS}
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (("locate",), ()),
+        (("debloat",), ("--", sys.executable, "program.py")),
+        (("combine", "{run}"), ()),
+        (("report",), ()),
+        (("verify",), ()),
+        (("heal",), ()),
+    ],
+    ids=["locate", "debloat", "combine", "report", "verify", "heal"],
+)
+def test_a_command_with_all_limits_just_kept_and_just_crossed(
+    debloated: VerifiedProject, command: Sequence[str], program: Sequence[str]
+) -> None:
+    latest = debloated.results / "latest"
+    run = latest.resolve()
+    words = [word.format(run=run) for word in command]
+
+    kept = debloated.negativa(*words, *kept_limits(), *program)
+    crossed = debloated.negativa(*words, *crossed_limits(), *program, status=1)
+
+    assert kept.stderr == ""
+    told = crossed.stderr.splitlines()
+    for text in told_limits():
+        assert [line for line in told if text in line], (text, told)
+    assert len(told) == len(told_limits()), told
+    # A combined run can't be verified.
+    latest.unlink()
+    latest.symlink_to(run.name)
