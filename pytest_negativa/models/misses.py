@@ -46,15 +46,17 @@ class MissedCode(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MissedLibrary(Record, frozen=True, kw_only=True):
-    """A library whose pages came back.
+    """A library whose pages came back, or should have.
 
     Attributes:
         name: the file's name.
         sha256, size: of the original.
         path: where it, or the original, is; None if it was not found.
-        pages: how many pages of 4 KiB came back.
+        pages: how many pages of 4 KiB were touched or came back.
         beside: how many of these came back unasked, beside another page.
-        misses: how often pages came back, in all processes.
+        lost: how many of these could not come back to a process: its spare was not there, or the
+            system refused to map it.
+        misses: how often a process touched a page that was not there.
         code: what came back, the most misses first.
         unknown: why it is not known; else None.
     """
@@ -65,6 +67,7 @@ class MissedLibrary(Record, frozen=True, kw_only=True):
     path: str | None
     pages: Offset
     beside: Offset
+    lost: Offset
     misses: Offset
     code: tuple[MissedCode, ...]
     unknown: str | None

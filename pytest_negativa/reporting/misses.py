@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary, MissReport
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import cut_middle, printable
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 
 _PAGE_SIZE = 4096
-_HEADERS = ("library", "misses", "pages", "size", "functions", "GPU code")
-_NAME_WIDTH = 72
+_HEADERS = ("library", "misses", "pages", "size", "functions", "elements")
 
 
 def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
@@ -27,16 +26,26 @@ def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
         return
     pages = sum(row.pages for row in libraries)
     misses = sum(row.misses for row in libraries)
+    lost = [row for row in libraries if row.lost]
+    came_back = "came back, or should have come back, to" if lost else "came back to"
     yield (
-        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) came back to "
+        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) {came_back} "
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
+    if lost:
+        title = "A process touched pages that could not come back (was the spare there?):"
+        lines = (
+            f"  {printable(row.name)}: {format_items(row.lost, 'page', 'pages')}" for row in lost
+        )
+        yield "\n".join([title, *lines])
     shown, rest = libraries[: top or None], libraries[top or len(libraries) :]
     rows = [_cells(row.name, [row]) for row in shown]
     if rest:
         rows.append(_cells(f"{len(rest)} more", rest))
-    yield format_table("lrrrrr", _HEADERS, rows, total=_cells("total", libraries))
+    yield format_table(
+        "lrrrrr", _HEADERS, rows, total=_cells("total", libraries), drop=(5, 4, 2, 1)
+    )
     for row in shown:
         if row.code:
             yield _code_table(row, top)
@@ -64,12 +73,12 @@ def _code_table(library: MissedLibrary, top: int) -> str:
     rows = [_code_cells(describe_code(code), [code]) for code in shown]
     if rest:
         rows.append(_code_cells(f"{len(rest):,} more", rest))
-    return format_table("lrr", (f"touched in {library.name}", "misses", "pages"), rows)
+    return format_table("lrr", (f"touched in {library.name}", "misses", "pages"), rows, drop=(2,))
 
 
 def _code_cells(name: str, rows: Sequence[MissedCode]) -> list[str]:
     return [
-        cut_middle(name, _NAME_WIDTH),
+        name,
         f"{sum(row.misses for row in rows):,}",
         f"{sum(row.pages for row in rows):,}",
     ]

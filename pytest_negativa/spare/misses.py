@@ -5,7 +5,8 @@ from offset 4,096 on a word of 32 bits for each page of the original::
 
     Head   magic, version, 0, pair, original, original_size, name
     Word   bits 0-15: how many processes missed it; 16-27: where in the page first;
-           28: first by an instruction fetch; 29: it came back beside a page that was missed
+           28: first by an instruction fetch; 29: it came back beside a page that was missed;
+           30: it could not come back to a process
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ class UnfinishedLogError(FormatError):
 
 
 class Miss(NamedTuple):
-    """A page that came back.
+    """A page that came back, or should have.
 
     Attributes:
         times: how many processes missed it; 0: it came back beside another page.
         first: file offset, in the original, of what the first of them touched.
         fetched: whether that was to run code, and not to read.
+        lost: whether it could not come back to one of them: the spare was not there, or the system
+            refused to map it.
     """
 
     times: int
     first: int
     fetched: bool
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,12 @@ def read_misses(path: Path) -> Misses:
     if sys.byteorder == "big":
         words.byteswap()
     pages = {
-        page: Miss(word & 0xFFFF, page * PAGE_SIZE + (word >> 16 & 0xFFF), bool(word >> 28 & 1))
+        page: Miss(
+            word & 0xFFFF,
+            page * PAGE_SIZE + (word >> 16 & 0xFFF),
+            fetched=bool(word >> 28 & 1),
+            lost=bool(word >> 30 & 1),
+        )
         for page, word in enumerate(words)
         if word
     }
@@ -146,5 +155,6 @@ def _sum(one: Misses, other: Misses) -> Misses:
         if before is None or not before.times:
             pages[page] = miss
         else:
-            pages[page] = before._replace(times=before.times + miss.times)
+            times, lost = before.times + miss.times, before.lost or miss.lost
+            pages[page] = before._replace(times=times, lost=lost)
     return Misses(one.name, one.original, one.original_size, dict(sorted(pages.items())))

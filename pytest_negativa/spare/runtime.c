@@ -95,7 +95,7 @@ static const char LOG_MAGIC[8] = "NEGMISS";
 
 /* A page in the log: how often it was missed, where in the page first, and how; see misses.py. */
 enum { LOG_VERSION = 2, COUNT_MASK = 0xffff, MOST = 0xff00, PLACE_SHIFT = 16 };
-enum { LOG_FETCHED = 1 << 28, LOG_BESIDE = 1 << 29 };
+enum { LOG_FETCHED = 1 << 28, LOG_BESIDE = 1 << 29, LOG_LOST = 1 << 30 };
 
 /* ---- System calls, without errno ---- */
 
@@ -473,11 +473,13 @@ static const Hole *hole_at(const Note *note, uint64_t address) {
     return low < note->hole_count && holes[low].start <= address ? &holes[low] : NULL;
 }
 
-/* Notes a miss: at this offset of the original, by an instruction fetch or a read. */
-static void log_miss(const Library *library, uint64_t offset, bool fetched) {
+/* Notes a miss: at this offset of the original, by an instruction fetch or a read, and whether the
+ * page could not come back. */
+static void log_miss(const Library *library, uint64_t offset, bool fetched, bool lost) {
     _Atomic uint32_t *log = atomic_load(&library->log);
     if (log == NULL) return;
     _Atomic uint32_t *word = &log[offset / PAGE];
+    if (lost) atomic_fetch_or(word, LOG_LOST);
     uint32_t old = atomic_load(word);
     uint32_t place = (uint32_t)(offset % PAGE) << PLACE_SHIFT | (fetched ? LOG_FETCHED : 0);
     while ((old & COUNT_MASK) == 0)
@@ -664,7 +666,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
         reserve = atomic_load(&library->reserve);
     }
     if (reserve == NULL) {
-        log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
+        log_miss(library, offset + address % PAGE, error & FAULT_EXEC, true);
         if (!atomic_exchange(&library->told, true))
             tell_missing(note, file, hole->protection & PROT_EXEC ? "code" : "data",
                          function_at(found.dlfo_link_map, address), offset);
@@ -680,7 +682,7 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     }
     long done = put_missing(library, reserve + offset, page, &pages, (int)hole->protection);
     if (done == 0) return try_again(address);
-    log_miss(library, offset + address % PAGE, error & FAULT_EXEC);
+    log_miss(library, offset + address % PAGE, error & FAULT_EXEC, failed(done));
     if (failed(done)) {
         if (!atomic_exchange(&library->told, true)) tell_refused(note, file, done);
         return false;

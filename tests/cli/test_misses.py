@@ -74,10 +74,30 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
 
     shown = project.negativa(*command).stdout
     lines = shown.splitlines()
+    assert "could not come back" not in shown
     assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
     assert library["code"][0]["kernels"][0].startswith("_Z")
     row = f"sm_90 code at {second.start:#x}: matrices::"
     assert any(line.startswith(row) and line.split()[-2:] == ["3", "1"] for line in lines), shown
+
+
+def test_gpu_code_that_could_not_come_back(project: Project, cut: Cut, tmp_path: Path) -> None:
+    first, *_ = sm_90_code()
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    away = cut.spare.rename(cut.spare.with_suffix(".away"))
+    with pytest.raises(subprocess.CalledProcessError):
+        use(cut, logs, first)
+    away.rename(cut.spare)
+    use(cut, logs, first)
+
+    command: list[str | Path] = ["misses", logs, "--in", cut.library.parent]
+    shown = project.negativa(*command).stdout
+    assert shown.startswith("1 page (4.1 kB) came back, or should have come back, to 1 library, 2")
+    title = "A process touched pages that could not come back (was the spare there?):"
+    assert f"{title}\n  libquickstart.so: 1 page\n" in shown
+    [library] = json.loads(project.negativa(*command, "--json").stdout)["libraries"]
+    assert (library["lost"], library["misses"]) == (1, 2)
 
 
 @pytest.mark.slow

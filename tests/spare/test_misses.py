@@ -12,7 +12,7 @@ import pytest
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.spare.misses import Miss, read_logs, read_misses
 
-FETCHED, BESIDE = 1 << 28, 1 << 29
+FETCHED, BESIDE, LOST = 1 << 28, 1 << 29, 1 << 30
 
 
 def log(
@@ -28,11 +28,11 @@ def log(
 
 def test_ranges_of_pages(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(log(5 * 4096 - 1, [1, 0xFF07 | 0xABC << 16 | FETCHED, 0, 0, BESIDE]))
+    path.write_bytes(log(5 * 4096 - 1, [1 | LOST, 0xFF07 | 0xABC << 16 | FETCHED, 0, 0, BESIDE]))
     misses = read_misses(path)
     assert (misses.name, misses.original, misses.original_size) == ("lib.so", b"o" * 32, 20479)
     assert misses.pages == {
-        0: Miss(1, 0, False),
+        0: Miss(1, 0, False, lost=True),
         1: Miss(0xFF07, 4096 + 0xABC, True),
         4: Miss(0, 16384, False),
     }
@@ -42,11 +42,13 @@ def test_ranges_of_pages(tmp_path: Path) -> None:
 def test_logs_of_one_original_are_added_up(tmp_path: Path) -> None:
     """Those of other machines, and of other cuts of the same library."""
     (tmp_path / "a.misses").write_bytes(log(4 * 4096, [2, BESIDE, 0, 1]))
-    (tmp_path / "b.misses").write_bytes(log(4 * 4096, [3 | 5 << 16, 4 | FETCHED, 0, 0], pair=b"q"))
+    (tmp_path / "b.misses").write_bytes(
+        log(4 * 4096, [3 | 5 << 16 | LOST, 4 | FETCHED, 0, 0], pair=b"q")
+    )
     (tmp_path / "other").write_bytes(b"")
     (misses,) = read_logs([tmp_path])
     assert misses.pages == {
-        0: Miss(5, 0, False), 1: Miss(4, 4096, True), 3: Miss(1, 3 * 4096, False)
+        0: Miss(5, 0, False, lost=True), 1: Miss(4, 4096, True), 3: Miss(1, 3 * 4096, False)
     }  # fmt: skip
     assert read_logs([tmp_path / "b.misses", tmp_path / "a.misses"])[0].ranges() == misses.ranges()
     (tmp_path / "making.misses").write_bytes(bytes(5 * 4096))
