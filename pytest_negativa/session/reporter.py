@@ -67,6 +67,8 @@ class Reporter:
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
+        # All tests and the hooks of other plugins at their end.
+        self._is_over = False
         self._pid = os.getpid()
         self._opened: OpenedFiles | None = None
         # What the report was made from.
@@ -118,6 +120,7 @@ class Reporter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
+        self._is_over = True
         if os.getpid() != self._pid:
             return result  # A test forked, and its child came here. The report is the parent's.
         try:
@@ -233,11 +236,15 @@ class Reporter:
 
         The plan stays unusable until this is done.
         """
-        if self._reported is None:
-            return
+        broken = self._traced.why_broken
         try:
+            if broken is not None and not self._is_over and self._run.trace_files():
+                self._run.mark_failed(broken)
+                sys.stderr.write(f"negativa: no report of {self._run}: {broken}\n")
+            if self._reported is None:
+                return
             if not self._traced.session_ended:
-                self._run.mark_incomplete(f"an error ended the session in {self._traced.where}")
+                self._run.mark_incomplete(broken or f"it ended in {self._traced.where}")
                 return
             late = self._plan_late_uses(self._reported)
             self._run.mark_complete()

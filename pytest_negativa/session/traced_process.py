@@ -5,6 +5,7 @@ Tracing lasts until the process ends, see ``tracing_end``.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class TracedProcess:
     Attributes:
         not_traced: why this process is not traced; None if it is.
         session_ended: pytest's last hook has returned, and none raised an error.
+        why_broken: what ended the session before that; None if nothing did.
     """
 
     def __init__(self, role: Role, started: Tracing | NotTraced) -> None:
@@ -44,6 +46,7 @@ class TracedProcess:
         self._tracing = started if isinstance(started, Tracing) else None
         self._current = Context(phase=Phase.IMPORT)
         self.session_ended = False
+        self.why_broken: str | None = None
 
     @property
     def where(self) -> str:
@@ -194,12 +197,23 @@ class TracedProcess:
             result = yield
         except BaseException as e:
             detail = printable_id(f"{self.where}, which raised {describe_fault(e)}")
+            if isinstance(e, BrokenPipeError) and _is_stdout_closed():
+                self.why_broken = "its standard output was closed before its end (as by head)"
+            else:
+                self.why_broken = f"an error ended the session in {detail}"
             self._current = Context(phase=Phase.SESSION, detail=detail)
             self._tell(self._current)
             raise
         self.session_ended = True
         self._tell(AFTER_SESSION)
         return result
+
+
+def _is_stdout_closed() -> bool:
+    """Whether nothing reads what this process writes into its pipe any more."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _reason(marker: pytest.Mark) -> str:

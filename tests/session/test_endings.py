@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.faults import PlantedFault
 from tests.support.sessions import FIRST_USES, HEADLINE, NO_GPU_LINE, Project
+from tests.support.verified import VerifiedProject
 
 NOT_PLANNED = "nothing is planned from this run: "
 RED = "\x1b[31m"
@@ -276,3 +278,45 @@ def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> Non
     assert usage["incomplete"] == []
     assert len(project.runs()) == 1
     assert len(list(Path(inner, ".negativa").glob("2*"))) == 2
+
+
+def test_a_session_whose_output_is_closed_plans_nothing(tmp_path: Path) -> None:
+    suite = """
+def test_first():
+    use(LIB, 0)
+
+def test_second():
+    while not Path("closed").exists():
+        time.sleep(0.01)
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+
+    with project.start(sys.executable, "-m", "pytest", "-v", "--negativa") as session:
+        assert session.stdout is not None and session.stderr is not None
+        while "test_first PASSED" not in session.stdout.readline():
+            pass
+        session.stdout.close()
+        project.write("closed", "")
+        told = session.stderr.read()
+
+    assert session.returncode == 1
+    why = "its standard output was closed before its end (as by head)"
+    [run] = project.runs()
+    assert f"negativa: no report of {run}: {why}\n" in told
+    assert not project.planned()
+    failed = project.negativa("locate", "--run", run, status=1)
+    assert f"{NOT_PLANNED}{why}; trace again" in failed.stderr
+
+
+@pytest.mark.slow
+def test_a_session_that_a_hook_broke_off_plans_nothing(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "def test_use():\n    use(LIB, 0)\n")
+    hook = "def pytest_sessionfinish():\n    raise RuntimeError('no room')\n"
+    project.write("conftest.py", hook)
+
+    told = project.pytest("-q", "--negativa", status=1).stderr
+
+    assert "which raised RuntimeError: no room\n" in told
+    [run] = project.runs()
+    failed = project.negativa("locate", "--run", run, status=1)
+    assert f"{NOT_PLANNED}an error ended the session in" in failed.stderr
