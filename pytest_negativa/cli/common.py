@@ -60,7 +60,13 @@ class PathOrUrl(click.Path):
 
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-JOBS = click.option("--jobs", "-j", type=click.IntRange(min=1), help="Use this many processes.")
+JOBS = click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Use this many processes. (default: one per processor)",
+)
 
 
 def _check_executor(ctx: click.Context, param: click.Parameter, given: str | None) -> str | None:

@@ -47,8 +47,8 @@ _MOST_ERRORS = 10
 )
 @arch_option("--arch", "devices", "Call code slimmable that no such device (sm_90) loads.")
 @click.option(
-    "--top", type=click.IntRange(min=0), default=20, show_default=True, metavar="NUMBER",
-    help="Show this many rows of each table; 0 shows all.",
+    "--top", type=click.IntRange(min=0), default=20, metavar="N",
+    help="Show this many rows of each table; 0 shows all. (default: 20)",
 )  # fmt: skip
 @as_json_option("image-report")
 @JOBS

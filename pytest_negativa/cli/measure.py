@@ -28,13 +28,13 @@ from pytest_negativa.settings.flags import click_options
     help="Take slim libraries from DIR instead of what reconstruct wrote.",
 )
 @click.option(
-    "--runs", "pairs", type=click.IntRange(min=1), default=5, show_default=True,
-    help="Count this many runs of each variant and way of loading.",
+    "--runs", "pairs", type=click.IntRange(min=1), default=5, metavar="N",
+    help="Count this many runs of each variant and way of loading. (default: 5)",
 )  # fmt: skip
 @click.option(
     "--loading",
     type=click.Choice(["lazy", "eager", "both"]),
-    help="Set CUDA_MODULE_LOADING; by default both, without a GPU lazy.",
+    help="Set CUDA_MODULE_LOADING. (default: both, without a GPU lazy)",
 )
 @click.option(
     "--cold", is_flag=True, help="Evict the libraries from the page cache before each run."
@@ -42,12 +42,11 @@ from pytest_negativa.settings.flags import click_options
 @click.option(
     "--first-result/--no-first-result",
     default=True,
-    show_default=True,
-    help="Measure the time to the first GPU result.",
+    help="Measure the time to the first GPU result. (default: true)",
 )
 @click.option(
-    "--interval", type=click.FloatRange(min=0.001, max=10), default=0.02, show_default=True,
-    metavar="SECONDS", help="Sample memory at this interval.",
+    "--interval", type=click.FloatRange(min=0.001, max=10), default=0.02,
+    metavar="SECONDS", help="Sample memory at this interval. (default: 0.02)",
 )  # fmt: skip
 @as_json_option("measurement")
 @click_options("config", "directory")

@@ -22,7 +22,7 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     multiple=True,
     type=FOLDER,
     metavar="DIR",
-    help="Search the libraries here; by default, in this interpreter's packages.",
+    help="Search the libraries here. (default: this interpreter's packages)",
 )
 @as_json_option("misses")
 @click_options("config", "reports.top")

@@ -69,16 +69,16 @@ _PLAN_OPTIONS = (
     help="Print variables to set for a service, so that its processes are traced.",
 )
 @click.option(
-    "--one-of", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-    help="Trace one in N of these processes, by chance.",
+    "--one-of", type=click.IntRange(min=1), default=1, metavar="N",
+    help="Trace one in N of these processes, by chance. (default: 1)",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.IntRange(min=0), default=600, show_default=True, metavar="S",
-    help="Trace each of these processes for S seconds; 0: to its end.",
+    "--seconds", type=click.IntRange(min=0), default=600, metavar="S",
+    help="Trace each of these processes for S seconds; 0: to its end. (default: 600)",
 )  # fmt: skip
 @click.option(
-    "--files", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
-    help="Start no trace if there are N files.",
+    "--files", type=click.IntRange(min=1), default=1000, metavar="N",
+    help="Start no trace if there are N files. (default: 1000)",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print these variables as a JSON object.")
 @click_options(*_TRACE_OPTIONS, "cpu")
@@ -188,8 +188,7 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
     "--failure-mode",
     type=click.Choice([mode.value for mode in FailureMode]),
     default=FailureMode.ANY.value,
-    show_default=True,
-    help="Fail if any run is bad, only if all are, or never; leave out bad ones.",
+    help="Fail if any run is bad, only if all are, or never; leave out bad ones. (default: any)",
 )
 @click.option(
     "--carry-forward",

@@ -34,7 +34,7 @@ _EXISTING = click.Path(exists=True, path_type=Path)
     "--output",
     type=click.Path(path_type=Path),
     default="-",
-    help="Write the document to this file.  [default: standard output]",
+    help="Write the document to this file. (default: standard output)",
 )
 def vex(
     vulnerabilities: Path,
