@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.containers import count_archives, is_container
 from pytest_negativa.images.contents import Question, map_archive, may_hold_code
 from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
@@ -30,6 +30,7 @@ from pytest_negativa.planning.snapshot import (
     snapshot_map,
 )
 from pytest_negativa.reporting.rows import code_files_rows
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_files_plans, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -97,8 +98,15 @@ def _snapshot(argument: str, found: _Found, on_unread: Callable[[NegativaError],
     if not found.libraries and found.unread:
         raise FormatError(argument, None, "no library with GPU code can be read")
     if not found.libraries:
-        raise OptionError(f"{argument}: no library with GPU code")
+        raise OptionError(f"{argument}: no library with GPU code{_unopened(Path(argument))}")
     return make_snapshot(found.title, found.libraries)
+
+
+def _unopened(path: Path) -> str:
+    """A hint at archives in a folder, which are not opened."""
+    count = count_archives(path) if path.is_dir() else 0
+    were = format_items(count, "archive was", "archives were")
+    return f"; {were} not opened: name them" if count else ""
 
 
 def _read_files(
@@ -124,7 +132,7 @@ def _read_files(
             _has_code(mapped.library_map) or (found.explicit and mapped.library_map.sections)
         ):
             path = os.path.realpath(mapped.path)
-            place = places.of(path)
+            place = places.from_folder(path, Path.cwd())
             one = _snapshot_file(mapped.library_map, mapped, place.version, _place_here(place))
             if not (found.explicit or mapped.library_map.library.file_kind.is_host):
                 one = fold_file(one, place.distribution or _folder_of(path, root, place))
@@ -209,7 +217,7 @@ def snapshot_run(
     places = Places()
     libraries = []
     for one in planned:
-        place = places.of(one.plan.library.path)
+        place = places.from_folder(one.plan.library.path, Path.cwd())
         found = snapshot_map(one.library_map, one.plan, place.version, _place_here(place))
         libraries.append(found)
     return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
@@ -217,7 +225,4 @@ def snapshot_run(
 
 def _place_here(place: Place) -> str | None:
     """The path of a library in its site or in the current folder; None if it lies elsewhere."""
-    path, here = Path(place.path), Path(os.path.realpath("."))
-    if not path.is_absolute():
-        return place.path
-    return path.relative_to(here).as_posix() if path.is_relative_to(here) else None
+    return None if Path(place.path).is_absolute() else place.path

@@ -34,13 +34,18 @@ _BASELINE = "negativa-baseline.json"
 @click.argument("after", metavar="B")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @MATCH
+@click.option(
+    "--top", type=click.IntRange(min=0), default=10, metavar="N",
+    help="Show this many rows of each table; 0 shows all. (default: 10)",
+)  # fmt: skip
 @as_json_option("difference")
-@click_options("config", "directory", "reports.top", "reports.demangle")
+@click_options("config", "directory", "reports.demangle")
 def diff(
     before: str,
     after: str,
     headers_only: bool,
     globs: tuple[str, ...],
+    top: int,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -106,7 +111,7 @@ def diff(
         listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
         click.echo(encode_json(listing), nl=False)
     else:
-        click.echo("\n\n".join(render_difference(difference, shown_as, settings.reports.top)))
+        click.echo("\n\n".join(render_difference(difference, shown_as, top)))
         if globs and not difference.kernels:
             click.echo(f"\n0 of {changed:,} changed kernels match")
     if unread:
@@ -119,8 +124,7 @@ def diff(
     "-o",
     type=PathOrUrl(dir_okay=False, path_type=Path),
     default=_BASELINE,
-    show_default=True,
-    help="Write the baseline to this file or URL; - for standard output.",
+    help=f"Write the baseline to this file or URL; - for standard output. (default: {_BASELINE})",
 )
 @click_options("run", "config", "directory")
 def baseline(output: Path | Url, **flags: Any) -> None:

@@ -49,8 +49,7 @@ _NOTHING = "nothing was changed"
     "--output",
     type=PathOrUrl(path_type=Path),
     default=_LOCK,
-    show_default=True,
-    help="Write the lock to this file or URL; - is standard output.",
+    help=f"Write the lock to this file or URL; - is standard output. (default: {_LOCK})",
 )
 @click.option(
     "--unproved",
@@ -135,11 +134,12 @@ def lock(
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
     files_plans = load_files_plans(run)
+    places = Places()
     made = make_lock(
         run_id,
         planned,
         verdict,
-        Places().of,
+        lambda path: places.from_folder(path, Path.cwd()),
         unplanned=unplanned,
         unproved=unproved,
         include=settings.libraries.include,
@@ -309,7 +309,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "lock_file",
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE|URL",
-    help=f"Read from this lock what stays.  [default without --arch: {_LOCK}]",
+    help=f"Read from this lock what stays. (default without --arch: {_LOCK})",
 )
 @click.option(
     "--arch",
@@ -376,7 +376,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--spare-missing",
     type=click.Choice(["fault", "error"]),
     default="fault",
-    help="Set what a missing spare is: a fault at the first use, or an error.",
+    help="Set what a missing spare is: a fault at the first use, or an error. (default: fault)",
 )
 @_dry_run
 @click.option(
@@ -389,7 +389,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "-j",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Process N libraries at a time.  [default: one per processor]",
+    help="Process N libraries at a time. (default: one per processor)",
 )
 @as_json_option("slim")
 def slim(as_json: bool, **flags: Any) -> None:
@@ -526,7 +526,7 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
     envvar="NEGATIVA_SPARE_DIR",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put spares into DIR.  [default: NEGATIVA_SPARE_DIR]",
+    help="Put spares into DIR. (default: NEGATIVA_SPARE_DIR)",
 )
 @click.option(
     "--missed",
@@ -932,7 +932,7 @@ def _finish(
     "folders",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Search these packages of the program; by default, this interpreter's.",
+    help="Search these packages of the program. (default: this interpreter's)",
 )
 @as_json_option("explanation")
 def explain(error: str, folders: tuple[Path, ...], as_json: bool) -> None:

@@ -126,6 +126,13 @@ class Places:
                 return Place(below, owner.name, owner.version)
         return Place(below)
 
+    def from_folder(self, path: str, folder: Path) -> Place:
+        """The same; a library of no site that lies below a folder has its path from there."""
+        place, root = self.of(path), Path(os.path.realpath(folder))
+        if not Path(place.path).is_relative_to(root):
+            return place
+        return place._replace(path=Path(place.path).relative_to(root).as_posix())
+
     def _owners_in(self, site: Path) -> dict[str, Installed]:
         if site not in self._owners:
             installed = Site(site).installed() if site.is_dir() else ()

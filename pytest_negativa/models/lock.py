@@ -52,7 +52,8 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A library and what of its GPU code is kept; all else of its GPU code is unused.
 
     Attributes:
-        path: below ``site-packages``, with ``/``; absolute for a library that is elsewhere.
+        path: below ``site-packages`` or the folder in which it was locked, with ``/``; absolute for
+            a library that is elsewhere.
         distribution, version: what installed it, if a distribution did.
         soname, build_id: of the library, if it has them.
         sha256, size: of the file. Offsets are valid for exactly this content.
@@ -149,7 +150,7 @@ class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A library with GPU code that the run loaded and that is not in the lock.
 
     Attributes:
-        path: below ``site-packages``; absolute for a library that is elsewhere.
+        path: as that of a locked library.
         distribution, version: what installed it, if a distribution did.
         soname: ``DT_SONAME``, if it has one.
         reason: why it is not in the lock.

@@ -19,6 +19,8 @@ from pytest_negativa.reporting.units import format_bytes, format_growth, format_
 
 _T = TypeVar("_T")
 
+# What a narrow terminal does without, in this order; how much each changed stays.
+_DROP = ("unused before", "version", "unused after", "before", "after", "reason")
 _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
     ("appeared", lambda one: one.appeared),
     ("went", lambda one: one.went),
@@ -107,7 +109,9 @@ def _rest(top: int, changes: Sequence[_T], of: Callable[[_T], Change]) -> list[s
 
 def _sum(changes: Iterable[Change]) -> Change:
     found = tuple(changes)
-    return Change(sum(one.before or 0 for one in found), sum(one.after or 0 for one in found))
+    before = [one.before for one in found if one.before is not None]
+    after = [one.after for one in found if one.after is not None]
+    return Change(sum(before) if before else None, sum(after) if after else None)
 
 
 def _table(
@@ -129,6 +133,7 @@ def _table(
         "".join(align[n] for n in full),
         [headers[n] for n in full],
         [[row[n] for n in full] for row in shown],
+        drop=[full.index(n) for name in _DROP for n in full if headers[n] == name],
     )
 
 

@@ -33,6 +33,9 @@ def test_what_can_be_compared(project: Project) -> None:
     [run] = project.runs()
     project.negativa("lock", "--unproved")
     library = "quickstart/libquickstart.so"
+    # A lock is committed, so it has no path of this machine.
+    locked = (project.folder / "negativa.lock").read_text()
+    assert f"path: {library}\n" in locked and str(project.folder) not in locked
 
     # The id of a run, its folder, and what was locked of it.
     for other in (str(run), "negativa.lock", library):
@@ -78,9 +81,40 @@ def test_two_folders(project: Project) -> None:
     )
     none = project.negativa("diff", "old", "new", "--match", "gen_*").stdout
     assert none.endswith("\n\n0 of 13 changed kernels match\n")
-    assert "'-1'" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
+    assert "x>=0" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "5 more" in quick
+
+
+def test_the_ten_largest_changes_and_the_sum_of_the_rest(project: Project) -> None:
+    library = project.folder / "quickstart/libquickstart.so"
+    for folder, count in (("old", 1), ("new", 13)):
+        (project.folder / folder).mkdir()
+        for number in range(count):
+            shutil.copy(library, project.folder / folder / f"lib{number:02}.so")
+
+    shown = project.negativa("diff", "old", "new").stdout
+
+    by_library, by_arch, kernels = shown.split("\n\n")[1:]
+    assert by_library.splitlines()[-1].split() == [
+        "2", "more", "134.4", "kB", "appeared", "+134.4", "kB"
+    ]  # fmt: skip
+    assert len(by_library.splitlines()) == 2 + 10 + 1
+    # Each of twelve has 8.5 to 19.1 kB for six archs.
+    assert by_arch.splitlines()[-1].split() == [
+        "62", "more", "615.4", "kB", "appeared", "+615.4", "kB"
+    ]  # fmt: skip
+    assert kernels.splitlines()[0] == "156 kernels appeared:"
+    assert kernels.splitlines()[-1] == "  136 more kernels"
+    assert "more" not in project.negativa("diff", "old", "new", "--top=0").stdout
+
+
+def test_a_folder_of_archives_alone(project: Project) -> None:
+    (project.folder / "dist").mkdir()
+    for name in ("a-1.0-py3-none-any.whl", "b.tar.gz"):
+        (project.folder / "dist" / name).write_bytes(b"")
+    told = project.negativa("diff", "dist", "quickstart/libquickstart.so", status=2).stderr
+    assert told.endswith("dist: no library with GPU code; 2 archives were not opened: name them\n")
 
 
 def test_two_wheels(project: Project) -> None:
