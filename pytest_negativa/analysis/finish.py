@@ -90,12 +90,14 @@ def write_results(
     with_plans: bool = True,
     latest: bool = True,
     code_files: tuple[FilesPlan, ...] = (),
+    part: str | None = None,
 ) -> RunReport:
     """Write what was found into a run's folder, with its report.
 
     Args:
         with_plans, latest: see ``write_run``.
         code_files: what is decided about files that are GPU code themselves.
+        part: see ``RunReport``.
 
     Raises:
         StoreError: a file can't be written.
@@ -110,6 +112,7 @@ def write_results(
         directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
         code_files=code_files,
+        part=part,
     )
     write_record(run.report_file, report, indent=1)
     return report

@@ -21,17 +21,18 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
     """The runs that have a report, the oldest first.
 
-    A run whose report can't be read has no libraries and says why.
+    A run whose report can't be read, or whose plan is for a part of the tests, has no libraries
+    and says why.
 
     Raises:
-        StoreError: there is none, or none can be read.
+        StoreError: there is none, or none has libraries.
     """
     folder = runs.find().folder.parent
     points = tuple(filter(None, map(_of_run, reversed(RunsFolder(folder).runs()))))
     if not points:
         raise StoreError(f"{folder}: no run with a report")
     if all(point.problem is not None for point in points):
-        raise StoreError(f"{folder}: no report can be read: {points[-1].problem}")
+        raise StoreError(f"{folder}: no run has figures: {points[-1].problem}")
     return points
 
 
@@ -72,6 +73,8 @@ def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:
 
 
 def _of_report(report: RunReport) -> HistoryPoint:
+    if report.part is not None:
+        return HistoryPoint(report.run_id, (), f"its plan is for {report.part} alone")
     return HistoryPoint(report.run_id, _libraries(report.libraries, report.code_files))
 
 

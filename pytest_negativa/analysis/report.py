@@ -42,6 +42,7 @@ def build_report(
     directory: str,
     files: Sequence[str],
     code_files: Sequence[FilesPlan] = (),
+    part: str | None = None,
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
     places = Places()
@@ -69,6 +70,7 @@ def build_report(
         coverage=_covered(analysis.libraries),
         compared=checked.lines,
         code_files=files_rows,
+        part=part,
     )
 
 

@@ -17,7 +17,7 @@ from pytest_negativa.cli.common import (
     warn_of_hooks,
 )
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import printable, terminal_width, wrap
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -35,6 +35,19 @@ if TYPE_CHECKING:
     from pytest_negativa.models.trace import Usage
     from pytest_negativa.storage.runs import Run
 
+# Markers of pytest's own: they say how tests run, not what they test.
+_BUILT_IN_MARKERS = frozenset(
+    (
+        "filterwarnings",
+        "parametrize",
+        "skip",
+        "skipif",
+        "tryfirst",
+        "trylast",
+        "usefixtures",
+        "xfail",
+    )
+)
 _LAUNCH = "trace with --negativa-level=launch"
 _RANGE = "trace with --negativa-level=range"
 
@@ -95,7 +108,7 @@ def tests(
             for one in pairs[: top or None]
         ]
         headers = (similar, "", "shared", "either", "similarity")
-        click.echo(format_table("llrrr", headers, shown))
+        click.echo(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
         _tell_rest(len(pairs) - len(shown), "rows")
         return
     listed = _list_tests(run, usage, glob, test_glob)
@@ -111,13 +124,13 @@ def tests(
         click.echo(render_tests(first))
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
-        click.echo(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
+        _say(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
         return
     if ranges and not any(launch.ranges for launch in usage.launches):
-        click.echo(f"The trace has no ranges; {_RANGE}, in a program that names them.")
+        _say(f"The trace has no ranges; {_RANGE}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if any(kernel.launches is None for kernel in kernels):
-        click.echo(
+        _say(
             "Launches of child processes are not counted: their kernels are listed with the test "
             "that looked them up first."
         )
@@ -153,6 +166,7 @@ def needs(
     from pytest_negativa.planning.by_test import usage_of_tests
     from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
+    from pytest_negativa.reporting.units import format_items
     from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.storage.results import load_healed, load_plans
     from pytest_negativa.storage.runs import RunsFolder
@@ -196,7 +210,10 @@ def needs(
         if (failure := run.failure) is not None:
             new.mark_failed(f"{run}: {failure}")
             words.append("--negativa-accept-failed")
-        write_results(new, part, settings)
+        of_tests = (
+            f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
+        )
+        write_results(new, part, settings, part=of_tests)
         copy_outcomes(run.outcomes_file, new.outcomes_file, names)
         words += nodeids
         words += ["-m", markers] if markers else []
@@ -331,6 +348,10 @@ def _libraries(run: Run) -> dict[str, list[str]]:
     return found
 
 
+def _say(text: str) -> None:
+    click.echo(wrap(text, terminal_width()))
+
+
 def _tell_rest(rest: int, what: str) -> None:
     if rest:
         click.echo(f"{rest:,} more {what}: --top=0 shows all")
@@ -355,7 +376,7 @@ def _grouped(
             elif kind == "module":
                 groups = (test.nodeid.partition("::")[0],)
             else:
-                groups = test.markers
+                groups = [name for name in test.markers if name not in _BUILT_IN_MARKERS]
             for group in groups:
                 found[group].add(name)
     return dict(found)

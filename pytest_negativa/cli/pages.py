@@ -72,4 +72,6 @@ def _compare(usages: Mapping[str, HostUsage]) -> str:
         (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")
         for one in alike
     ]
-    return format_table("llrrr", ("run", "", "shared", "either", "similarity"), rows)
+    return format_table(
+        "llrrr", ("run", "", "shared", "either", "similarity"), rows, drop=(3, 2), names=(0, 1)
+    )

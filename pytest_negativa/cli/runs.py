@@ -58,7 +58,7 @@ def list_runs(as_json: bool, **flags: Any) -> None:
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
         for row in listing.runs
     ]
-    click.echo(format_table("lllr", ("run", "", "state", "size"), rows))
+    click.echo(format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=()))
     if listing.copies_size is not None:
         click.echo(f"\ncopies of libraries: {format_bytes(listing.copies_size)}")
 

@@ -132,6 +132,7 @@ class Page(Record, frozen=True, kw_only=True):
 
     Attributes:
         report: without what has columns here.
+        part: which part of the tests the plan is for, as a sentence; None: for all that ran.
         proof: the last verdict on the run as a sentence; None if there is none.
         unused_reasons: those values of ``reason`` that call an element unused.
         texts: each text once.
@@ -141,6 +142,7 @@ class Page(Record, frozen=True, kw_only=True):
     """
 
     report: RunReport
+    part: str | None
     proof: str | None
     unused_reasons: tuple[str, ...]
     texts: tuple[str, ...]

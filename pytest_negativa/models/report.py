@@ -166,6 +166,7 @@ class RunReport(Record, frozen=True, kw_only=True):
         coverage: the kernels of the project's own libraries, with the tests that ran each.
         compared: what changed since the baseline; empty without one.
         code_files: files that are GPU code themselves, by distribution.
+        part: which part of the tests the plan is for, in words; None: for all that ran.
     """
 
     format_version: int
@@ -185,6 +186,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     proof: ProofRow | None = None
     compared: tuple[str, ...] = ()
     code_files: tuple[CodeFilesRow, ...] = ()
+    part: str | None = None
 
     @property
     def rows(self) -> tuple[LibraryRow | CodeFilesRow, ...]:

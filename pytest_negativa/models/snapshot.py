@@ -183,7 +183,7 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     Attributes:
         label: id of the run, or date and revision.
         libraries: those with GPU code.
-        problem: why its libraries are unknown; None if they are known.
+        problem: why its libraries are left out; None if they are here.
     """
 
     label: str

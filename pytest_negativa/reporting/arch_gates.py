@@ -33,6 +33,7 @@ def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[
             for path in sorted(names)
             for row in loadable[path]
         ],
+        drop=(4, 5, 3, 2),
     )
 
 
@@ -49,6 +50,7 @@ def render_dead(summaries: Sequence[LibrarySummary], dead: Sequence[DeadCode]) -
         "lrrrr",
         headers,
         [[names[s.path], *_figures(s.code_bytes, s.dead_bytes, s.dead_ptx_bytes)] for s in by_loss],
+        drop=(4, 1, 3),
     )
     yield format_table(
         "lrrrrr",
@@ -61,6 +63,7 @@ def render_dead(summaries: Sequence[LibrarySummary], dead: Sequence[DeadCode]) -
             ]
             for row in dead
         ],
+        drop=(1, 5, 2, 4),
     )
     if ptx := sum(row.dead_ptx_bytes for row in dead):
         count = format_items(len(summaries), "library", "libraries")

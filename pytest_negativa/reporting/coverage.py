@@ -11,7 +11,7 @@ from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.units import format_share
 
 # What a narrow terminal does without: templates, tests.
-_DROP = (4, 5)
+_DROP = (4, 5, 1)
 
 
 def render_coverage(

@@ -37,6 +37,7 @@ def render_duplicates(duplicates: Duplicates) -> Iterator[str]:
                 ]
                 for row in duplicates.files
             ],
+            drop=(2, 1),
         )
     if duplicates.code:
         yield "GPU code that is stored more than once:"
@@ -53,6 +54,7 @@ def render_duplicates(duplicates: Duplicates) -> Iterator[str]:
                 ]
                 for row in duplicates.code
             ],
+            drop=(2, 3, 1),
         )
     yield f"One copy of everything would save {format_bytes(duplicates.saved_bytes)}."
 

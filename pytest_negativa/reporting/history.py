@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import printable, terminal_width
 from pytest_negativa.reporting.units import format_bytes, format_growth
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 
-_WIDTH = 30
+_LONGEST, _SHORTEST = 30, 8  # bars
+_GAP = "  "
 _USED, _UNUSED = "█", "░"
 
 
@@ -27,24 +28,26 @@ def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator
             rows.append((point.label, _total(point.libraries)))
         elif glob is not None:
             rows += [(point.label, one) for one in point.libraries if is_named(glob, one.name)]
-    most = max((one.code for _, one in rows), default=0)
     before: dict[str, int] = {}
     cells = []
     for label, one in rows:
         change = format_growth(before[one.name], one.code) if one.name in before else ""
         before[one.name] = one.code
         used = one.code - one.unused
-        figures = (format_bytes(used), format_bytes(one.unused), change, _bar(one, most))
+        figures = (format_bytes(used), format_bytes(one.unused), change)
         cells.append([label, one.name, one.version or "", *figures])
-    headers = ["when", "library", "version", "used", "unused", "change", ""]
+    headers = ["when", "library", "version", "used", "unused", "change"]
     left = [n for n, _ in enumerate(headers) if n != 1 or glob is not None]
     if not any(row[2] for row in cells):
         left.remove(2)
-    yield format_table(
-        "".join("lllrrrl"[n] for n in left),
+    table = format_table(
+        "".join("lllrrr"[n] for n in left),
         [headers[n] for n in left],
         [[row[n] for n in left] for row in cells],
+        drop=[left.index(n) for n in (2, 5) if n in left],
+        names=[left.index(1)] if 1 in left else (),
     )
+    yield _with_bars(table, [one for _, one in rows])
     for point in points:
         if point.problem is not None:
             yield f"{point.label}: left out: {printable(point.problem)}"
@@ -60,7 +63,20 @@ def _total(libraries: Sequence[HistoryLibrary]) -> HistoryLibrary:
     return HistoryLibrary("total", None, code, unused)
 
 
-def _bar(one: HistoryLibrary, most: int) -> str:
-    length = round(_WIDTH * one.code / most) if most else 0
+def _with_bars(table: str, rows: Sequence[HistoryLibrary]) -> str:
+    """The table with a bar beside each row, if the terminal has room for them."""
+    header, rule, *lines = table.split("\n")
+    width = terminal_width()
+    longest = min(_LONGEST, width - len(rule) - len(_GAP)) if width else _LONGEST
+    if longest < _SHORTEST:
+        return table
+    most = max((one.code for one in rows), default=0)
+    bars = (_bar(one, most, longest) for one in rows)
+    lines = [f"{line:{len(rule)}}{_GAP}{bar}" for line, bar in zip(lines, bars, strict=True)]
+    return "\n".join([header, f"{rule}{_GAP}{'-' * longest}", *lines])
+
+
+def _bar(one: HistoryLibrary, most: int, longest: int) -> str:
+    length = round(longest * one.code / most) if most else 0
     unused = round(length * one.unused / one.code) if one.code else 0
     return _USED * (length - unused) + _UNUSED * unused

@@ -100,7 +100,7 @@ def _library_table(report: ImageReport, top: int) -> str:
     where = f"file, below {common}" if common else "file"
     headers = [printable(where), "by the suite", "size", "GPU code", "slimmable", "", "by"]
     total = ["total", "", *_figures(report.rows), ""]
-    return format_table("llrrrrl", headers, rows, total=total)
+    return format_table("llrrrrl", headers, rows, total=total, drop=(2, 5, 6, 1, 3))
 
 
 def _code_files_row(row: ImageCodeFiles) -> list[str]:
@@ -144,7 +144,7 @@ def _package_table(report: ImageReport, top: int) -> str:
     headers = [
         "package", "by", "files", "size", "GPU code", "slimmable", "never loaded", "their size",
     ]  # fmt: skip
-    return format_table("llrrrrrr", headers, rows)
+    return format_table("llrrrrrr", headers, rows, drop=(1, 2, 7, 6, 3, 4))
 
 
 def _name(package: Package | None) -> str:

@@ -17,7 +17,7 @@ from pytest_negativa.models.library import CodeBlock, Cubin, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import printable, terminal_width, wrap
 from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.settings.value_types import one_of
@@ -70,8 +70,9 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
             ]
             for section in summary.sections
         ],
+        drop=(3, 1, 2),
     )
-    parts = [f"{printable(summary.path)}: {', '.join(counts)}"]
+    parts = [wrap(f"{printable(summary.path)}: {', '.join(counts)}", terminal_width(), "  ")]
     parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
     if kind.is_link_time:
         parts.append("A linker reads this file, and no program loads it as it is.")
@@ -147,7 +148,11 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
     if devices := summaries[0].devices:
         headers += [_loaded_on(devices), "dead weight"]
     return format_table(
-        "l" + "r" * (len(headers) - 1), headers, rows, total=["total", *_figures(summaries)]
+        "l" + "r" * (len(headers) - 1),
+        headers,
+        rows,
+        total=["total", *_figures(summaries)],
+        drop=(6, 4, 5, 3, 7, 1),
     )
 
 
@@ -207,7 +212,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
             loaded = sum(r.loaded_bytes or 0 for r in group)
             row += [format_bytes(loaded), format_bytes(stored - loaded)]
         rows.append(row)
-    return format_table("ll" + "r" * (len(headers) - 2), headers, rows)
+    return format_table("ll" + "r" * (len(headers) - 2), headers, rows, drop=(4, 2, 5))
 
 
 def element_table(
@@ -241,7 +246,7 @@ def element_table(
             row.insert(-1, "yes" if block.start in loaded else unknown)
         rows.append(row)
     align = "rrlllrrr" + "l" * (len(headers) - 8)
-    return format_table(align, headers, rows)
+    return format_table(align, headers, rows, drop=(1, 6, 4, 7, len(headers) - 1, 2), names=())
 
 
 def kernel_lines(

@@ -20,7 +20,8 @@ def render_tests(tests: Sequence[ListedTest]) -> str:
         (one.test, f"{one.kernels:,}", format_count(one.launches), format_time(one.gpu_ns))
         for one in tests
     ]
-    return format_table("lrrr", ("test", "kernels", "launches", "GPU time"), rows)
+    headers = ("test", "kernels", "launches", "GPU time")
+    return format_table("lrrr", headers, rows, drop=(2, 1))
 
 
 def render_ranges(tests: Sequence[ListedTest], *, top: int, demangled: bool) -> Iterator[str]:

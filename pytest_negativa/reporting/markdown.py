@@ -9,7 +9,7 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import CodeFilesRow, RunReport
 from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
-from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
+from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 _CUT = "\n\n*This report is cut at {limit:,} KiB. The files of the run hold all of it.*\n"
@@ -27,6 +27,8 @@ def render_markdown(report: RunReport) -> str:
     ]
     if report.replay is not None:
         lines += [escape_markdown(report.replay), ""]
+    if report.part is not None:
+        lines += [escape_markdown(describe_part(report.part)), ""]
     if report.proof is not None:
         lines += [escape_markdown(describe_proof(report.proof)), ""]
     lines += [

@@ -99,7 +99,7 @@ def _result_table(result: LoadingResult) -> str:
         "", "original", "IQR", "min to max", "slim", "IQR", "min to max",
         "slim/original", "pairs", "",
     ]  # fmt: skip
-    table = format_table("lrrrrrrrrl", headers, rows)
+    table = format_table("lrrrrrrrrl", headers, rows, drop=(3, 6, 8, 2, 5, 9))
     return (
         f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with interquartile range in "
         f"percent of the median, and ratio of medians and of the single pairs:\n\n{table}"
@@ -145,5 +145,7 @@ def _size_table(original: FileSizes, slim: FileSizes) -> str:
         before, after = getattr(original, field), getattr(slim, field)
         ratio = f"{after / before:.3f}" if before else "-"
         rows.append([name, format_bytes(before), format_bytes(after), ratio])
-    table = format_table("lrrr", ["libraries", "original", "slim", "slim/original"], rows)
+    table = format_table(
+        "lrrr", ["libraries", "original", "slim", "slim/original"], rows, drop=(3,)
+    )
     return f"Sizes of {format_items(original.files, 'file', 'files')}:\n\n{table}"

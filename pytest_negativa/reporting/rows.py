@@ -76,6 +76,11 @@ def proof_row(verdict: Verdict) -> ProofRow:
     )
 
 
+def describe_part(part: str) -> str:
+    """Which part of the tests a plan is for, as a sentence."""
+    return f"This plan is for {part} alone; what the others need is not in it."
+
+
 def describe_proof(row: ProofRow) -> str:
     """A verdict as a sentence."""
     if not row.proved:

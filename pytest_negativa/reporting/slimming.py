@@ -46,6 +46,7 @@ def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
                     _share(after, before),
                     "",
                 ),
+                width=0,
             )
         )
     lines = list(_lines(rows))
@@ -74,7 +75,7 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
             )
             for r in sound
         ]
-        parts.append(format_table("lrll", ("library", "size", "", ""), cells))
+        parts.append(format_table("lrll", ("library", "size", "", ""), cells, width=0))
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))

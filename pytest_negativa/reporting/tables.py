@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_negativa.reporting.text import cut_middle, printable
+from pytest_negativa.reporting.text import cut_middle, printable, terminal_width
 
 _ALIGNMENTS = {"l": "left", "r": "right"}
 _GAP = 2  # columns between two of a table
@@ -19,8 +19,9 @@ def format_table(
     rows: Sequence[Sequence[str]],
     total: Sequence[str] | None = None,
     *,
-    width: int = 0,
+    width: int | None = None,
     drop: Sequence[int] = (),
+    names: Sequence[int] = (0,),
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
 
@@ -31,9 +32,9 @@ def format_table(
         headers: of the columns.
         rows: the cells.
         total: see above.
-        width: columns of the terminal; 0 for no limit.
-        drop: which columns of the table go if it is wider, in this order. Then the names in the
-            first column are cut in the middle.
+        width: columns of the terminal; 0 for no limit, None to ask the terminal.
+        drop: which columns of the table go if it is wider, in this order.
+        names: the columns whose cells are cut in the middle if it is wider then.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
     from tabulate import tabulate
@@ -42,9 +43,13 @@ def format_table(
         [printable(cell) for cell in row] for row in (rows if total is None else [*rows, total])
     ]
     left: Sequence[int] = range(len(headers))
+    width = terminal_width() if width is None else width
     if width:
-        left, names = _fit(headers, cells, width, drop)
-        cells = [[cut_middle(row[0], names), *row[1:]] for row in cells]
+        left, cut = _fit(headers, cells, width, drop, names)
+        cells = [
+            [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)]
+            for row in cells
+        ]
     table = tabulate(
         [[row[column] for column in left] for row in cells],
         headers=[headers[column] for column in left],
@@ -59,21 +64,31 @@ def format_table(
 
 
 def _fit(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int, drop: Sequence[int]
-) -> tuple[Sequence[int], int]:
-    """The columns that are shown, and the width of the first."""
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    drop: Sequence[int],
+    names: Sequence[int],
+) -> tuple[Sequence[int], dict[int, int]]:
+    """The columns that are shown, and the widths of those with names."""
+    least = [len(header) + _HEADER_PADDING for header in headers]
     widths = [
-        max(len(header) + _HEADER_PADDING, *(len(row[column]) for row in rows))
-        for column, header in enumerate(headers)
+        max(least[column], *(len(row[column]) for row in rows)) for column in range(len(headers))
     ]
+    shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]
     left = list(range(len(widths)))
-    shortest = min(widths[0], _SHORTEST_NAME)
     for column in drop:
-        if shortest + _rest(widths, left) <= width:
+        if _width(shortest, left) <= width:
             break
         left.remove(column)
-    return left, max(width - _rest(widths, left), len(headers[0]) + _HEADER_PADDING)
+    room = width - _width([0 if n in names else one for n, one in enumerate(widths)], left)
+    cut = {}
+    # What a short name leaves is for the longer ones.
+    for number, column in enumerate(sorted(names, key=lambda n: widths[n])):
+        cut[column] = min(widths[column], max(room // (len(names) - number), least[column]))
+        room -= cut[column]
+    return left, cut
 
 
-def _rest(widths: Sequence[int], left: Sequence[int]) -> int:
-    return sum(widths[column] + _GAP for column in left if column)
+def _width(widths: Sequence[int], left: Sequence[int]) -> int:
+    return sum(widths[column] for column in left) + _GAP * (len(left) - 1)

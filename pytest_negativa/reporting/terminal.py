@@ -9,7 +9,7 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
-from pytest_negativa.reporting.rows import describe_proof, describe_trimmed
+from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import cut_middle, printable, wrap
 from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
@@ -96,6 +96,8 @@ def _headline(report: RunReport, width: int) -> str:
     ]
     if report.replay is not None:
         lines.append(printable(report.replay))
+    if report.part is not None:
+        lines.append(printable(describe_part(report.part)))
     if report.proof is not None:
         lines.append(printable(describe_proof(report.proof)))
     return "\n".join(wrap(line, width) for line in lines)

@@ -87,6 +87,7 @@ def _libraries(rows: Sequence[ProvedLibrary]) -> str:
             )
             for row in rows
         ],
+        drop=(4, 5, 1, 3, 2),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
 from pytest_negativa.reporting.history import render_history
 
@@ -37,3 +39,13 @@ def test_libraries() -> None:
     ]
     assert [row[1] for row in rows("*")[1:]] == ["x.so", "y.so", "x.so"]
     assert rows("none")[1:] == []
+
+
+def test_bars_are_as_long_as_the_terminal_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def longest(columns: str) -> int:
+        monkeypatch.setenv("COLUMNS", columns)
+        [table, _] = render_history(POINTS, None)
+        assert max(map(len, table.splitlines())) <= int(columns)
+        return max(line.count("█") + line.count("░") for line in table.splitlines())
+
+    assert [longest(columns) for columns in ("200", "60", "44")] == [30, 19, 0]

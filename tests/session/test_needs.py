@@ -47,6 +47,7 @@ def traced(folder: Path, *arguments: str, suite: str = SUITE) -> VerifiedProject
 def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None:
     project = traced(tmp_path, "--negativa-level=launch")
 
+    whole = project.run_folder.name
     shown = project.negativa("needs", "-m", "fast", "--plan").stdout
 
     # Of the three elements that all tests need, the part needs that of vector_add, and that of the
@@ -62,6 +63,15 @@ def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None
 
     out = project.verify(f"--negativa-run={folder[1]}", "-m", "fast")
     assert "\nPROVED" in out
+    # Reports tell that it is a part, and a history has no step down for it.
+    part = Path(folder[1]).name
+    sentence = f"This plan is for 2 of 3 tests of {whole} alone; what the others need is not in it."
+    reports = project.negativa("report", part, "terminal", "markdown:a.md", "html:a.html").stdout
+    assert sentence in reports
+    assert sentence.replace("_", r"\_") in (project.folder / "a.md").read_text()
+    history = project.negativa("history").stdout
+    assert f"\n{part}: left out: its plan is for 2 of 3 tests of {whole} alone" in history
+    assert f"\n{whole} " in history and f"\n{part} " not in history
     project.negativa("lock", "--run", folder[1], "-o", "proved.lock")
     assert "proved: true" in (project.folder / "proved.lock").read_text()
 
@@ -129,19 +139,11 @@ def test_who_used_what(tmp_path: Path) -> None:
     kernels = project.negativa("kernels", "--test", "test_a.py::test_add[2]").stdout
     assert kernels.splitlines()[1:] == ["  vector_add  (2 launches, 2.0 us)"]
     alike = project.negativa("tests", "--similar", "marker").stdout.splitlines()[2:]
-    # pytest.mark.parametrize is a marker, too.
-    assert [line.split() for line in alike] == [
-        ["fast", "parametrize", "1", "1", "1.00"],
-        ["fast", "slow", "1", "2", "0.50"],
-        ["parametrize", "slow", "1", "2", "0.50"],
-    ]
+    # pytest.mark.parametrize is a marker, too, but says nothing of what is tested.
+    assert [line.split() for line in alike] == [["fast", "slow", "1", "2", "0.50"]]
     as_json = json.loads(project.negativa("tests", "--similar=marker", "--json", "--top=1").stdout)
     jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
-    assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [
-        ("parametrize", 1.0),
-        ("slow", 0.5),
-        ("slow", 0.5),
-    ]
+    assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [("slow", 0.5)]
     needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)
     jsonschema.validate(needed, json.loads(shipped_schema("needs")))
     [library] = needed["libraries"]

@@ -24,6 +24,7 @@ def pack(page: Page) -> bytes:
     shared = shared_lengths(page.texts)
     header = {
         "report": page.report,
+        "part": page.part,
         "proof": page.proof,
         "unusedReasons": page.unused_reasons,
         "hostIncomplete": page.host_incomplete,

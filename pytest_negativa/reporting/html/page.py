@@ -25,7 +25,7 @@ from pytest_negativa.models.page import (
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context
-from pytest_negativa.reporting.rows import describe_proof
+from pytest_negativa.reporting.rows import describe_part, describe_proof
 
 MOST_ELEMENTS = 150_000
 """Rows of elements in a page; beyond them, the smallest are grouped."""
@@ -117,6 +117,7 @@ class _Builder:
         totals = self._totals()
         return Page(
             report=_without_kernels(report),
+            part=None if report.part is None else describe_part(report.part),
             proof=None if report.proof is None else describe_proof(report.proof),
             unused_reasons=tuple(reason.value for reason in UnusedReason),
             elements=ElementColumns(**_columns(_Element._fields, elements)),

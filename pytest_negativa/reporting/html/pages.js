@@ -14,7 +14,7 @@ const partsOf = (row, data) => CATEGORIES.map(({ id }, i) => [id, i < 2 ? keptBy
 
 const present = (data) => [0, 1, 2, 3].filter((category) => data.report.libraries.some((row) => partsOf(row, data)[category][1]));
 
-function notes({ report, proof }) {
+function notes({ report, part, proof }) {
   const list = (items, kind, title) => {
     if (!items.length) return null;
     const lines = make("ul", {}, items.slice(0, 2).map((item) => make("li", {}, item)));
@@ -24,6 +24,7 @@ function notes({ report, proof }) {
   return [
     proof ? make("p", { class: `note ${report.proof.proved ? "good" : "bad"}` }, proof) : null,
     report.replay ? make("p", { class: "note" }, report.replay) : null,
+    part ? make("p", { class: "note" }, part) : null,
     list(report.crossed, "bad", "Limits that were crossed"),
     list(report.not_covered, "warn", "Not covered by the trace, so what it may have used is kept"),
     list(report.warnings, "warn", "Warnings"),
