@@ -564,7 +564,7 @@ def slim_fetch(
     found = read_logs(logs, print_warning)
     only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
-        rows = fetch_spares((*paths, *sites), folder.absolute(), only)
+        rows = fetch_spares((*paths, *sites), _absolute(folder), only)
     _finish(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json, checked=True)
 
 
@@ -684,7 +684,7 @@ def _request(flags: _Flags) -> SlimRequest:
             strip=not flags.no_strip,
             load_check=not flags.no_load_check,
             dry_run=flags.dry_run,
-            keep_originals=None if aside is None else aside.absolute(),
+            keep_originals=None if aside is None else _absolute(aside),
             spare=None
             if flags.spare is None
             else _spare(
@@ -699,6 +699,14 @@ def _request(flags: _Flags) -> SlimRequest:
     )
 
 
+def _absolute(folder: Path) -> Path:
+    """The path from the root, by way of no folder that may move.
+
+    Links stay in it: programs find spares by the name that was given.
+    """
+    return folder.resolve() if ".." in folder.parts else folder.absolute()
+
+
 def _spare(
     folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, error: bool, by_arch: bool
 ) -> SparePolicy:
@@ -708,7 +716,7 @@ def _spare(
     from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
-    policy = SparePolicy.of(folder.absolute(), usage, missing_is_error=error, by_arch=by_arch)
+    policy = SparePolicy.of(_absolute(folder), usage, missing_is_error=error, by_arch=by_arch)
     return policy.with_misses(read_logs(logs, print_warning))
 
 

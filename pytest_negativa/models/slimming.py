@@ -19,6 +19,13 @@ MANIFEST_VERSION_REMOVED = 2
 """
 
 
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Time since the epoch that a file can have."""
+
+Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
+"""As ``chmod`` takes it."""
+
+
 class RecordRow(Record, frozen=True, kw_only=True):
     """A line of a distribution's RECORD before slimming.
 
@@ -38,7 +45,7 @@ class RecordFile(Record, frozen=True, kw_only=True):
     """A distribution's RECORD before slimming; the time in ns since the epoch."""
 
     sha256: Sha256
-    mtime_ns: int
+    mtime_ns: Nanoseconds
 
 
 class Origin(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +89,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     original_size: Offset
     sha256: Sha256
     size: Offset
-    mtime_ns: int
+    mtime_ns: Nanoseconds
     recipe: str
     source: str
     gpu_code_removed: Offset
@@ -98,7 +105,7 @@ class LeftFile(Record, frozen=True, kw_only=True):
     """A library that slim left as it is; the next run need not read it again."""
 
     size: Offset
-    mtime_ns: int
+    mtime_ns: Nanoseconds
     recipe: str
     reason: str
 
@@ -115,8 +122,8 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     sha256: Sha256
     size: Offset
-    mtime_ns: int
-    mode: Offset
+    mtime_ns: Nanoseconds
+    mode: Mode
     source: str
     original: str | None = None
     recorded: bool = False

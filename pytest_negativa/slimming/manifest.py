@@ -7,6 +7,7 @@ may still be the old one, and the next run slims it. There is never a new file w
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +30,8 @@ from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
 
 _VERSIONS = [str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED)]
-
+# In JSON, behind an even number of backslashes.
+_ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # By the sorted keys.
 _MANIFEST_START = b'{\n "format_version": '
 
@@ -58,6 +60,9 @@ def load_manifest(root: Path) -> SlimManifest:
         manifest = msgspec.json.decode(data, type=SlimManifest)
     except UNDECODABLE as e:
         raise StoreError(f"{path}: not a manifest of negativa slim: {e}") from e
+    if _ZERO.search(data) is not None:
+        # No path has one, and Python's functions raise ValueError for it.
+        raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
     for key, entry in manifest.slimmed.items():
         for name in (key, *entry.names):
             _check_name(path, name)
@@ -179,5 +184,5 @@ def digest_of(path: Path) -> str | None:
 
 def _check_name(path: Path, name: str) -> None:
     # The manifest may have come with an image from elsewhere.
-    if not name or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:  # noqa: PTH117
+    if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
         raise StoreError(f"{path}: names {name!r}, which is not below its folder")

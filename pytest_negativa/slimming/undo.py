@@ -114,7 +114,7 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             # RECORD first: after a run that was killed in between, the next finds the entries.
             sites = [Site(site) for site in tree.sites]
             write_records([tree.root], sites, lambda record: lines.get(str(record), {}), token)
-            _restore_times(tree.root, manifest)
+            _restore_times(tree.root, manifest, sites)
             if not manifest.slimmed:
                 manifest.left.clear()
                 manifest.records.clear()
@@ -181,11 +181,12 @@ def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedF
     )
 
 
-def _restore_times(root: Path, manifest: SlimManifest) -> None:
-    """Give RECORD files that are as before slimming the times of then."""
-    for name, before in manifest.records.items():
-        path = root / name
-        if digest_of(path) == before.sha256:
+def _restore_times(root: Path, manifest: SlimManifest, sites: Sequence[Site]) -> None:
+    """Give RECORD files that are as before slimming the times of then, and no other file."""
+    times = {os.path.normpath(root / name): before for name, before in manifest.records.items()}
+    for path in (installed.record for site in sites for installed in site.installed()):
+        before = times.get(str(path))
+        if before is not None and digest_of(path) == before.sha256:
             # It may belong to another user, who only let it be written.
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(path.stat().st_atime_ns, before.mtime_ns))

@@ -637,8 +637,16 @@ def test_manifests_that_are_refused(site: Made) -> None:
     run(site)
     manifest = site.folder / MANIFEST_NAME
     document = json.loads(manifest.read_bytes())
+
+    def changed(**values: object) -> str:
+        entry = {**document["slimmed"][ONE], **values}
+        return json.dumps({**document, "slimmed": {**document["slimmed"], ONE: entry}})
+
     for text, problem in (
         ("{", "not a manifest"),
+        (changed(original="/a\0b"), "a zero byte"),
+        (changed(spare="/a\\\0/b"), "a zero byte"),
+        (changed(mtime_ns=2**63), "not a manifest"),
         (json.dumps({**document, "format_version": 3}), "format_version 3"),
         (manifest.read_text().replace(f'"{ONE}"', '"../../etc/passwd"'), "not below its folder"),
         (manifest.read_text().replace(f'"{ONE}"', '"/etc/passwd"'), "not below its folder"),

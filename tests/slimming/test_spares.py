@@ -745,6 +745,19 @@ def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_relative_folder_of_spares(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found when the folder moves from which it was named."""
+    monkeypatch.chdir(site.folder)
+    words = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", "--spare=../spares", "."]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    moved = site.folder.rename(tmp_path / "moved")
+    assert find_spare(moved / ONE).parent == tmp_path / "spares"
+
+
+@pytest.mark.slow
 def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> None:
     spares = tmp_path / "spares"
     arguments = ["slim", "--arch=sm_80", "--spare", str(spares), "--no-load-check"]
