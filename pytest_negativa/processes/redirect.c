@@ -629,10 +629,20 @@ static bool log_if_known(FileId id, const char *name) {
     return false;
 }
 
+/* As this program got it: what it may write over it later doesn't count. Cut, it is no path of ours. */
+static char injection[PATH_MAX];
+
+static bool is_driver(const char *path) {
+    static const char START[] = "libcuda.so";
+    const char *name = strrchr(path, '/');
+    return strncmp(name == NULL ? path : name + 1, START, sizeof START - 1) == 0;
+}
+
 static void look(const struct link_map *map) {
     const char *name = map->l_name;
     Mapping mapping;
     FileId id;
+    if (is_driver(name)) log_event("driver", injection, NULL);
     if (!find_mapping((uintptr_t)map->l_ld, &mapping)) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
         bool known = identify(name, &id), other = known;
@@ -662,7 +672,9 @@ static void look(const struct link_map *map) {
 EXPORT unsigned int la_version(unsigned int version) {
     const char *path = getenv("NEGATIVA_REDIRECT_TABLE");
     const char *folder = getenv("NEGATIVA_REDIRECT_LOGS");
+    const char *injected = getenv("CUDA_INJECTION64_PATH");
     if (path == NULL || folder == NULL) return 0;
+    if (injected != NULL) strncpy(injection, injected, sizeof injection - 1);
     start_log(folder);
     const char *problem = read_table(path);
     if (problem != NULL) {

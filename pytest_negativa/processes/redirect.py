@@ -16,6 +16,8 @@ A log, one file for each exec'd process::
     <pid>   copy        <original>              its copy was mapped
     <pid>   original    <original> <opened as>  the original itself was mapped
     <pid>   unknown     <opened as>             original or copy: not known
+    <pid>   driver      <injection>             CUDA's driver was mapped; the CUDA_INJECTION64_PATH
+                                                that the exec'd process began with, or nothing
     <pid>   lost        <number>                lines could not be written
     <pid>   disabled    <reason> <table>        nothing was redirected in this process
 
@@ -47,7 +49,7 @@ _TABLE_HEAD = "negativa-redirect 1"
 # PATH_MAX of linux/limits.h, which counts the final zero byte.
 _PATH_MAX = 4096
 # How many fields follow pid and kind in a line of a log.
-_FIELDS = {"copy": 1, "original": 2, "unknown": 1, "lost": 1, "disabled": 2}
+_FIELDS = {"copy": 1, "original": 2, "unknown": 1, "driver": 1, "lost": 1, "disabled": 2}
 _NUMBER = re.compile(r"[0-9]{1,20}")
 _LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
 _HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\t]*)")
@@ -105,12 +107,15 @@ class ProcessLoads:
         copies: originals whose copy was mapped.
         originals: originals that were mapped themselves, with the path that was opened.
         unknown: paths of libraries that may be original or copy.
+        injections: the libraries that CUDA's driver was to load into it, if it mapped the driver;
+            an empty path for none.
     """
 
     pid: int
     copies: frozenset[str]
     originals: frozenset[tuple[str, str]]
     unknown: frozenset[str]
+    injections: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +352,7 @@ def _read_log(path: Path) -> RedirectedProcess:
         problems.append("the log has no head; was the disk full?")
     else:
         pid, started, executable = head.groups()
-    loads: dict[int, tuple[set[str], set[tuple[str, str]], set[str]]] = {}
+    loads: dict[int, tuple[set[str], set[tuple[str, str]], set[str], set[str]]] = {}
     for line in lines[1:]:
         parts = line.split("\t")
         kind, fields = "".join(parts[1:2]), parts[2:]
@@ -360,11 +365,14 @@ def _read_log(path: Path) -> RedirectedProcess:
         elif kind == "disabled":
             problems.append(f"nothing was redirected: {first}: {more[0]}")
         else:
-            copies, originals, unknown = loads.setdefault(int(parts[0]), (set(), set(), set()))
+            found = loads.setdefault(int(parts[0]), (set(), set(), set(), set()))
+            copies, originals, unknown, injections = found
             if kind == "copy":
                 copies.add(first)
             elif kind == "original":
                 originals.add((first, more[0]))
+            elif kind == "driver":
+                injections.add(first)
             else:
                 unknown.add(first)
     return RedirectedProcess(
@@ -373,8 +381,8 @@ def _read_log(path: Path) -> RedirectedProcess:
         executable=_unescape(executable),
         started_ns=int(started),
         loads=tuple(
-            ProcessLoads(own, frozenset(copies), frozenset(originals), frozenset(unknown))
-            for own, (copies, originals, unknown) in loads.items()
+            ProcessLoads(own, *map(frozenset, found))  # type: ignore[arg-type]
+            for own, found in loads.items()
         ),
         problems=tuple(problems),
     )

@@ -15,7 +15,13 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import ProvedFiles, Versions
-from pytest_negativa.processes.redirect import read_logs, why_not_redirected
+from pytest_negativa.processes.redirect import (
+    ProcessLoads,
+    RedirectedProcess,
+    read_logs,
+    why_not_redirected,
+)
+from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRuns
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
@@ -133,6 +139,8 @@ def gather_loads(
     usage: Usage,
     reconstruction: Reconstruction,
     unsubstituted: Mapping[str, str],
+    *,
+    traces_children: bool = True,
 ) -> LoadEvidence:
     """Read from logs and traces which processes loaded copies and originals.
 
@@ -140,11 +148,13 @@ def gather_loads(
         usage: what the rounds' own traces add up to.
         reconstruction: the copies.
         unsubstituted: see ``LoadEvidence``.
+        traces_children: whether children that are not traced are a lack.
     """
     copies: dict[str, set[object]] = defaultdict(set)
     originals: dict[str, str] = {}
     incomplete: str | None = None
     logged: set[_Program] = set()
+    traced_pids = {(p.header.run_id, p.header.pid) for p in usage.processes}
     links = reconstruction.hard_links
     for result in rounds:
         logs = result.run.redirect_logs
@@ -160,6 +170,9 @@ def gather_loads(
             for path, opened in sorted(process.originals):
                 originals.setdefault(path, f"{who} opened the original, as {opened}")
             problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
+            if traces_children and (result.name, process.pid) not in traced_pids:
+                untraced = [x for x in process.loads if (result.name, x.pid) not in traced_pids]
+                problems += _why_untraced(process, untraced)
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
     traced = loaded_originals(usage, reconstruction)
@@ -169,6 +182,22 @@ def gather_loads(
         unsubstituted=unsubstituted,
         incomplete=incomplete or traced.unknown or _why_not_logged(usage, logged),
     )
+
+
+def _why_untraced(process: RedirectedProcess, untraced: Collection[ProcessLoads]) -> Iterator[str]:
+    """Why a process may have used GPU code of the copies unseen.
+
+    What it used when traced is unknown as well, and it may have gone on without the GPU.
+
+    Args:
+        untraced: what the processes without a trace loaded.
+    """
+    ours = {str(injection_library())}
+    if process.copies and any(loads.injections - ours for loads in untraced):
+        yield (
+            "it loaded the CUDA driver without the CUDA_INJECTION64_PATH of the session, so what "
+            "it used was not traced; pass the environment on to child processes"
+        )
 
 
 def _why_not_logged(usage: Usage, logged: Collection[_Program]) -> str | None:

@@ -7,7 +7,46 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.faults import PlantedFault
 from tests.support.verified import VerifiedProject
+
+UNTRACED = """
+CODE = '''
+import ctypes, os, sys
+from standin_gpu import USED, need
+ctypes.CDLL(os.environ["DRIVER"])
+try:
+    need(sys.argv[1], USED[3])
+except RuntimeError:
+    print("no GPU: on the CPU, then")
+'''
+
+def test_use():
+    use(LIB, 0)
+
+def test_child():
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
+    subprocess.run([sys.executable, "-c", CODE, LIB], env=environ, check=True)
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test takes the variables of CUDA out of a child's environment, so that nothing traces the "
+    "child, and the child goes on without the GPU on the copies.",
+    says="it loaded the CUDA driver without the CUDA_INJECTION64_PATH of the session",
+)
+def test_a_child_that_nothing_traces_falls_back(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", UNTRACED)
+    driver = compile_shared("libcuda.c", tmp_path / "driver" / "libcuda.so.1")
+    project.environ["DRIVER"] = str(driver)
+    fault.check(project.trace().verify(status=1))
+    assert not project.verdict["proved"]
+    # Who does not want children to be traced knows that nothing tells what they use.
+    project.write("negativa.yaml", "trace: {children: false}\n")
+    assert "\nPROVED" in project.trace().verify()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.trace import UsageProcess
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.verifying.evidence import gather_loads
 from pytest_negativa.verifying.rounds import RoundResult
 from tests.support.compiling import compile_c, needs_compiler
@@ -96,3 +97,34 @@ def test_a_process_is_known_by_any_name_of_its_executable(tmp_path: Path) -> Non
     )
     rounds = [a_round(tmp_path / "001-verify", (7, PYTHON))]
     assert gather_loads(rounds, usage, NO_COPIES, {}).incomplete is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_lack"),
+    [
+        ("7 driver {other}", True),
+        ("7 driver ", True),
+        ("7 driver {ours}", False),
+        # Loaded by children that it forked: an untraced one, one that the native library traces.
+        ("8 driver ", True),
+        ("9 driver ", False),
+        ("", False),
+    ],
+)
+def test_a_process_that_loads_the_driver_and_leaves_no_trace(
+    tmp_path: Path, lines: str, is_lack: bool
+) -> None:
+    result = a_round(tmp_path / "001-verify", (7, PYTHON))
+    log = result.run.redirect_logs / "7.5.1.log"
+    text = lines.format(ours=injection_library(), other="/opt/other.so").replace(" ", "\t")
+    log.write_text(f"{log.read_text()}7\tcopy\t/lib.so\n{text}\n" if text else log.read_text())
+    traced = replace(header(9, run_id="001-verify"), executable=PYTHON)
+    process = UsageProcess(header=traced, trace="t.jsonl", ended=True, torn=False)
+    usage = replace(usage_of(), processes=(process,))
+    found = gather_loads([result], usage, NO_COPIES, {}).incomplete
+    assert (found is not None) == is_lack
+    assert gather_loads([result], usage, NO_COPIES, {}, traces_children=False).incomplete is None
+    # A process that the plugin traces sets the variable for its children when it has begun.
+    own = replace(process, header=replace(traced, pid=7))
+    usage = replace(usage, processes=(own, process))
+    assert gather_loads([result], usage, NO_COPIES, {}).incomplete is None
