@@ -21,7 +21,7 @@ from pytest_negativa.reporting.text import printable, terminal_width, wrap
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_negativa.models.coverage import KernelRun
     from pytest_negativa.models.listing import (
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         NeededLibrary,
         SimilarPair,
     )
-    from pytest_negativa.models.outcomes import TestResult
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.trace import Usage
+    from pytest_negativa.planning.by_test import Likeness
     from pytest_negativa.storage.runs import Run
 
 # Markers of pytest's own: they say how tests run, not what they test.
@@ -61,6 +61,7 @@ _RANGE = "trace with --negativa-level=range"
     type=click.Choice(["test", "module", "marker"]),
     help="Compare each two of them by the kernels that they ran.",
 )
+@click.option("--functions", is_flag=True, help="Compare by functions of CPU code instead.")
 @as_json_option("tests")
 @click_options("run", "config", "directory", "reports.top", "reports.demangle")
 def tests(
@@ -68,6 +69,7 @@ def tests(
     test_glob: str | None,
     ranges: bool,
     similar: str | None,
+    functions: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -78,28 +80,31 @@ def tests(
     counts. --ranges prints a tree: test, NVTX ranges, library, kernel. It takes a trace at level
     launch, and only one at level range tells the ranges. --similar prints the Jaccard similarity:
     1.00 for the same kernels, 0.00 for none in common; its --json has the schema similarity.
+    --functions compares by the functions of CPU code on touched pages. It takes a trace with --cpu
+    at level launch, and no GPU.
 
     Exit status: 0, or 1 if the run can't be read.
     """
     from pytest_negativa.models.listing import LISTING_VERSION, SimilarityList, TestList
-    from pytest_negativa.planning.by_test import kernel_runs
     from pytest_negativa.reporting.launches import render_ranges, render_tests
     from pytest_negativa.reporting.tables import format_table
 
+    if functions and (similar is None or glob is not None):
+        raise click.UsageError("--functions needs --similar, and takes no --kernel")
     settings = settings_of(flags)
     run = run_of(settings)
-    usage = _usage(run)
     top = settings.reports.top
-    if ranges and not usage.launches:
-        raise StoreError(f"{run}: counted no launches, which have the ranges; {_RANGE}")
     if similar is not None:
-        _require_launches(run, usage)
-        runs = kernel_runs(usage, usage.iter_images())
-        found = {name: runs[name] for name in _wanted(glob, runs)}
-        pairs = _similar(_grouped(similar, found, run))
+        groups = _groups(similar, run)
+        alike = _functions_alike(run, groups) if functions else _kernels_alike(run, groups, glob)
+        pairs = _pairs(alike)
         if as_json:
             compared = SimilarityList(
-                format_version=LISTING_VERSION, run_id=run.run_id, compared=similar, pairs=pairs
+                format_version=LISTING_VERSION,
+                run_id=run.run_id,
+                compared=similar,
+                code="functions" if functions else "kernels",
+                pairs=pairs,
             )
             click.echo(encode_json(compared), nl=False)
             return
@@ -111,6 +116,9 @@ def tests(
         click.echo(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
         _tell_rest(len(pairs) - len(shown), "rows")
         return
+    usage = _usage(run)
+    if ranges and not usage.launches:
+        raise StoreError(f"{run}: counted no launches, which have the ranges; {_RANGE}")
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
         listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
@@ -357,38 +365,49 @@ def _tell_rest(rest: int, what: str) -> None:
         click.echo(f"{rest:,} more {what}: --top=0 shows all")
 
 
-def _grouped(
-    kind: str, runs: Mapping[str, Sequence[KernelRun]], run: Run
-) -> dict[str, Collection[str]]:
-    """The kernels that each test, module or marker ran."""
+def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
+    """The test itself, its module or its markers, by node id."""
     from pytest_negativa.storage.outcomes import read_outcomes
 
-    tests: dict[str, TestResult] = {
-        test.nodeid: test for test in read_outcomes(run.outcomes_file).tests
+    tests = read_outcomes(run.outcomes_file).tests
+    if kind == "test":
+        return {test.nodeid: (test.nodeid,) for test in tests}
+    if kind == "module":
+        return {test.nodeid: (test.nodeid.partition("::")[0],) for test in tests}
+    return {
+        test.nodeid: [name for name in test.markers if name not in _BUILT_IN_MARKERS]
+        for test in tests
     }
+
+
+def _kernels_alike(
+    run: Run, groups: Mapping[str, Sequence[str]], glob: str | None
+) -> list[Likeness]:
+    from pytest_negativa.planning.by_test import compare_groups, kernel_runs
+
+    usage = _usage(run)
+    _require_launches(run, usage)
+    runs = kernel_runs(usage, usage.iter_images())
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for name, of_kernel in runs.items():
-        for one in of_kernel:
-            if (test := tests.get(one.test)) is None:
-                continue  # a fixture or a phase of the session
-            if kind == "test":
-                groups: Sequence[str] = (test.nodeid,)
-            elif kind == "module":
-                groups = (test.nodeid.partition("::")[0],)
-            else:
-                groups = [name for name in test.markers if name not in _BUILT_IN_MARKERS]
-            for group in groups:
+    for name in _wanted(glob, runs):
+        for one in runs[name]:
+            for group in groups.get(one.test, ()):  # none: a fixture or a phase of the session
                 found[group].add(name)
-    return dict(found)
+    return compare_groups(found)
 
 
-def _similar(groups: Mapping[str, Collection[str]]) -> tuple[SimilarPair, ...]:
+def _functions_alike(run: Run, groups: Mapping[str, Sequence[str]]) -> list[Likeness]:
+    from pytest_negativa.hostcode.by_test import functions_by_group
+    from pytest_negativa.hostcode.gather import pages_by_test
+    from pytest_negativa.planning.by_test import compare_bits
+
+    return compare_bits(functions_by_group(pages_by_test(run), lambda test: groups.get(test, ())))
+
+
+def _pairs(alike: Iterable[Likeness]) -> tuple[SimilarPair, ...]:
     from pytest_negativa.models.listing import SimilarPair
-    from pytest_negativa.planning.by_test import compare_groups
 
-    if len(groups) < 2:
-        raise OptionError("--similar: fewer than two of them ran kernels")
-    return tuple(
+    pairs = tuple(
         SimilarPair(
             left=one.left,
             right=one.right,
@@ -396,5 +415,8 @@ def _similar(groups: Mapping[str, Collection[str]]) -> tuple[SimilarPair, ...]:
             either=one.either,
             similarity=one.jaccard,
         )
-        for one in compare_groups(groups)
+        for one in alike
     )
+    if not pairs:
+        raise OptionError("--similar: fewer than two of them ran any")
+    return pairs

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
+from pytest_negativa.hostcode.page_logs import (
+    LoggedTest,
+    count_lost,
+    prepare_logs,
+    read_page_logs,
+)
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.usage import (
+    FileKey,
     FilePages,
     describe,
     file_key,
     identify,
+    key_of,
     unite,
     unite_logs,
 )
@@ -100,9 +107,35 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
         PageLogError: a log is damaged.
         StoreError: a file can't be read, or the run has no logs.
     """
-    files = {file_key(f): f for f in _load(run.page_log_files, HostFiles, HOST_FILES_VERSION).files}
+    files = _known_files(run)
     pages = unite_logs(read_page_logs(run.page_logs))
     return tuple((files[key], pages[key]) for key in pages if key in files)
+
+
+def pages_by_test(run: Run) -> tuple[tuple[HostFile, LoggedTest], ...]:
+    """What each test of a run touched, of each file whose content is known.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a file can't be read, or the run doesn't tell its tests apart.
+    """
+    require_usage(run)
+    if not run.page_log_files.exists():
+        raise StoreError(f"{run}: unites several runs; name the run that traced the tests")
+    files = _known_files(run)
+    tests = [one for process in read_page_logs(run.page_logs) for one in process.tests]
+    if not tests:
+        raise StoreError(
+            f"{run}: CPU code was not traced by test; trace with --negativa-cpu and "
+            "--negativa-level=launch"
+        )
+    return tuple(
+        (file, one) for one in tests if (file := files.get(key_of(one.library))) is not None
+    )
+
+
+def _known_files(run: Run) -> dict[FileKey, HostFile]:
+    return {file_key(f): f for f in _load(run.page_log_files, HostFiles, HOST_FILES_VERSION).files}
 
 
 def require_usage(run: Run) -> HostUsage:

@@ -5,7 +5,7 @@ other; a size of 0 means that the next record starts with the next chunk. All nu
 endian::
 
     u32 size          of the record, a multiple of 8
-    u32 kind          1: the process, 2: a library
+    u32 kind          1: the process, 2: a library, 3: a test
     u32 flags         1: it can't be watched; 2: some of its pages are forbidden
     u32 major, minor  of the device
     u32 ranges
@@ -17,7 +17,13 @@ endian::
     path
     bits              one for each page, set: the process touched it
 
-A forked child shares the records of its parent, and has a log of its own for what it loads.
+The record of a test has bits for some libraries: the number of the first one stands in place of the
+inode, and how many there are in place of the file size. A log numbers its watched libraries with
+ranges from 0. The test's name has the place of the path. The bits of each library begin with a byte
+of their own. A test may have several records.
+
+A forked child shares the records of its parent, and has a log of its own for what it loads. Where
+tests are told apart, that log repeats the libraries of its parent.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
@@ -40,7 +46,7 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY = 1, 2
+_PROCESS, _LIBRARY, _TEST = 1, 2, 3
 _UNWATCHED, _RESTRICTED = 1, 2
 
 
@@ -71,15 +77,35 @@ class LoggedLibrary:
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
 
+    @property
+    def page_count(self) -> int:
+        """How many pages were watched."""
+        return sum(end - start for start, end in self.ranges) // PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTest:
+    """What a process touched of one library while a test ran.
+
+    Attributes:
+        name: as ``TestTeller`` has it.
+        pages: bit n is page n of the library's ranges, one range after the other.
+    """
+
+    name: str
+    library: LoggedLibrary
+    pages: int
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedProcess:
-    """A process, and the libraries that it loaded."""
+    """A process, the libraries that it loaded, and what tests touched of them."""
 
     pid: int
     executable: str
     started_ns: int
     libraries: tuple[LoggedLibrary, ...]
+    tests: tuple[LoggedTest, ...] = ()
 
 
 def prepare_logs(folder: Path) -> None:
@@ -135,7 +161,8 @@ def _read_log(path: Path) -> LoggedProcess | None:
 
 def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
-    libraries = []
+    libraries: list[LoggedLibrary] = []
+    tests: list[LoggedTest] = []
     for at in _iter_records(data):
         record_size, kind, flags, major, minor, count, inode, size, time_ns, length, bits = (
             _RECORD.unpack_from(data, at)
@@ -151,8 +178,8 @@ def _parse(data: bytes) -> LoggedProcess | None:
             )
             if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
                 raise ValueError("a range has no whole pages")
-            bit_count = sum(end - start for start, end in ranges) // PAGE
-            if bits * 8 + bit_count > record_size * 8:
+            page_count = sum(end - start for start, end in ranges) // PAGE
+            if bits * 8 + page_count > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
             libraries.append(
                 LoggedLibrary(
@@ -167,13 +194,26 @@ def _parse(data: bytes) -> LoggedProcess | None:
                     pages=tuple(_iter_pages(data, at + bits, ranges)),
                 )
             )
+        elif kind == _TEST:
+            name = data[ranges_at : ranges_at + length].decode()
+            with_bits = [one for one in libraries if one.watched and one.ranges]
+            if inode + size > len(with_bits):
+                raise ValueError("a test of libraries that have no record")
+            start = at + bits
+            for library in with_bits[inode : inode + size]:
+                end = start + -(-library.page_count // 8)
+                if end > at + record_size:
+                    raise ValueError("the record of a test can't hold the bits of its libraries")
+                if pages := int.from_bytes(data[start:end], "little"):
+                    tests.append(LoggedTest(name, library, pages))
+                start = end
         else:
             raise ValueError(f"a record of kind {kind}")
     if process is None:
         if libraries:
             raise ValueError("no record of the process")
         return None
-    return LoggedProcess(process.pid, process.executable, process.started_ns, tuple(libraries))
+    return replace(process, libraries=tuple(libraries), tests=tuple(tests))
 
 
 def _iter_records(data: bytes) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
@@ -81,17 +82,20 @@ def touched_functions(usage: HostUsage) -> Iterator[tuple[str, int]]:
                     yield from ((library.sha256, address) for address in found)
 
 
+def _open(library: HostLibrary) -> AbstractContextManager[tuple[ByteSource, HostElf]]:
+    return open_traced(library.paths[0], library.size, library.build_id)
+
+
 @contextlib.contextmanager
-def _open(library: HostLibrary) -> Iterator[tuple[ByteSource, HostElf]]:
-    """The library at its first path.
+def open_traced(path: str, size: int, build_id: str | None) -> Iterator[tuple[ByteSource, HostElf]]:
+    """A library at a path where it was traced.
 
     Raises:
         FormatError: it can't be read, or another one is there.
     """
-    path = library.paths[0]
     with ByteSource(path) as source:
         elf = read_host_elf(source, with_segments=True)
-        if source.size != library.size or elf.build_id != library.build_id:
+        if source.size != size or elf.build_id != build_id:
             raise FormatError(path, None, "is not the library that was traced")
         yield source, elf
 

@@ -234,12 +234,12 @@ class TestList(Record, frozen=True, kw_only=True):
 
 
 class SimilarPair(Record, frozen=True, kw_only=True):
-    """Two tests, modules or markers, compared by the kernels that they ran.
+    """Two tests, modules or markers, compared by the kernels or functions that they ran.
 
     Attributes:
         left, right: their names.
-        shared: how many kernels both ran.
-        either: how many kernels at least one of them ran.
+        shared: how many both ran.
+        either: how many at least one of them ran.
         similarity: the Jaccard similarity, ``shared / either``.
     """
 
@@ -257,12 +257,14 @@ class SimilarityList(Record, frozen=True, kw_only=True):
         format_version: of this form.
         run_id: the run.
         compared: what is compared: ``test``, ``module`` or ``marker``.
+        code: what they are compared by: ``kernels``, or ``functions`` of CPU code.
         pairs: the most alike first.
     """
 
     format_version: int
     run_id: str
     compared: str
+    code: str
     pairs: tuple[SimilarPair, ...]
 
 

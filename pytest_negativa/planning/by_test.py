@@ -141,7 +141,7 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
 
 
 class Likeness(NamedTuple):
-    """How alike the kernels of two groups of tests are, or the functions of two runs.
+    """How alike the kernels or functions of two groups of tests are, or the functions of two runs.
 
     Attributes:
         left, right: the groups.
@@ -166,9 +166,17 @@ def compare_groups(kernels: Mapping[str, Collection[Hashable]]) -> list[Likeness
     Args:
         kernels: what each group ran, by the group's name; without anything, it is left out.
     """
+    numbers: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    return compare_bits(
+        {name: sum(1 << numbers[one] for one in set(ran)) for name, ran in kernels.items()}
+    )
+
+
+def compare_bits(groups: Mapping[str, int]) -> list[Likeness]:
+    """The same of sets that are integers with a bit for each member."""
     found = []
-    for (left, of_left), (right, of_right) in itertools.combinations(sorted(kernels.items()), 2):
+    for (left, of_left), (right, of_right) in itertools.combinations(sorted(groups.items()), 2):
         if of_left and of_right:
-            shared = len(set(of_left) & set(of_right))
-            found.append(Likeness(left, right, shared, len(set(of_left) | set(of_right))))
+            shared, either = (of_left & of_right).bit_count(), (of_left | of_right).bit_count()
+            found.append(Likeness(left, right, shared, either))
     return sorted(found, key=lambda one: (-one.jaccard, one.left, one.right))

@@ -6,7 +6,8 @@ what it records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
@@ -14,6 +15,10 @@ from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
+TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
+
+# ENTER_TEST of pages.c: an address that mprotect(2) itself refuses.
+_ENTER_TEST = 0x6E656761746976
 
 
 class PageWatchError(NegativaError):
@@ -32,12 +37,17 @@ def why_unwatchable() -> str | None:
 
 
 def watch_environment(
-    environ: Mapping[str, str], logs: Path, allowed: Path | None = None
+    environ: Mapping[str, str],
+    logs: Path,
+    allowed: Path | None = None,
+    *,
+    by_test: bool = False,
 ) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 
     Args:
         allowed: a file of ``hostcode.page_logs.encode_allowed``: which pages may be touched.
+        by_test: a process may tell which test runs, see ``TestTeller``.
 
     Raises:
         PageWatchError: this machine can't do it.
@@ -49,4 +59,30 @@ def watch_environment(
     added = {**with_auditor(environ, library), LOGS_VARIABLE: str(logs.absolute())}
     if allowed is not None:
         added[ALLOWED_VARIABLE] = str(allowed.absolute())
+    if by_test:
+        added[TEST_VARIABLE] = ""
     return added
+
+
+class TestTeller:
+    """Tells ``pages.c`` in this process, and in the children that it starts, which test runs."""
+
+    __test__ = False
+
+    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        import ctypes
+
+        self._environ = environ
+        # With the GIL: a thread that ran meanwhile would touch pages of the next test.
+        self._mprotect = ctypes.PyDLL(None).mprotect
+        self._mprotect.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
+
+    def tell(self, test: str) -> bool:
+        """Tell the name of the test that runs from now on; empty if none does.
+
+        Returns:
+            False if nothing in this process tells tests apart.
+        """
+        name = test.encode("utf-8", "backslashreplace").replace(b"\0", rb"\0")
+        self._environ[TEST_VARIABLE] = name.decode()
+        return bool(self._mprotect(_ENTER_TEST, name, 0) == 0)

@@ -7,20 +7,25 @@
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
  * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
+ * NEGATIVA_PAGES_TEST, the test that started the process.
  * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
  * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ *
+ * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
+ * inaccessible again then, and the test has bits of its own for those that it touches.
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
- * malloc, no lock, no descriptor kept open. The loader calls us under its lock, so static buffers
- * suffice outside the handler.
+ * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a time,
+ * see lock(), so static buffers suffice.
  */
 #include "faults.h"
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/random.h>
@@ -45,7 +50,7 @@ enum {
 
 /* ---- The log ---- */
 
-enum { PROCESS = 1, LIBRARY = 2 };
+enum { PROCESS = 1, LIBRARY = 2, TEST = 3 };
 enum { UNWATCHED = 1, RESTRICTED = 2 };
 
 typedef struct {
@@ -55,9 +60,9 @@ typedef struct {
 typedef struct {
     uint32_t size, kind; /* of the record; the size comes last, so that a torn record has none */
     uint32_t flags, major, minor, range_count;
-    uint64_t inode, file_size;
+    uint64_t inode, file_size; /* of a test: the log's first library with bits, and how many */
     int64_t modified_ns;
-    uint32_t path_length, bits_offset;
+    uint32_t path_length, bits_offset; /* of a test: its name's length */
 } LogRecord;
 
 static struct {
@@ -164,6 +169,8 @@ static void publish(LogRecord *record, size_t size) {
     *(volatile uint32_t *)&record->size = (uint32_t)size;
 }
 
+static void repeat_libraries(void);
+
 /* A forked child shares its parent's records and bits. What it loads goes to a log of its own. */
 static bool start_log(void) {
     static char executable[PATH_MAX];
@@ -182,6 +189,7 @@ static bool start_log(void) {
     record->path_length = (uint32_t)length;
     memcpy(record + 1, executable, (size_t)length);
     publish(record, size);
+    repeat_libraries();
     return true;
 }
 
@@ -209,30 +217,57 @@ typedef struct {
 
 typedef struct {
     atomic_bool watched;
+    atomic_bool kept; /* stays accessible: no test's touches are known any more */
     uintptr_t base, low, high;
     size_t range_count;
     Range ranges[MAX_RANGES];
+    LogRecord *record;
+    size_t bit_bytes;
     atomic_uchar *bits;
-    const uint8_t *allowed; /* bits; NULL: all pages */
+    _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
+    const uint8_t *allowed;            /* bits; NULL: all pages */
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
 static atomic_ulong faults_left;
+static unsigned long most_faults;
+
+/* Held while libraries come, go, and become inaccessible again. It is the id of the process that
+ * holds it: a child that another thread forks meanwhile takes it over. */
+static atomic_int owner;
+
+static void lock(void) {
+    pid_t own = (pid_t)syscall(SYS_getpid);
+    int seen = 0;
+    while (!atomic_compare_exchange_strong(&owner, &seen, own)) {
+        if (seen == own) {
+            sched_yield();
+            seen = 0;
+        }
+    }
+}
+
+static void unlock(void) { atomic_store(&owner, 0); }
 
 static bool is_allowed(const Library *library, uint64_t page) {
     return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
 }
 
 static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    atomic_uchar *test_bits = atomic_load(&library->test_bits);
     uint64_t page = range->first + (start - range->start) / PAGE;
-    for (uintptr_t at = start; at < end; at += PAGE, page++)
-        atomic_fetch_or(&library->bits[page / 8], (unsigned char)(1u << (page % 8)));
+    for (uintptr_t at = start; at < end; at += PAGE, page++) {
+        unsigned char bit = (unsigned char)(1u << (page % 8));
+        atomic_fetch_or(&library->bits[page / 8], bit);
+        if (test_bits != NULL) atomic_fetch_or(&test_bits[page / 8], bit);
+    }
 }
 
 /* All of it counts as touched, and nothing is watched any more. */
 static bool give_up(Library *library) {
     bool done = true;
+    atomic_store(&library->kept, true);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         touch(library, range, range->start, range->end);
@@ -275,11 +310,92 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                     if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
             touch(library, range, start, end);
-            return mprotect((void *)start, end - start, range->protection) == 0 ||
-                   give_up(library);
+            if (mprotect((void *)start, end - start, range->protection) != 0)
+                return give_up(library);
+            /* Has a test begun meanwhile? It would not see this page. */
+            touch(library, range, start, end);
+            return true;
         }
     }
     return false;
+}
+
+/* ---- Tests ---- */
+
+/* The last record of the test that runs; NULL if none does. */
+static const LogRecord *test;
+static bool by_test;
+
+/* Lets the test have bits for the libraries from `first` on. */
+static void add_test(const char *name, size_t length, size_t first) {
+    size_t count = atomic_load(&library_count), start = sizeof(LogRecord) + align8(length);
+    size_t size = start;
+    for (size_t i = first; i < count; i++) size += libraries[i].bit_bytes;
+    LogRecord *record = add_record(align8(size));
+    if (record == NULL) {
+        note_lost();
+        return;
+    }
+    record->kind = TEST;
+    record->inode = first;
+    record->file_size = count - first;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)start;
+    memcpy(record + 1, name, length);
+    atomic_uchar *bits = (atomic_uchar *)((uint8_t *)record + start);
+    for (size_t i = first; i < count; i++) {
+        atomic_store(&libraries[i].test_bits, bits);
+        bits += libraries[i].bit_bytes;
+    }
+    publish(record, align8(size));
+    test = record;
+}
+
+/* What was noted of the running test belongs to libraries by their number in the log. */
+static void repeat_libraries(void) {
+    size_t count = by_test ? atomic_load(&library_count) : 0;
+    for (size_t i = 0; i < count; i++) {
+        Library *library = &libraries[i];
+        size_t start = library->record->bits_offset, size = align8(start + library->bit_bytes);
+        LogRecord *record = add_record(size);
+        if (record == NULL) {
+            note_lost();
+            by_test = false;
+            return;
+        }
+        memcpy(&record->kind, &library->record->kind, start - offsetof(LogRecord, kind));
+        library->record = record;
+        publish(record, size);
+    }
+}
+
+/* Makes pages inaccessible that the process has touched before. */
+static void watch_again(Library *library) {
+    for (size_t i = 0; i < library->range_count && !atomic_load(&library->kept); i++) {
+        const Range *range = &library->ranges[i];
+        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
+            give_up(library);
+    }
+    if (atomic_load(&library->kept))
+        for (size_t i = 0; i < library->range_count; i++)
+            touch(library, &library->ranges[i], library->ranges[i].start, library->ranges[i].end);
+}
+
+/* The test that runs from now on; "": none does. False: tests are not told apart. */
+static bool enter_test(const char *name) {
+    if (!by_test) return false;
+    lock();
+    size_t count = atomic_load(&library_count);
+    test = NULL;
+    for (size_t i = 0; i < count; i++) atomic_store(&libraries[i].test_bits, NULL);
+    if (name[0] != 0 && start_log() && by_test) add_test(name, strlen(name), 0);
+    if (test != NULL) {
+        for (size_t i = 0; i < count; i++)
+            if (atomic_load(&libraries[i].watched)) watch_again(&libraries[i]);
+        atomic_store(&faults_left, most_faults);
+    }
+    unlock();
+    return true;
 }
 
 /* ---- mprotect ---- */
@@ -296,6 +412,7 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         Library *library = &libraries[i];
         if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
             continue;
+        atomic_store(&library->kept, true);
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
@@ -304,7 +421,11 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
     }
 }
 
+/* An address that mprotect(2) refuses: without us, the call does nothing. */
+static const uintptr_t ENTER_TEST = 0x6e656761746976;
+
 static int our_mprotect(void *start, size_t size, int protection) {
+    if ((uintptr_t)start == ENTER_TEST && enter_test((const char *)size)) return 0;
     note_protection((uintptr_t)start, size, protection);
     return real_mprotect(start, size, protection);
 }
@@ -539,6 +660,8 @@ static Library *watch(const struct link_map *map) {
         ranges[i] = (LogRange){library->ranges[i].start - library->base,
                                library->ranges[i].end - library->base};
     memcpy(ranges + library->range_count, path, length);
+    library->record = record;
+    library->bit_bytes = (pages + 7) / 8;
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
     library->allowed = watched ? find_allowed(record, (pages + 7) / 8) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
@@ -546,10 +669,11 @@ static Library *watch(const struct link_map *map) {
     if (!watched || pages == 0) return NULL;
     atomic_store(&library->watched, true);
     atomic_store(&library_count, index + 1);
+    if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
-            touch(library, range, range->start, range->end);
+            give_up(library);
     }
     return library;
 }
@@ -579,13 +703,17 @@ EXPORT unsigned int la_version(unsigned int version) {
     if (folder == NULL || folder[0] != '/' || strlen(folder) >= sizeof log_.folder) return 0;
     strcpy(log_.folder, folder);
     open_lost();
-    atomic_store(&faults_left, MAX_FAULTS);
+    most_faults = MAX_FAULTS;
+    atomic_store(&faults_left, most_faults);
     const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
     if (!start_log() || (restricted != NULL && !read_allowed(restricted)) ||
         !faults_start(serve)) {
         note_lost();
         return 0;
     }
+    const char *name = getenv("NEGATIVA_PAGES_TEST");
+    by_test = name != NULL;
+    if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
@@ -604,10 +732,13 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
             give_up(&libraries[i]);
         return 0;
     }
-    if (disabled)
+    if (disabled) {
         note_lost();
-    else
+    } else {
+        lock();
         *cookie = (uintptr_t)watch(map);
+        unlock();
+    }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
 }
 
@@ -615,10 +746,12 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
 EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     Library *library = (Library *)*cookie;
     if (library == NULL) return 0;
+    lock();
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         mprotect((void *)range->start, range->end - range->start, range->protection);
     }
     atomic_store(&library->watched, false);
+    unlock();
     return 0;
 }

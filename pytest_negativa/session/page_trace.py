@@ -19,6 +19,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.session import tracing_end
+from pytest_negativa.session.page_tests import PageTests
 from pytest_negativa.session.request import is_replaceable
 from pytest_negativa.storage.handover import ProcessIdentity, identify_process
 from pytest_negativa.storage.rounds import current_round
@@ -76,10 +77,27 @@ def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | N
         run = Run(Path(round_spec.folder))
     else:
         run = RunsFolder(Path(settings.directory)).new_run()
-    return _start_again(run, Path(config.invocation_params.dir))
+    return _start_again(
+        run,
+        Path(config.invocation_params.dir),
+        by_test=settings.trace.level.counts_launches,
+    )
 
 
-def _start_again(run: Run, cwd: Path) -> NoReturn:
+def watch_tests(run: Run) -> PageTests | None:
+    """Hooks that tell the tracer of this process which test runs; None if it needn't know."""
+    from pytest_negativa.processes.page_watch import LOGS_VARIABLE, TEST_VARIABLE, TestTeller
+
+    # A session inside a test leaves the tests to the outer one.
+    if TEST_VARIABLE not in os.environ or os.environ.get(LOGS_VARIABLE) != str(
+        run.page_logs.absolute()
+    ):
+        return None
+    teller = TestTeller()
+    return PageTests(teller.tell) if teller.tell("") else None
+
+
+def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
     from pytest_negativa.hostcode.gather import begin
     from pytest_negativa.processes.page_watch import watch_environment
     from pytest_negativa.processes.redirect import make_logs_folder
@@ -90,7 +108,7 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
-        **watch_environment(os.environ, run.page_logs),
+        **watch_environment(os.environ, run.page_logs, by_test=by_test),
         _HANDOVER: handover,
     }
     sys.stdout.flush()

@@ -25,7 +25,7 @@ from pytest_negativa.processes.code_files import CodeFileWatch
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
-from pytest_negativa.session.page_trace import PageTrace, start_page_trace
+from pytest_negativa.session.page_trace import PageTrace, start_page_trace, watch_tests
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -71,6 +71,8 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     plugins.register(Selection(settings.tests), "negativa-selection")
+    if (page_tests := watch_tests(run)) is not None:
+        plugins.register(page_tests, "negativa-page-tests")
     if role is not Role.CONTROLLER:
         plugins.register(ReportDetails(), "negativa-report-details")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE

@@ -17,7 +17,7 @@ from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
 from pytest_negativa.session.outcome_recorder import printable_id
 from pytest_negativa.tracing.start import Tracing
 
-_SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
+SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
 
 
 class NotTraced(NamedTuple):
@@ -151,7 +151,7 @@ class TracedProcess:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        if fixturedef.scope not in _SHARED_SCOPES:
+        if fixturedef.scope not in SHARED_SCOPES:
             return (yield)
         # What a shared fixture loads belongs to the fixture, not to the first test that uses it.
         context = Context(

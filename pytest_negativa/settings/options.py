@@ -320,7 +320,8 @@ OPTIONS: tuple[Option, ...] = (
         default="lookup",
         help="Record first look-ups of kernels, all launches, or these by range.",
         detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
-        "range: the same by the NVTX ranges around the launches, such as PyTorch's `emit_nvtx`.",
+        "range: the same by the NVTX ranges around the launches, such as PyTorch's `emit_nvtx`. "
+        "With cpu, both also record the touched pages of each test.",
         requires=_TESTED,
     ),
     Option(

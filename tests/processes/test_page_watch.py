@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from pytest_negativa.hostcode.page_logs import (
 from pytest_negativa.hostcode.usage import FileKey, identify
 from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.processes.page_watch import watch_environment
-from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.paged import (
     FUNCTIONS,
     compile_paged,
@@ -278,3 +279,204 @@ def test_a_forbidden_page_is_the_programs_own_fault(
         assert found.restricted
         missed = {symbols_of(library)[page] for page in set(found.pages) - set(traced.pages)}
         assert missed == ({function} if status else set())
+
+
+# ---- tests ----
+
+TELLING = """
+import ctypes, os, subprocess, sys
+from pytest_negativa.processes.page_watch import TestTeller
+
+tell = TestTeller().tell
+LIBRARY = {library!r}
+library = ctypes.CDLL(LIBRARY)
+library.in_main()
+library.at_exit()
+"""
+
+
+def touched_by_test(logs: Path, library: Path) -> dict[str, set[str]]:
+    """The functions of the library that each test touched."""
+    names = symbols_of(library)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for process in read_page_logs(logs):
+        for one in process.tests:
+            if one.library.path == str(library):
+                pages = [page for s, end in one.library.ranges for page in range(s, end, 4096)]
+                touched = {page for bit, page in enumerate(pages) if one.pages >> bit & 1}
+                found[one.name] |= {names[page] for page in touched & names.keys()}
+    return {name: functions for name, functions in found.items() if functions}
+
+
+def watched_functions(logs: Path, library: Path) -> set[str]:
+    spans = find(read_page_logs(logs), library).ranges
+    return {name for at, name in symbols_of(library).items() if any(s <= at < e for s, e in spans)}
+
+
+def tell_tests(logs: Path, library: Path, code: str, **more: str) -> dict[str, set[str]]:
+    """The same of a program that calls ``tell`` and functions of ``library``."""
+    environ = unmeasured_environ()
+    subprocess.run(
+        [sys.executable, "-c", TELLING.format(library=str(library)) + code],
+        env={**environ, **watch_environment(environ, logs, by_test=True), **more},
+        check=True,
+    )
+    return touched_by_test(logs, library)
+
+
+def test_pages_of_each_test(library: Path, logs: Path) -> None:
+    found = tell_tests(
+        logs,
+        library,
+        """
+assert tell("first")
+library.in_main()
+assert tell("")
+library.in_handler()
+assert tell("second")
+library.in_main()
+library.in_thread()
+assert tell("first")  # once more, such as after a fixture
+library.in_handler()
+assert tell("")
+library.at_exit()
+""",
+    )
+    assert found == {"first": {"in_main", "in_handler"}, "second": {"in_main", "in_thread"}}
+    # The process as a whole has touched the pages that it touched without tests, too.
+    pages = find(read_page_logs(logs), library).pages
+    assert {symbols_of(library).get(page) for page in pages} >= {"in_constructor", "at_exit"}
+
+
+def test_children_and_libraries_of_a_test(library: Path, logs: Path, tmp_path: Path) -> None:
+    later = Path(shutil.copy(library, tmp_path / "later.so"))
+    code = f"""
+CHILD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_child()"
+tell("é [" + chr(0) + "]")
+ctypes.CDLL({str(later)!r}).in_main()
+subprocess.run([sys.executable, "-c", CHILD, LIBRARY], check=True)
+if os.fork() == 0:
+    ctypes.CDLL({str(later)!r}).in_thread()
+    library.in_handler()
+    os._exit(0)
+os.wait()
+tell("")
+ctypes.CDLL({str(later)!r}).at_exit()
+subprocess.run([sys.executable, "-c", CHILD, LIBRARY], check=True)
+"""
+    name = r"é [\0]"
+    assert tell_tests(logs, library, code) == {name: {"in_constructor", "in_child", "in_handler"}}
+    assert touched_by_test(logs, later) == {name: {"in_constructor", "in_main", "in_thread"}}
+
+
+def test_a_forked_child_that_runs_tests_itself(library: Path, logs: Path, tmp_path: Path) -> None:
+    later = Path(shutil.copy(library, tmp_path / "later.so"))
+    code = f"""
+later = ctypes.CDLL({str(later)!r})
+if os.fork() == 0:
+    tell("forked")
+    library.in_thread()
+    later.in_thread()
+    os._exit(0)
+os.wait()
+tell("own")
+later.in_main()
+"""
+    assert tell_tests(logs, library, code) == {"forked": {"in_thread"}}
+    assert touched_by_test(logs, later) == {"forked": {"in_thread"}, "own": {"in_main"}}
+    assert len(read_page_logs(logs)) == 2
+
+
+def test_pages_that_a_program_has_made_writable_stay_writable(library: Path, logs: Path) -> None:
+    code = """
+page = ctypes.c_void_p(ctypes.cast(library.never, ctypes.c_void_p).value)
+assert ctypes.CDLL(None).mprotect(page, 4096, 7) == 0
+tell("writes")
+ctypes.memmove(page, page, 16)
+"""
+    # Which pages the test touched is no longer known.
+    found = tell_tests(logs, library, code)
+    assert found == {"writes": watched_functions(logs, library)}
+
+
+def test_a_process_that_is_not_told_apart_refuses(library: Path, logs: Path) -> None:
+    code = TELLING.format(library=str(library)) + "assert not tell('x'); library.in_main()"
+    run(logs, sys.executable, "-c", code)
+    assert touched_by_test(logs, library) == {}
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tests_get_whole_blocks_where_mappings_are_few(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    forced = compile_shared(
+        "../../../pytest_negativa/processes/pages.c",
+        tmp_path / "forced.so",
+        "-DMAX_FAULTS=0",
+        "-Wno-error",
+        "-Wl,-z,now",
+    )
+    code = "tell('one'); library.in_main()"
+    found = tell_tests(logs, library, code, LD_AUDIT=str(forced))
+    assert found == {"one": watched_functions(logs, library)}
+
+
+def test_mappings_of_one_test_are_not_missing_in_the_next(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    program = compile_c("pages/tests.c", tmp_path / "tests")
+    forced = compile_shared(
+        "../../../pytest_negativa/processes/pages.c",
+        tmp_path / "forced.so",
+        "-DMAX_FAULTS=100",
+        "-Wno-error",
+        "-Wl,-z,now",
+    )
+    environ = unmeasured_environ()
+    watched = watch_environment(environ, logs, by_test=True)
+    subprocess.run(
+        [program, library, "200"], env={**environ, **watched, "LD_AUDIT": str(forced)}, check=True
+    )
+    # 300 pages in 200 tests.
+    found = touched_by_test(logs, library)
+    assert (found["test 198"], found["test 199"]) == ({"in_main"}, {"in_main", "when_blocked"})
+
+
+def test_threads_loads_and_forks_while_tests_change(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    program = compile_c("pages/tests.c", tmp_path / "tests")
+    other = shutil.copy(library, tmp_path / "other.so")
+    checked = compile_shared(
+        "../../../pytest_negativa/processes/pages.c",
+        tmp_path / "checked.so",
+        *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
+    )
+    environ = unmeasured_environ()
+    watched = watch_environment(environ, logs, by_test=True)
+    done = subprocess.run(
+        [program, library, "200", other], env={**environ, **watched, "LD_AUDIT": str(checked)}
+    )
+    assert done.returncode == 0
+    found = touched_by_test(logs, library)
+    assert found.pop("child") >= {"in_grandchild"}
+    assert set(found) == {f"test {i}" for i in range(200)}
+    for name, functions in found.items():
+        odd = int(name.partition(" ")[2]) % 2
+        assert "in_main" in functions and ("when_blocked" in functions) == bool(odd)
+        assert functions.isdisjoint({"at_exit", "never", "in_grandchild"})
+
+
+@pytest.mark.parametrize(("number", "value"), [(24, 5), (32, 9), (52, 1 << 16)])
+def test_a_test_of_other_libraries_is_an_error(
+    library: Path, logs: Path, number: int, value: int
+) -> None:
+    code = "tell('one'); library.in_main()"
+    assert tell_tests(logs, library, code) == {"one": {"in_main"}}
+    (path,) = logs.glob("*.pages")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"one") - 56
+    struct.pack_into("<I", data, at + number, value)
+    path.write_bytes(data)
+    with pytest.raises(PageLogError, match="damaged"):
+        read_page_logs(logs)

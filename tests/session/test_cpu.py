@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
+from pytest_negativa.hostcode.gather import pages_by_test
+from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.records import shipped_schema
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
@@ -221,3 +227,99 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_session(tmp_path: Path) -> None
     assert "Proved on " in done.stdout
     assert project.latest("verdict.json")["proved"]
     assert project.latest("cpu-verdict.json")["proved"]
+
+
+BY_TEST = """
+import ctypes, os, subprocess, sys
+import pytest
+
+LIBRARY = ctypes.CDLL(os.environ["LIBRARY"])
+CHILD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_child()"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    LIBRARY.in_handler()
+
+
+@pytest.fixture
+def own():
+    LIBRARY.in_main()
+    yield
+    LIBRARY.at_exit()
+
+
+@pytest.mark.alpha
+def test_own(own, shared):
+    LIBRARY.in_thread()
+
+
+@pytest.mark.beta
+def test_same(own):
+    LIBRARY.in_thread()
+
+
+@pytest.mark.beta
+def test_child():
+    subprocess.run([sys.executable, "-c", CHILD, os.environ["LIBRARY"]], check=True)
+
+
+def test_nested():
+    command = [sys.executable, "-m", "pytest", "-q", "--negativa", "--negativa-cpu", "inner.py"]
+    subprocess.run(command, check=True)
+"""
+INNER_BY_TEST = """
+import ctypes, os
+
+
+def test_inner():
+    ctypes.CDLL(os.environ["LIBRARY"]).in_grandchild()
+"""
+
+
+def functions_by_test(project: Project, library: Path) -> dict[str, set[str]]:
+    """The functions of the library that each test of the last run touched."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file, one in pages_by_test(Run(project.results / "latest")):
+        if file.path == str(library):
+            pages = [page for s, end in one.library.ranges for page in range(s, end, PAGE)]
+            touched = [page for bit, page in enumerate(pages) if one.pages >> bit & 1]
+            found[one.name] |= functions_in(library, (Span(at, at + PAGE) for at in touched))
+    return {name.partition("::")[2]: functions for name, functions in found.items() if functions}
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
+def test_functions_of_each_test(project: Project, library: Path, workers: tuple[str, ...]) -> None:
+    project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")
+    project.write("test_cpu.py", BY_TEST)
+    project.write("inner.py", INNER_BY_TEST)
+    project.pytest("-q", "--negativa", "--negativa-level=launch", *workers)
+
+    # The module's fixture belongs to no test, and an inner session's tests to the outer one.
+    assert functions_by_test(project, library) == {
+        "test_own": {"in_main", "in_thread", "at_exit"},
+        "test_same": {"in_main", "in_thread", "at_exit"},
+        "test_child": {"in_constructor", "in_child"},
+        "test_nested": {"in_constructor", "in_grandchild"},
+    }
+    similar = ("tests", "--similar=test", "--functions")
+    shown = project.negativa(*similar).stdout.splitlines()[2:]
+    assert len(shown) == 6
+    assert shown[0].split()[:2] == ["test_cpu.py::test_own", "test_cpu.py::test_same"]
+    as_json = json.loads(project.negativa(*similar, "--json").stdout)
+    jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
+    assert (as_json["code"], len(as_json["pairs"])) == ("functions", 6)
+    assert as_json["pairs"][0]["similarity"] > 0.8
+    pair = project.negativa("tests", "--similar=marker", "--functions").stdout.splitlines()[2:]
+    assert [line.split()[:2] for line in pair] == [["alpha", "beta"]]
+    refused = project.negativa("tests", "--functions", status=2).stderr
+    assert "--functions needs --similar" in refused
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_tell_tests_apart(project: Project, library: Path) -> None:
+    project.pytest("-q", "--negativa", "-k", "calls")
+    error = project.negativa("tests", "--similar=test", "--functions", status=1).stderr
+    assert (
+        "CPU code was not traced by test; trace with --negativa-cpu and --negativa-level" in error
+    )

@@ -282,6 +282,8 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
             (*(str(folder / "allowed"),) * 20, "", str(folder), "/dev/zero", "/no/such/file")
         )
         (folder / "allowed").write_bytes(allowed_pages(files, chance))
+    if chance.random() < 0.5:
+        os.environ["NEGATIVA_PAGES_TEST"] = chance.choice(("", "t.py::test", "x" * 70_000))
     library = ctypes.CDLL(path)
     version = library.la_version(chance.choice((0, *(1, 2, 1 << 31) * 3)))
     assert version <= 2
