@@ -34,7 +34,8 @@ def verify_kinds(verification: Verification, settings: Settings) -> Verdict:
     while len(verdicts) < len(kinds) and all(verdict.proved for verdict in verdicts):
         kind = kinds[len(verdicts)]
         if len(kinds) > 1:
-            verification.say(f"negativa: proving on {kind.value} copies")
+            number = f"{len(verdicts) + 1} of {len(kinds)}"
+            verification.say(f"negativa: proving on {kind.value} copies ({number})")
         verification.go_on_with(kind, traced)
         if settings.healing:
             verdict = verify_and_heal(verification)

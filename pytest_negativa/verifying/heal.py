@@ -26,6 +26,7 @@ from pytest_negativa.planning.give_back import (
     iter_parts,
     part_of,
 )
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.results import load_healed, load_unhealed, save_healed, save_plans
 from pytest_negativa.storage.runs import Run
@@ -189,8 +190,8 @@ def search(
     likely = [part for part in parts if part in plans.unfinished]
     first = f", of them {len(likely):,}, kept by an unfinished search, first" if likely else ""
     verification.say(
-        f"negativa: healing: {len(failing)} tests differ on the copies; searching "
-        f"{len(parts):,} removed parts{first}"
+        f"negativa: healing: {format_items(len(failing), 'test differs', 'tests differ')} on the "
+        f"copies; searching {format_items(len(parts), 'removed part', 'removed parts')}{first}"
     )
     trials = _Trials(verification, plans.planned, attempt, wanted)
     caused = trials.passing_on_originals(failing)
@@ -220,7 +221,8 @@ def search(
         failed = trials.first_failing(kept, tests)
         outcome = "pass" if failed is None else f"{failed} fails"
         verification.say(
-            f"negativa: healing: run {budget.progress}, {len(kept):,} parts given back: {outcome}"
+            f"negativa: healing: run {budget.progress}, "
+            f"{format_items(len(kept), 'part', 'parts')} given back: {outcome}"
         )
         answers.add(kept, failed)
         return failed
@@ -257,7 +259,7 @@ def _touched(
         return Touched()
     verification.say(
         "negativa: healing: a run on copies whose GPU code comes back touched "
-        f"{len(touched.surely):,} parts"
+        f"{format_items(len(touched.surely), 'part', 'parts')}"
     )
     return touched
 

@@ -82,8 +82,8 @@ def verify_program(
             _say("negativa: nothing to verify: the traced run has no plan")
             report(run)
             return status or 1
-        # A crossed threshold changes the status of the traced session alone.
-        own_status = None if settings.thresholds.are_set else result.status
+        # A crossed limit changes the status of the traced session alone.
+        own_status = None if settings.has_limits else result.status
     elif not run.plan_files() and settings.cpu and run.has_pages:
         return _prove_pages(run, program, settings, None)
     run.hold()

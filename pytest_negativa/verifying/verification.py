@@ -336,12 +336,13 @@ class Verification:
         """Rerun tests on the originals that end otherwise on the copies, until it is clear why."""
         before = by_nodeid(self.traced.session.tests)
         times, tolerate = self.settings.verify.rerun, self.settings.verify.tolerate
-        for _ in range(times):
+        for number in range(1, times + 1):
             left = self._undecided(before, after, times)
             if not left:
                 break
             tests = format_items(len(left), "test differs", "tests differ")
-            self.say(f"negativa: {tests}; rerunning on the originals")
+            most = f"{number} of at most {times}"
+            self.say(f"negativa: {tests}; rerunning on the originals ({most})")
             self._run_originals(left)
         if times and needs_other_tests(before, after, self._originals, tolerate):
             self.say("negativa: tests end otherwise alone; rerunning all tests on the originals")

@@ -32,3 +32,19 @@ def test_all_limits_just_kept_and_just_crossed(
     for text in told_limits():
         assert [line for line in told if text in line], (text, told)
     assert len([line for line in told if "limit is" in line]) == len(told_limits())
+
+
+@pytest.mark.parametrize(
+    "crossed",
+    [
+        ("--negativa-fail-under=99",),
+        ("--negativa-fail-under-library=*=99",),
+        ("--negativa-compare=earlier.json", "--negativa-compare-fail=code:0"),
+        ("--negativa-min-used-kernels-library=*=3",),
+    ],
+    ids=lambda flags: flags[-1],
+)
+def test_a_proof_does_not_hang_on_limits(traced: VerifiedProject, crossed: tuple[str, ...]) -> None:
+    """They change the exit status of the traced session, which the round's is compared with."""
+    done = traced.pytest("-q", "--negativa", "--negativa-verify", *crossed, status=1)
+    assert "\nPROVED" in done.stdout

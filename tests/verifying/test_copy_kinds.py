@@ -203,7 +203,7 @@ def test_a_program_without_pytest(tmp_path: Path) -> None:
     project.write("negativa.yaml", "verify: {copies: both}\n")
     healed = project.negativa("heal", "--min-used-kernels=1000", status=1)
     assert "PROVED on overwritten and compacted copies: " in healed.stdout
-    assert healed.stderr.endswith("kernels are used, the limit is 1000\n")
+    assert healed.stderr.endswith("1 kernel is used, the limit is 1,000\n")
     project.negativa("lock")
     made = load_lock(project.folder / "negativa.lock")
     assert made.proof.copies == ("overwritten", "compacted")

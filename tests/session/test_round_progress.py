@@ -1,0 +1,42 @@
+"""What a log shows of a verification and a search while they run: stdout is a pipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.verified import VerifiedProject
+
+pytestmark = pytest.mark.slow
+
+# On the originals, a test waits until the reader of the log has seen why it runs.
+SUITE = """
+def test_use():
+    use(LIB, 0)
+    while ROUND == "original" and not Path("seen").exists():
+        time.sleep(0.01)
+    if ROUND:
+        need(LIB, USED[1])
+"""
+
+
+def test_rounds_and_a_search_are_told_as_they_begin(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE).trace()
+    words = ("-m", "pytest", "-q", "--negativa-heal", "--negativa-copies=both")
+
+    with project.start(sys.executable, *words) as session:
+        assert session.stdout is not None
+        told = []
+        for line in session.stdout:
+            told.append(line.rstrip("\n"))
+            if line.startswith("negativa: 1 test differs; rerunning on the originals (1 of at mo"):
+                project.write("seen", "")
+
+    shown = [line for line in told if line.startswith("negativa: ")]
+    assert shown[0] == "negativa: proving on overwritten copies (1 of 2)"
+    assert shown[2] == "negativa: 1 test differs; rerunning on the originals (1 of at most 3)"
+    assert "negativa: healing: 1 test differs on the copies; searching 27 removed parts" in shown
+    assert "negativa: healing: run 1 of at most 200, 1 part given back: pass" in shown
+    assert any(line.startswith("negativa: proving on compacted copies (2 of 2)") for line in shown)
