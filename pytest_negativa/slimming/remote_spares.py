@@ -107,8 +107,8 @@ def fetch_spares(
                         if not is_held:  # It may be read-only if nothing is missing.
                             held.enter_context(hold_folder(folder))
                             is_held = True
-                        note_tree(folder, tree.root)
                         detail = _fetch_one(tree.root / name, note, url, folder)
+                        note_tree(folder, tree.root)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
                     rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))

@@ -215,8 +215,9 @@ def test_what_can_not_be_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     rows = {row.path: row.detail or "" for row in push_spares([site.folder], url)}
     assert "its spare" in rows[ONE] and "can't be used" in rows[ONE]
     (site.folder / "negativa-slim.json").unlink()
-    rows = {row.path: row.detail or "" for row in fetch_spares([site.folder], spares)}
+    rows = {row.path: row.detail or "" for row in fetch_spares([site.folder], spares / "new")}
     assert rows[ONE].startswith("no URL of spares is known")
+    assert not (spares / "new").exists()
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_o
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, PLAIN
 from tests.support.made_site import ONE, TWO, Made
-from tests.support.mounts import in_namespace, read_only
+from tests.support.mounts import in_namespace, read_only, small_disk
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, snapshot, wrong_files
 from tests.support.slim_rows import statuses
@@ -682,6 +682,26 @@ def test_a_folder_of_spares_that_is_read_only(
         assert statuses(elsewhere.rows)[ONE] is SlimStatus.SLIMMED
     library.unlink()
     undo_trees((site.folder,))
+    assert digests(site.folder) == before
+
+
+@pytest.mark.planted_fault(
+    "the disk of the folder of spares is full", says="cannot be written: No space left on device"
+)
+@in_namespace
+def test_no_room_for_a_spare(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+    """The row names the full disk, not that of the library."""
+    before = digests(site.folder)
+    with small_disk(tmp_path / "spares", 520 << 10):
+        rows = {row.path: row for row in slim(site, tmp_path, SM_80).rows}
+        done = [rows[name].status for name in (ONE, TWO)]
+        assert sorted(done) == [SlimStatus.FAILED, SlimStatus.SLIMMED]
+        [failed] = [row for row in rows.values() if row.status is SlimStatus.FAILED]
+        assert (failed.detail or "").startswith(f"{tmp_path}/spares: ")
+        fault.check(failed.detail or "")
+        assert not list((tmp_path / "spares").glob(".unchecked-*"))
+        assert {status for status, _ in checked(site).values()} == {SlimStatus.SOUND}
+        undo_trees((site.folder,))
     assert digests(site.folder) == before
 
 

@@ -13,6 +13,7 @@ code may lie in data that programs write to (``.ldata`` of cuFFT). Its pages com
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -209,7 +210,9 @@ def cut_library(
     options = dataclasses.replace(options, name=options.name or target.name)
     try:
         with ByteSource(path) as source:
-            return _write(source, target, spares, _design(source, needed, options, containers))
+            design = _design(source, needed, options, containers)
+            named = Path(options.folders[0]) if options.folders else spares
+            return _write(source, target, spares, design, named)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
     except OSError as e:
@@ -303,10 +306,14 @@ def _design(
     )
 
 
-def _write(source: ByteSource, target: Path, spares: Path, design: _Design) -> Cut:
+def _write(source: ByteSource, target: Path, spares: Path, design: _Design, named: Path) -> Cut:
+    """Write both files; ``named`` is the folder of spares that users know."""
     spare = spares / design.note.spare_name
-    with new_file(spare) as new_spare, new_file(target) as new_library:
-        write_layout(design.spare, source, new_spare.fd)
+    with contextlib.ExitStack() as stack:
+        with _naming(named):
+            new_spare = stack.enter_context(new_file(spare))
+            write_layout(design.spare, source, new_spare.fd)
+        new_library = stack.enter_context(new_file(target))
         write_layout(design.library, source, new_library.fd)
         os.fchmod(new_spare.fd, 0o644)
         os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
@@ -314,7 +321,8 @@ def _write(source: ByteSource, target: Path, spares: Path, design: _Design) -> C
             check_cut(source, cut, kept)
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
-        new_spare.publish(durable=True)
+        with _naming(named):
+            new_spare.publish(durable=True)
         install_runtime(design.runtime, target.parent)
         size = os.fstat(new_library.fd).st_size
         new_library.publish(durable=True)
@@ -326,6 +334,19 @@ def _write(source: ByteSource, target: Path, spares: Path, design: _Design) -> C
         original_sha256=design.sha256,
         gaps=design.holes,
     )
+
+
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Let errors tell that it is a folder of spares that can't be written.
+
+    Raises:
+        ReconstructError: it can't.
+    """
+    try:
+        yield
+    except OSError as e:
+        raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
 
 
 def install_runtime(runtime: Path, folder: Path) -> None:
