@@ -129,7 +129,10 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         ),
     )
     nodeids = ("tests/test_a.py::test_b", str(hostile_test.nodeid), "tests/test_a.py::test_idle")
-    tests = tuple(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in nodeids)
+    tests = (
+        *(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in nodeids),
+        TestResult(nodeid="tests/test_a.py::test_skipped", outcome=Outcome.SKIPPED, duration=0),
+    )
     history = tuple(replace(report, run_id=f"2026112{n}T010101Z-00000{n}") for n in range(3))
     host = HostUsage(
         format_version=HOST_USAGE_VERSION,
@@ -277,6 +280,17 @@ def test_kernels_and_tests_lead_to_each_other(page: Page) -> None:
     assert HOSTILE in page.rows()
     page.driver.back()
     page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+
+
+def test_skipped_tests_used_nothing(page: Page) -> None:
+    page.open()
+    assert "was not used by these 3 tests" in page.run("return document.body.textContent")
+    page.open("tests?q=test_skipped")
+    page.wait("document.querySelector('tbody a')")
+    page.run("document.querySelector('tbody a').click()")
+    page.wait("document.querySelector('h1').textContent.endsWith('test_skipped')")
+    lead = page.run("return document.querySelector('.lead').textContent")
+    assert lead == "It was skipped, so it used no GPU code."
 
 
 def test_a_test_shows_its_ranges(page: Page) -> None:

@@ -112,8 +112,10 @@ function indexData(data) {
     return found;
   };
   // Without outcomes, as of a recording, the node ids tell tests from phases of the session.
-  const ended = tests.length ? tests.outcome.filter((outcome) => outcome >= 0).length : 0;
-  data.realTests = ended || (tests.length ? tests.name.filter((name) => texts[name].includes("::")).length : 0);
+  const ended = tests.length ? tests.outcome.filter((outcome) => outcome >= 0) : [];
+  // Skipped tests could not use anything, unless they ran when a replayed trace was recorded.
+  data.usedNothing = (outcome) => !data.report.replay && outcome >= 0 && texts[outcome] === "skipped";
+  data.realTests = ended.length ? ended.filter((outcome) => !data.usedNothing(outcome)).length : (tests.length ? tests.name.filter((name) => texts[name].includes("::")).length : 0);
   return data;
 }
 

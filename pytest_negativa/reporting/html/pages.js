@@ -359,7 +359,7 @@ function testPage(data, i) {
   return [
     make("p", { class: "path" }, link("#/tests", "Tests"), " ›"),
     make("h1", {}, texts[tests.name[i]]),
-    make("p", { class: "lead" }, !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
+    make("p", { class: "lead" }, data.usedNothing(tests.outcome[i]) && !used.length ? "It was skipped, so it used no GPU code." : !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
       : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),
     outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])], tests.launches[i] ? ["On the GPU", `${plural(tests.launches[i], "launch", "launches")}, ${formatGpuTime(tests.nanoseconds[i])}`] : null])) : null,
     rangeList(data, i),
