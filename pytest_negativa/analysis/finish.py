@@ -10,7 +10,8 @@ from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.code_files import plan_code_files, watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.gather import gather
+from pytest_negativa.hostcode.by_test import functions_by_group
+from pytest_negativa.hostcode.gather import gather, pages_by_test
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.report import RunReport
@@ -141,7 +142,11 @@ def write_reports(
     """
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
         contents = replace(
-            contents, tests=load_tests(run), history=load_history(run), host=gather(run)
+            contents,
+            tests=load_tests(run),
+            history=load_history(run),
+            host=gather(run),
+            functions=functions_by_group(pages_by_test(run), lambda test: (test,)),
         )
     for file in render_to_files(contents, options):
         if file.is_appended:

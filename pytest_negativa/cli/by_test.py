@@ -401,7 +401,13 @@ def _functions_alike(run: Run, groups: Mapping[str, Sequence[str]]) -> list[Like
     from pytest_negativa.hostcode.gather import pages_by_test
     from pytest_negativa.planning.by_test import compare_bits
 
-    return compare_bits(functions_by_group(pages_by_test(run), lambda test: groups.get(test, ())))
+    touched = pages_by_test(run)
+    if not touched:
+        raise StoreError(
+            f"{run}: CPU code was not traced by test, or the run unites several; trace with "
+            "--negativa-cpu and --negativa-level=launch"
+        )
+    return compare_bits(functions_by_group(touched, lambda test: groups.get(test, ())))
 
 
 def _pairs(alike: Iterable[Likeness]) -> tuple[SimilarPair, ...]:

@@ -115,22 +115,20 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
 def pages_by_test(run: Run) -> tuple[tuple[HostFile, LoggedTest], ...]:
     """What each test of a run touched, of each file whose content is known.
 
+    A run that does not tell its tests apart, or unites several, has none.
+
     Raises:
         PageLogError: a log is damaged.
-        StoreError: a file can't be read, or the run doesn't tell its tests apart.
+        StoreError: a file can't be read.
     """
-    require_usage(run)
-    if not run.page_log_files.exists():
-        raise StoreError(f"{run}: unites several runs; name the run that traced the tests")
+    if gather(run) is None or not run.page_log_files.exists():
+        return ()
     files = _known_files(run)
-    tests = [one for process in read_page_logs(run.page_logs) for one in process.tests]
-    if not tests:
-        raise StoreError(
-            f"{run}: CPU code was not traced by test; trace with --negativa-cpu and "
-            "--negativa-level=launch"
-        )
     return tuple(
-        (file, one) for one in tests if (file := files.get(key_of(one.library))) is not None
+        (file, one)
+        for process in read_page_logs(run.page_logs)
+        for one in process.tests
+        if (file := files.get(key_of(one.library))) is not None
     )
 
 

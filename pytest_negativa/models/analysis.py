@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.hostcode import HostUsage
@@ -60,6 +61,8 @@ class ReportContents:
         tests: how the run's tests ended; empty if no pytest session ran.
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
+        functions: of CPU code that each test touched, a bit for each; empty if tests are not told
+            apart.
     """
 
     report: RunReport
@@ -68,3 +71,4 @@ class ReportContents:
     tests: tuple[TestResult, ...] = ()
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
+    functions: Mapping[str, int] = field(default_factory=dict)

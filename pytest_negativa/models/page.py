@@ -113,6 +113,19 @@ class HostColumns(Record, frozen=True, kw_only=True):
     touched: Column
 
 
+class AlikeColumns(Record, frozen=True, kw_only=True):
+    """Each two tests whose CPU code was told apart, and each with itself; modules if they are many.
+
+    Attributes:
+        left, right: text, node ids.
+        shared: how many functions both touched at most.
+    """
+
+    left: Column
+    right: Column
+    shared: Column
+
+
 class HistoryColumns(Record, frozen=True, kw_only=True):
     """Saved runs, the oldest first. Sizes in bytes.
 
@@ -153,6 +166,7 @@ class Page(Record, frozen=True, kw_only=True):
     launches: LaunchColumns
     history: HistoryColumns
     host: HostColumns
+    alike: AlikeColumns
     host_incomplete: tuple[str, ...]
     left_out_kernels: int
     left_out_ranges: bool

@@ -118,6 +118,25 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
     assert not build_page(contents).host.path
 
 
+def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -> None:
+    functions = {"t.py::test_b": 0b0011, "t.py::test_a": 0b0111, "u.py::test_c": 0b1001}
+    found = build_page(replace_fields(contents, functions=functions))
+    left, right = texts(found, found.alike.left), texts(found, found.alike.right)
+    assert [*zip(left, right, found.alike.shared, strict=True)] == [
+        ("t.py::test_a", "t.py::test_a", 3),
+        ("t.py::test_a", "t.py::test_b", 2),
+        ("t.py::test_a", "u.py::test_c", 1),
+        ("t.py::test_b", "t.py::test_b", 2),
+        ("t.py::test_b", "u.py::test_c", 1),
+        ("u.py::test_c", "u.py::test_c", 2),
+    ]
+    many = {f"m{number % 3}.py::test_{number}": 1 << number for number in range(90)}
+    found = build_page(replace_fields(contents, functions=many))
+    assert texts(found, found.alike.left) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
+    assert found.alike.shared == (30, 0, 0, 30, 0, 30)
+    assert not build_page(contents).alike.left
+
+
 def test_names_stand_once(contents: ReportContents) -> None:
     """The report's rows repeat none of the columns."""
     page = build_page(contents)
@@ -184,7 +203,7 @@ def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = replace(page, history=replace(page.history, **numbers))
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
-    for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host"):
+    for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike"):
         assert dict(found["tables"][name]) == asdict(getattr(page, name))
     assert found["report"]["libraries"][0]["path"] == contents.report.libraries[0].path
 

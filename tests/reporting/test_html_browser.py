@@ -151,7 +151,8 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         ),
         incomplete=(HOSTILE,),
     )
-    return ReportContents(report, analysis.libraries, usage, tests, history, host)
+    functions = dict(zip(nodeids, (0b1111, 0b0111, 0b10000), strict=True))
+    return ReportContents(report, analysis.libraries, usage, tests, history, host, functions)
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +312,24 @@ def test_a_test_shows_its_ranges(page: Page) -> None:
     page.wait(f"document.querySelector('h1').textContent === {HOSTILE!r}")
     # Both ranges together.
     assert page.run("return document.querySelector('tbody tr').textContent").endswith("2,0004.0 ms")
+
+
+def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
+    page.open()
+    titles = (
+        "return [...document.querySelectorAll(`svg[aria-label*='by the ${arguments[0]}'] title`)]"
+        ".map((title) => title.textContent)"
+    )
+    kernels, functions = page.run(titles, "kernels"), page.run(titles, "functions")
+    names = [f"tests/test_a.py::test[{HOSTILE}]", "tests/test_a.py::test_b"]
+    assert f"{names[0]} and {names[1]}: 33% of their kernels in common" in kernels
+    # Three names, and nine cells: both halves are the same.
+    assert len(functions) == 3 + 9
+    for left, right in (names, reversed(names)):
+        assert f"{left} and {right}: 75% of their functions in common" in functions
+    assert (
+        f"{names[1]} and tests/test_a.py::test_idle: 0% of their functions in common" in functions
+    )
 
 
 def test_the_map_drills_down_with_keys(page: Page) -> None:

@@ -23,6 +23,7 @@ from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in, needs_page_watch
+from tests.support.pages import read_page
 from tests.support.sessions import Project
 from tests.support.verified import VerifiedProject
 
@@ -222,8 +223,12 @@ def test_a_page_that_is_needed_after_all(
 @pytest.mark.slow
 def test_gpu_code_and_cpu_code_are_proved_in_one_session(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_uses_code():\n    use(LIB)\n")
-    done = project.pytest("-q", "--negativa", "--negativa-verify", "--negativa-cpu")
+    options = ("--negativa-cpu", "--negativa-level=launch", "--negativa-report=html:page.html")
+    done = project.pytest("-q", "--negativa", "--negativa-verify", *options)
     assert "PROVED: " in done.stdout
+    page = read_page(project.folder / "page.html")
+    ((_, shared),) = (row for row in page["tables"]["alike"] if row[0] == "shared")
+    assert len(shared) == 1 and shared[0] > 0
     assert "Proved on " in done.stdout
     assert project.latest("verdict.json")["proved"]
     assert project.latest("cpu-verdict.json")["proved"]

@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_negativa.models.page import Page
 
-_TABLES = ("elements", "kernels", "copies", "tests", "launches", "history", "host")
+_TABLES = ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike")
 
 
 def pack(page: Page) -> bytes:

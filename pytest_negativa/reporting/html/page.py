@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import CodeBlock
 from pytest_negativa.models.page import (
+    AlikeColumns,
     CopyColumns,
     ElementColumns,
     HistoryColumns,
@@ -36,6 +38,9 @@ MOST_KERNELS = 250_000
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
+
+MOST_ALIKE = 64
+"""Tests that a page compares by CPU code; beyond them, so many modules."""
 
 
 def build_page(
@@ -145,6 +150,7 @@ class _Builder:
             ),
             history=self._history(),
             host=self._host(),
+            alike=self._alike(),
             host_incomplete=() if contents.host is None else contents.host.incomplete,
             texts=self._texts.all(),
             left_out_kernels=left_out,
@@ -264,6 +270,20 @@ class _Builder:
             if library.unwatched is None
         ]
         return HostColumns(**_columns(("path", "watched", "touched"), rows))
+
+    def _alike(self) -> AlikeColumns:
+        of_tests = self._contents.functions
+        by_module = len(of_tests) > MOST_ALIKE
+        groups: defaultdict[str, int] = defaultdict(int)
+        for test, functions in of_tests.items():
+            groups[test.partition("::")[0] if by_module else test] |= functions
+        shown = sorted(groups.items())[:MOST_ALIKE]
+        pairs = itertools.combinations_with_replacement(shown, 2)
+        rows = [
+            (self._texts.index(left), self._texts.index(right), (of_left & of_right).bit_count())
+            for (left, of_left), (right, of_right) in pairs
+        ]
+        return AlikeColumns(**_columns(("left", "right", "shared"), rows))
 
 
 def _without_kernels(report: RunReport) -> RunReport:

@@ -136,22 +136,21 @@ function growthChart(history, texts, width) {
   });
 }
 
-// Groups of tests and the Jaccard similarity of the kernels that they use.
-function heatMap(groups, width) {
+// Groups of tests and the Jaccard similarity of the kernels or functions that they use.
+function heatMap(groups, what, width) {
   const names = Math.min(340, width * 0.36), cell = Math.min(groups.length > 12 ? 26 : 40, (width - names) / groups.length);
   const height = cell * groups.length + 4;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
-    "aria-label": `Similarity of ${groups.length} tests or modules by the kernels that they use` });
+    "aria-label": `Similarity of ${groups.length} tests or modules by the ${what} that they use` });
+  const sizes = groups.map((group) => groups.both(group, group));
   const shown = (name) => { const most = Math.floor(names / 6.6); return name.length > most ? `…${name.slice(1 - most)}` : name; };
   groups.forEach((a, i) => {
     // On a phone the labels of many tests would lie upon each other; the cells tell the names.
     if (cell >= 11) svg.append(make("text", { x: names - 8, y: cell * (i + 0.5) + 4, "text-anchor": "end" }, shown(a.name), make("title", {}, a.name)));
     groups.forEach((b, j) => {
-      let both = 0;
-      for (const kernel of a.kernels) if (b.kernels.has(kernel)) both++;
-      const similarity = both / (a.kernels.size + b.kernels.size - both || 1);
+      const both = groups.both(a, b), similarity = both / (sizes[i] + sizes[j] - both || 1);
       svg.append(make("rect", { class: "cell", x: names + j * cell, y: i * cell, width: cell - 1, height: cell - 1, "fill-opacity": 0.06 + 0.94 * similarity },
-        make("title", {}, `${a.name} and ${b.name}: ${(100 * similarity).toFixed(0)}% of their kernels in common`)));
+        make("title", {}, `${a.name} and ${b.name}: ${(100 * similarity).toFixed(0)}% of their ${what} in common`)));
     });
   });
   return svg;
