@@ -313,7 +313,7 @@ def slim_library(
     if isinstance(removal, NotSlimmed):
         return removal
     if recipe.spare is not None:
-        return _cut(recipe.spare, removal, path, target, name, load_check=load_check)
+        return _cut(recipe, recipe.spare, removal, path, target, name, load_check=load_check)
     compacted = compact_library(
         path,
         target,
@@ -342,11 +342,18 @@ def _unloaded(path: Path, load_check: bool) -> Iterator[str]:
 
 
 def _cut(
-    spare: SparePolicy, removal: Removal, path: Path, target: Path, name: str, *, load_check: bool
+    recipe: Recipe,
+    spare: SparePolicy,
+    removal: Removal,
+    path: Path,
+    target: Path,
+    name: str,
+    *,
+    load_check: bool,
 ) -> Result | NotSlimmed:
     planned = plan_cut(path, removal.library_map, removal.plan, spare)
     try:
-        done = cut(path, target, planned, spare, name, load_check=load_check)
+        done = cut(path, target, planned, spare, name, recipe.source, load_check=load_check)
     except CannotCompactError as e:
         return NotSlimmed(e.reason)
     expected = None if removal.plan is None else removal.plan.library.sha256
@@ -390,7 +397,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
     if recipe.spare is not None:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
         try:
-            return Foreseen(removal, foresee(path, planned, recipe.spare, name))
+            return Foreseen(removal, foresee(path, planned, recipe.spare, name, recipe.source))
         except CannotCompactError as e:
             return NotSlimmed(e.reason)
     forecast = foresee_compaction(

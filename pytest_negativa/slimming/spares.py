@@ -24,6 +24,7 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import (
     Cut,
     CutOptions,
@@ -159,16 +160,19 @@ class SparePolicy:
         all_goes = self.unneeded and self.loaded is not None
         return all_goes or any(one.size == size for one in self.traced.values())
 
-    def options_for(self, name: str) -> CutOptions:
-        """How to cut a library of that file name."""
+    def options_for(self, name: str, source: str) -> CutOptions:
+        """How to cut a library of that file name; ``source`` told what stays."""
         return CutOptions(
             max_loads=_MAX_LOADS,
             min_gain=MIN_GAIN,
             name=name,
             folders=(str(self.folder),),
             missing_is_error=self.missing_is_error,
-            remedy=f"Put it into {self.folder} (negativa slim fetch can), or install the library "
-            f"again. {self._keeping}",
+            # The runtime prints it as it is.
+            remedy=printable(
+                f"Slimmed by {source}. Put it into {self.folder} (negativa slim fetch can), or "
+                f"install the library again. {self._keeping}"
+            ),
         )
 
     @property
@@ -236,7 +240,14 @@ def plan_cut(
 
 
 def cut(
-    path: Path, target: Path, planned: CutPlan, policy: SparePolicy, name: str, *, load_check: bool
+    path: Path,
+    target: Path,
+    planned: CutPlan,
+    policy: SparePolicy,
+    name: str,
+    source: str,
+    *,
+    load_check: bool,
 ) -> Cut:
     """Write a library without what may go, its spare, and the runtime beside it.
 
@@ -246,6 +257,7 @@ def cut(
         planned: what may go.
         policy: where the spare goes.
         name: file name of the library.
+        source: what told what stays, for people.
         load_check: load the result in a child process.
 
     Raises:
@@ -253,7 +265,7 @@ def cut(
         NegativaError: it can't be done.
     """
     _refuse_other_file(target.with_name(RUNTIME_NAME))
-    options = policy.options_for(name)
+    options = policy.options_for(name, source)
     try:
         # A spare with its name is never removed: a copy of the library may use it already.
         with tempfile.TemporaryDirectory(dir=policy.folder, prefix=UNCHECKED) as unchecked:
@@ -424,14 +436,15 @@ def _refuse_shared(folder: Path) -> None:
         )
 
 
-def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str) -> int:
+def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str, source: str) -> int:
     """Size in bytes that the library would have; nothing is written.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be read.
     """
-    return foresee_cut(path, planned.needed, policy.options_for(name), planned.containers)
+    options = policy.options_for(name, source)
+    return foresee_cut(path, planned.needed, options, planned.containers)
 
 
 def _check_loading(path: Path, target: Path, spares: Path) -> None:

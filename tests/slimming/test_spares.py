@@ -141,6 +141,8 @@ def test_without_a_spare_a_library_may_refuse_to_start(site: Made, tmp_path: Pat
     words = [sys.executable, "-I", "-c", script, str(site.one)]
     refused = subprocess.run(words, capture_output=True, text=True, check=False)
     assert refused.returncode == 127
+    # What it was slimmed by tells which lock to widen.
+    assert "Slimmed by the lock of run " in refused.stderr
     assert f"{site.one}: code was taken out, and its spare libone.so.1." in refused.stderr
     assert "then negativa lock --add-misses DIR, and slim again.\n" in refused.stderr
     environ = {"NEGATIVA_SPARE_DIR": str(tmp_path / "elsewhere")}
@@ -453,7 +455,8 @@ def test_the_message_of_a_missing_spare_advises_what_helps(
     done = CliRunner().invoke(main, ["slim", *how, *folders])
     assert done.exit_code == 0, done.output
     find_spare(site.one).unlink()
-    assert advice in read_code(site.one).stderr
+    told = read_code(site.one).stderr
+    assert advice in told and load_manifest(site.folder).slimmed[ONE].source in told
 
 
 # A library that reads its own file.
