@@ -170,7 +170,7 @@ def gather_loads(
             for path, opened in sorted(process.originals):
                 originals.setdefault(path, f"{who} opened the original, as {opened}")
             problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
-            if traces_children and (result.name, process.pid) not in traced_pids:
+            if traces_children:
                 untraced = [x for x in process.loads if (result.name, x.pid) not in traced_pids]
                 problems += _why_untraced(process, untraced)
             if problems and incomplete is None:

@@ -69,6 +69,9 @@ def known_of_originals(
 
     A test that runs alone may end otherwise because it needs an earlier one. So its reruns alone
     count only if they gave both outcomes. The traced run counts with the rounds of all tests.
+
+    What a failure on the copies left behind, such as a stale lock, may make the next run fail, too.
+    So a rerun alone counts only after one that ended as traced.
     """
     return frozenset(
         nodeid
@@ -139,9 +142,11 @@ def _was_seen(
     together = tuple(r.tests[after.nodeid] for r in runs.together if after.nodeid in r.tests)
     if after.gpu_error is not None:
         return any(test.gpu_error is not None for test in (*alone, *together))
-    return _is_among(after, together, before, tolerate) or (
-        _is_among(before, alone, after, tolerate) and _is_among(after, alone, before, tolerate)
-    )
+    if _is_among(after, together, before, tolerate):
+        return True
+    ended_as_traced = [_is_among(before, (test,), after, tolerate) for test in alone]
+    first = ended_as_traced.index(True) if any(ended_as_traced) else len(alone)
+    return _is_among(after, alone[first:], before, tolerate)
 
 
 def _is_among(

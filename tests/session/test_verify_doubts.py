@@ -50,6 +50,33 @@ def test_a_child_that_nothing_traces_falls_back(tmp_path: Path, fault: PlantedFa
 
 
 @pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test that fails on the copies leaves something behind, and fails for it once more on the "
+    "originals, as a flaky test might.",
+    says="1 test ended with another outcome than in the traced run",
+)
+def test_what_a_failure_leaves_behind_makes_no_test_flaky(
+    tmp_path: Path, fault: PlantedFault
+) -> None:
+    suite = """
+def test_use():
+    use(LIB, 0)
+
+def test_lock():
+    lock = Path("lock")
+    if lock.exists():
+        lock.unlink()
+        raise RuntimeError("another one is running, or was killed")
+    lock.touch()
+    need(LIB, USED[3])
+    lock.unlink()
+"""
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    fault.check(project.verify(status=1))
+    assert not any(t["flaky"] for t in project.verdict["tests"])
+
+
+@pytest.mark.slow
 def test_a_test_that_needs_another_one_is_no_flaky_one(tmp_path: Path) -> None:
     """Alone it fails on the originals as well, though not for what it lacks on the copies."""
     project = VerifiedProject(

@@ -44,7 +44,12 @@ def runs(alone: Sequence[Outcome] = (), together: Sequence[Outcome] = ()) -> Ori
         ((PASSED, PASSED, PASSED), (), False),
         # It may need a test that ran before it.
         ((FAILED, FAILED, FAILED), (), False),
-        ((FAILED, PASSED), (), True),
+        ((PASSED, FAILED), (), True),
+        ((FAILED, PASSED, FAILED), (), True),
+        # It may fail for what its failure on the copies left behind.
+        ((FAILED, PASSED), (), False),
+        ((FAILED, FAILED, PASSED), (PASSED,), False),
+        ((FAILED, PASSED), (FAILED,), True),
         ((FAILED,), (FAILED,), True),
         ((FAILED,), (PASSED,), False),
         # Neither outcome in question.
@@ -71,7 +76,8 @@ def test_a_test_that_ends_otherwise_alone_needs_a_round_of_all() -> None:
     before, after = one(PASSED), one(FAILED)
     assert not needs_other_tests(before, after, runs([PASSED] * 3))
     assert needs_other_tests(before, after, runs([FAILED]))
-    assert not needs_other_tests(before, after, runs([FAILED, PASSED]))
+    assert needs_other_tests(before, after, runs([FAILED, PASSED]))
+    assert not needs_other_tests(before, after, runs([PASSED, FAILED]))
     assert not needs_other_tests(before, after, runs([FAILED], [PASSED]))
 
 
