@@ -125,7 +125,7 @@ def test_flaky():
     runs = len(count.read_text()) if count.exists() else 0
     count.write_text("x" * (runs + 1))
     assert run(4, 4) == 404
-    assert runs % 4 in (0, 3)
+    assert runs % 2 == 0
 """
 
 
