@@ -165,9 +165,9 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="run",
         type=_PATH_OR_URL,
         default=None,
-        help="Use the traced run in this folder, or at this URL, not the last one.",
+        help="Use this traced run, not the last: its id, its folder or a URL.",
         in_file=False,
-        metavar="DIR|URL",
+        metavar="RUN",
         requires=_PROVED,
     ),
     Option(

@@ -633,7 +633,7 @@ class RunsFolder:
         """The named run, else the last one; by its own name, which messages are to say.
 
         Args:
-            named: a run's folder, or the URL of one, see ``fetch``.
+            named: a run's folder, the URL of one, see ``fetch``, or the id of a run in this folder.
 
         Raises:
             OptionError: the named folder does not exist, or the URL can't be used.
@@ -645,6 +645,9 @@ class RunsFolder:
         if folder.is_dir():
             return run_at(folder.resolve())
         if named is not None:
+            # The options took the id for a path.
+            if _RUN_ID.fullmatch(folder.name) and (self.folder / folder.name).is_dir():
+                return run_at((self.folder / folder.name).resolve())
             raise OptionError(f"{folder}: no such folder; expected that of a traced run")
         if folder.is_symlink():
             gone = f"{folder}: leads to {folder.readlink()}, which is gone"

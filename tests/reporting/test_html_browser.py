@@ -294,6 +294,24 @@ def test_skipped_tests_used_nothing(page: Page) -> None:
     assert lead == "It was skipped, so it used no GPU code."
 
 
+def test_a_replayed_trace_is_of_another_session(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    """The tests that are skipped without a GPU used code when the trace was recorded."""
+    report = replace(contents.report, replay="No GPU: replaying")
+    replayed = Page(page.driver, (tmp_path / "replayed.html").as_uri())
+    (tmp_path / "replayed.html").write_bytes(render_html(replace_fields(contents, report=report)))
+    replayed.open()
+    assert "was not used by these 4 tests" in replayed.run("return document.body.textContent")
+    replayed.open("tests?q=test_b")
+    replayed.wait("document.querySelector('tbody a')")
+    assert "Outcome here" in replayed.run("return document.querySelector('thead').textContent")
+    replayed.run("document.querySelector('tbody a').click()")
+    replayed.wait("document.querySelector('h1').textContent.endsWith('test_b')")
+    lead = replayed.run("return document.querySelector('.lead').textContent")
+    assert lead.endswith(" when the trace was recorded.")
+
+
 def test_a_test_shows_its_ranges(page: Page) -> None:
     page.open("tests?q=test_b")
     page.wait("document.querySelector('tbody a')")

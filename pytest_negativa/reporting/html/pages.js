@@ -283,6 +283,9 @@ function rangeList(data, test) {
           make("span", { class: "quiet" }, ` ${data.libraryNames[kernels.library[launches.kernel[i]]]}, ${figures(count(i), time(i))}`)))))));
 }
 
+// A replayed trace is of another session than the outcomes.
+const outcomeTitle = (data) => (data.report.replay ? "Outcome here" : "Outcome");
+
 function testTable(data, params, onChange, only, counts) {
   const { tests, texts } = data, name = (i) => texts[tests.name[i]];
   const outcome = (i) => (tests.outcome[i] < 0 ? "" : texts[tests.outcome[i]]);
@@ -295,7 +298,7 @@ function testTable(data, params, onChange, only, counts) {
     filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), key: outcome }] : [],
     columns: [
       { id: "name", title: "Test", cell: name, key: name },
-      { id: "outcome", title: "Outcome", width: 100, hide: "middle", cell: outcome, key: outcome },
+      { id: "outcome", title: outcomeTitle(data), width: data.report.replay ? 120 : 100, hide: "middle", cell: outcome, key: outcome },
       num({ id: "time", title: "Time", width: 90, hide: "middle", cell: (i) => (tests.outcome[i] < 0 ? "-" : formatTime(tests.milliseconds[i])), key: (i) => tests.milliseconds[i] }),
       ...(counts ? launchColumns(counts) : [
         num({ id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: 120, cell: (i) => formatCount(kernels(i)), key: kernels }),
@@ -379,8 +382,8 @@ function testPage(data, i) {
     make("p", { class: "path" }, link("#/tests", "Tests"), " ›"),
     make("h1", {}, texts[tests.name[i]]),
     make("p", { class: "lead" }, data.usedNothing(tests.outcome[i]) && !used.length ? "It was skipped, so it used no GPU code." : !used.length ? (data.launches.length ? "It launched no kernel of a library." : "It was not the first to use any kernel.")
-      : launched ? `It launched ${plural(used.length, "kernel", "kernels")}.` : `It was the first to use ${plural(used.length, "kernel", "kernels")}.`),
-    outcome ? make("div", { class: "card" }, facts([["Outcome", outcome], ["Time", formatTime(tests.milliseconds[i])], tests.launches[i] ? ["On the GPU", `${plural(tests.launches[i], "launch", "launches")}, ${formatGpuTime(tests.nanoseconds[i])}`] : null])) : null,
+      : (launched ? "It launched" : "It was the first to use") + ` ${plural(used.length, "kernel", "kernels")}${data.report.replay ? " when the trace was recorded" : ""}.`),
+    outcome ? make("div", { class: "card" }, facts([[outcomeTitle(data), outcome], ["Time", formatTime(tests.milliseconds[i])], tests.launches[i] ? ["On the GPU", `${plural(tests.launches[i], "launch", "launches")}, ${formatGpuTime(tests.nanoseconds[i])}`] : null])) : null,
     rangeList(data, i),
     used.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, used.map(([kernel]) => kernel), launched ? used : undefined).root) : null,
   ];
