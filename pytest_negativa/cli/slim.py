@@ -22,7 +22,7 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
-from pytest_negativa.errors import OptionError, StoreError, UnknownArch
+from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.value_types import did_you_mean
@@ -752,7 +752,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
 
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     from pytest_negativa.models.slimming import SlimStatus
-    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.text import print_warning, printable
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.slimming.prune import find_unneeded
     from pytest_negativa.slimming.slim import default_paths
@@ -767,13 +767,16 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         )
     if (spare := request.options.spare) is None:
         return
+    has = f"negativa: {printable(str(spare.folder))} has what was removed"
+    try:
+        found = find_unneeded(spare.folder, by_manifests=True)
+    except NegativaError as e:  # Such as the manifest of another folder that was slimmed into it.
+        click.echo(f"{has}; {undo} puts it back", err=True)
+        print_warning(str(e))
+        return
     # Of other libraries, too.
-    found = find_unneeded(spare.folder, by_manifests=True)
-    click.echo(
-        f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
-        f"{format_bytes(found.size)} on disk); {undo} puts it back",
-        err=True,
-    )
+    size = f"all spares there: {format_bytes(found.size)} on disk"
+    click.echo(f"{has} ({size}); {undo} puts it back", err=True)
     _show_unneeded(spare.folder, found)
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,8 +65,9 @@ _MAX_LOADS = 1600
 # Each gap costs two mappings. Of PyTorch's stack for one arch, gaps of less have a quarter of the
 # mappings and 2% of the bytes.
 _MIN_CODE = 32 << 10
-# To make a folder that other runs remove.
+# To make a folder that other runs remove, and to share it with them.
 _TRIES = 100
+_PAUSE_S = 0.05
 # All copies of the runtime export it.
 _RUNTIME_SYMBOL = b"negativa_spare_version"
 
@@ -291,7 +293,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
     What was made for it goes again if no spare came.
 
     Raises:
-        ReconstructError: it can't be written, or other users may write to it.
+        ReconstructError: it can't be written, other users may write to it, or ``slim prune`` is at
+            work there.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as stack:
@@ -324,6 +327,7 @@ def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) ->
 
     Raises:
         OSError: it can't be made or opened.
+        ReconstructError: ``slim prune`` is at work there.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
@@ -339,12 +343,23 @@ def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) ->
                 if lock(descriptor, wait=False):
                     for left in folder.glob(f"{UNCHECKED}*"):
                         shutil.rmtree(left, ignore_errors=True)
-                # Not waiting: another user may hold it for ever.
-                lock(descriptor, shared=True, wait=False)
+                _share(descriptor, folder)
             # A run that found nothing to cut may just have removed it.
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _share(descriptor: int, folder: Path) -> None:
+    """Keep ``slim prune`` from removing what this run puts there.
+
+    Another run holds the folder alone for a moment. Another user may hold it for ever.
+    """
+    for _ in range(_TRIES):
+        if lock(descriptor, shared=True, wait=False):
+            return
+        time.sleep(_PAUSE_S)
+    raise ReconstructError(f"{folder}: in use by negativa slim prune; try again later")
 
 
 def _has_others(folder: Path, made: Sequence[Path]) -> bool:

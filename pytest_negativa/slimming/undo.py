@@ -84,7 +84,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     records = tree.recorded({name for entry in entries.values() for name in entry.names})
     rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
-    entries |= dict(_entries_by_spare(tree, manifest, rows))
+    by_spare = dict(_entries_by_spare(tree, manifest, rows))
+    entries |= by_spare
     if not dry_run and (entries or manifest.removed or manifest.run):
         manifest = begin_run(tree.root, manifest, token)
     # By RECORD, because two distributions may each have a line for one file.
@@ -119,7 +120,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
                 manifest.left.clear()
                 manifest.records.clear()
             save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
-            needed = folders_of_spares(manifest.slimmed.values())
+            # Without their entries nothing tells whether more libraries have spares there.
+            needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
             for spares in folders_of_spares(entries.values()) - needed:
                 forget_tree(spares, tree.root)
     return rows

@@ -12,11 +12,12 @@ from click.testing import CliRunner, Result
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.prune import prune_spares
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_folder
-from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_alone, hold_folder
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import needs_runtime
@@ -164,7 +165,33 @@ def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: 
     with pytest.raises(OptionError, match="no folder of spares"):
         prune_spares(tmp_path, ())
     assert len(spares_in(spares)) == 2
+    with hold_alone(spares), pytest.raises(ReconstructError, match="in use by negativa slim prune"):
+        slim(site.folder, spares)
     os.mkfifo(spares / ".tree-0123456789abcdef")
     with pytest.raises(ReconstructError, match="cannot be read"):
         prune_spares(spares, ())
     assert len(spares_in(spares)) == 2
+
+
+def test_without_a_manifest_the_folder_of_spares_stays_known(site: Made, spares: Path) -> None:
+    slim(site.folder, spares)
+    (site.folder / MANIFEST_NAME).unlink()
+    assert set(statuses(undo_trees((site.one,))).values()) == {SlimStatus.UNDONE}
+    before = spares_in(spares)
+    prune(spares, status=1)
+    assert spares_in(spares) == before
+    prune(spares, site.folder)
+    assert spares_in(spares) == {find_spare(site.two).name}
+
+
+def test_slim_shows_its_report_beside_a_damaged_manifest(
+    site: Made, spares: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    slim(site.folder, spares, target=target)
+    (target / MANIFEST_NAME).write_text("{")
+    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    done = CliRunner().invoke(main, [*command, str(site.folder)])
+    assert done.exit_code == 0, done.output
+    assert site.one.name in done.stdout and "puts it back" in done.stderr
+    assert f"negativa: warning: {target}" in done.stderr
