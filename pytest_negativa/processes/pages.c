@@ -40,7 +40,8 @@
 
 enum {
     PAGE = 4096,
-    CHUNK = 64 << 10, /* the log grows by so much */
+    CHUNK = 64 << 10, /* the log grows by so much, and by as much as it has: each is a mapping */
+    MAX_GROWTH = 1 << 20,
     MAX_LIBRARIES = 4096,
     MAX_RANGES = 16,
     MAX_SECTIONS = 1024,
@@ -138,7 +139,8 @@ static bool grow(size_t size) {
     if (create && !name_log()) return false;
     int fd = open_file(log_.path, O_RDWR | (create ? O_CREAT | O_EXCL : 0), 0644);
     if (fd < 0) return false;
-    size = (size + CHUNK - 1) & ~(size_t)(CHUNK - 1);
+    size_t least = log_.length < MAX_GROWTH ? (size_t)log_.length : MAX_GROWTH;
+    size = ((size > least ? size : least) + CHUNK - 1) & ~(size_t)(CHUNK - 1);
     void *chunk = MAP_FAILED;
     if (reserve(fd, log_.length, size))
         chunk = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)log_.length);
@@ -361,6 +363,7 @@ static void repeat_libraries(void) {
         if (record == NULL) {
             note_lost();
             by_test = false;
+            test = NULL;
             return;
         }
         memcpy(&record->kind, &library->record->kind, start - offsetof(LogRecord, kind));
@@ -491,6 +494,7 @@ static void add_range(Library *library, uint64_t start, uint64_t end, int protec
 
 /* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
 static bool is_readable(uintptr_t start, size_t size) {
+    if (start + size < start) return false;
     for (uintptr_t at = start & ~(uintptr_t)7; at < start + size; at = (at | (PAGE - 1)) + 1)
         if (syscall(SYS_rt_sigprocmask, ~0, at, NULL, 8) == 0 || errno != EINVAL) return false;
     return true;

@@ -399,6 +399,17 @@ ctypes.memmove(page, page, 16)
     assert found == {"writes": watched_functions(logs, library)}
 
 
+def test_many_tests_take_few_mappings(library: Path, logs: Path) -> None:
+    code = """
+for number in range(200):
+    tell(f"{number} " + "x" * 30_000)
+with open("/proc/self/maps") as maps:
+    assert sum(".pages" in line for line in maps) < 20
+"""
+    tell_tests(logs, library, code)
+    assert len({one.name for [process] in [read_page_logs(logs)] for one in process.tests}) == 200
+
+
 def test_a_process_that_is_not_told_apart_refuses(library: Path, logs: Path) -> None:
     code = TELLING.format(library=str(library)) + "assert not tell('x'); library.in_main()"
     run(logs, sys.executable, "-c", code)
