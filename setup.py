@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 # Name of the shared object, as a module path -> its source.
 LIBRARIES = {
-    "pytest_negativa.gpucode._ptx": "pytest_negativa/gpucode/ptx.c",
+    "pytest_negativa.gpucode._search": "pytest_negativa/gpucode/search.c",
     "pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c",
     "pytest_negativa.processes._redirect": "pytest_negativa/processes/redirect.c",
     "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
@@ -30,7 +30,7 @@ LIBRARIES = {
 X86_64_ONLY = {"pytest_negativa.processes._pages", "pytest_negativa.spare._runtime"}
 # What is missing where one of them is.
 MISSING = {
-    "pytest_negativa.gpucode._ptx": "PTX takes longer to read",
+    "pytest_negativa.gpucode._search": "GPU code takes longer to find",
     "pytest_negativa.tracing._injection": "child processes of tests will not be traced",
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
     "pytest_negativa.processes._pages": "CPU code will not be traced",

@@ -22,7 +22,7 @@ PARTS = {
     "injection": "tracing/injection.c",
     "redirect": "processes/redirect.c",
     "first_result": "measuring/first_result.c",
-    "ptx": "gpucode/ptx.c",
+    "search": "gpucode/search.c",
     "pages": "processes/pages.c",
 }
 COMMON = ("-std=gnu11", "-g", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -65,7 +65,7 @@ def environ(runtimes: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("part", "inputs"),
-    [("injection", 40), ("redirect", 300), ("first_result", 50), ("ptx", 50), ("pages", 300)],
+    [("injection", 40), ("redirect", 300), ("first_result", 50), ("search", 50), ("pages", 300)],
 )
 def test_hostile_inputs(tmp_path: Path, runtimes: str, part: str, inputs: int) -> None:
     library = compile_part(part, tmp_path / "part.so", SANITIZERS)

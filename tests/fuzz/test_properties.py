@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,9 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import find_declarations, load_finder, parse_ptx
+from pytest_negativa.gpucode.ptx import find_declarations, parse_ptx
+from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS, MagicFinder
+from pytest_negativa.gpucode.search import load_search
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LtoIr, Ptx, Scope
 from tests.support import builders
@@ -375,14 +378,45 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
 
 @given(st.lists(PTX_WORDS | st.sampled_from("\v\f\r._x")).map("".join))
 def test_both_searches_find_the_same_declarations(text: str) -> None:
-    find = load_finder()
+    find = load_search("declaration")
     if find is None:
-        pytest.skip("no compiler built gpucode/_ptx.so")
+        pytest.skip("no compiler built gpucode/_search.so")
     found, expected = (
         [match.span() for match in find_declarations(text.encode(), search)]
         for search in (find, None)
     )
     assert found == expected
+
+
+MAGIC_PARTS = st.sampled_from([m[:size] for m in ALL_MAGICS for size in (1, 2, 4, len(m))])
+
+
+@given(
+    st.lists(MAGIC_PARTS | st.binary(max_size=40)).map(b"".join),
+    st.sampled_from([("region", REGION_MAGICS), ("container", ALL_MAGICS)]),
+    st.integers(0, 40),
+)
+def test_both_searches_find_the_same_magic_numbers(
+    data: bytes, search: tuple[str, tuple[bytes, ...]], start: int
+) -> None:
+    name, magics = search
+    if (find := load_search(name)) is None:
+        pytest.skip("no compiler built gpucode/_search.so")
+
+    def hits(finder: MagicFinder) -> Iterator[tuple[int, bytes]]:
+        at = start
+        while (hit := finder.first(data, at)) is not None:
+            yield hit
+            at = hit[0] + 1
+
+    expected = [
+        (at, magic)
+        for at in range(start, len(data))
+        for magic in magics
+        if data.startswith(magic, at)
+    ]
+    assert list(hits(MagicFinder(magics, find))) == expected
+    assert list(hits(MagicFinder(magics, None))) == expected
 
 
 CAPABILITIES = st.builds(ComputeCapability, st.integers(5, 13), st.integers(0, 9))
