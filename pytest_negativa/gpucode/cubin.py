@@ -9,7 +9,6 @@ Sources: the ELF gABI for headers and symbols. For NVIDIA's own types, the outpu
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 from collections.abc import Iterator
@@ -38,8 +37,8 @@ from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
 
 _CALL = struct.Struct("<II")
-# Of a section header: its type and offset; and where the type lies.
-_PLACE = struct.Struct("<4xI16xQ")
+# Of a section header: its name, type and offset; and where the type lies.
+_PLACE = struct.Struct("<II16xQ")
 _SH_TYPE = 4
 
 # e_ident[EI_ABIVERSION]: 7 up to ptxas 12, then 8. Under another version e_flags and the tables
@@ -188,8 +187,8 @@ class _Tables:
         self.indirect_calls: list[Signature] = []
         self._symbols = b""
         self._strings = b""
-        # A million symbols may share one name of a megabyte, which is read once.
         self._index_at: dict[int, int] = {}
+        self._name_of: dict[int, int] = {}
 
     def _section(self, index: int, what: str) -> SectionHeader:
         if index >= self._count:
@@ -216,8 +215,9 @@ class _Tables:
                 f"cubin: symbol table of {len(self._symbols)} bytes, expected whole entries"
             )
         self._names.reserve_rows(len(self._symbols) // SYM.size)
-        name_at, index_at = self._string, self._index_at
-        symbols, unpack_symbol = self._symbols, SYM.struct.unpack_from
+        self._index_at = index_at = self._names.indices_in(strings)
+        name_at, symbols = self._string, self._symbols
+        unpack_symbol, unpack_place = SYM.struct.unpack_from, _PLACE.unpack_from
         # Most symbols are sections.
         named = symbols[_ST_INFO :: SYM.size].translate(_IS_NAMED)
         for at in compress(range(0, len(symbols), SYM.size), named):
@@ -232,8 +232,8 @@ class _Tables:
                 continue
             if st_shndx >= count:
                 raise PayloadError(f"cubin: symbol in section {st_shndx} of {count}")
+            sh_name, sh_type, sh_offset = unpack_place(table, st_shndx * SHDR.size)
             if kind == STT_FUNC:
-                sh_type, sh_offset = _PLACE.unpack_from(table, st_shndx * SHDR.size)
                 offset = sh_offset + st_value
                 if sh_type == SHT_NOBITS or offset + st_size > size:
                     raise PayloadError(
@@ -251,10 +251,9 @@ class _Tables:
                 else:
                     self.device_functions.append(function)
                 continue
-            section_name = self._section(st_shndx, "symbol").sh_name
-            if section_names.startswith(b".nv.global", section_name):
+            if section_names.startswith(b".nv.global", sh_name):
                 self.global_data.append(DataSymbol(name, st_size))
-            elif section_names.startswith(b".nv.constant", section_name):
+            elif section_names.startswith(b".nv.constant", sh_name):
                 self.constant_data.append(DataSymbol(name, st_size))
 
     def _sections_of(self, sh_type: int) -> Iterator[int]:
@@ -272,8 +271,7 @@ class _Tables:
         if len(table) % _CALL.size:
             raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
         self._names.reserve_rows(len(table) // _CALL.size)
-        # A function is in many rows.
-        symbol = functools.cache(self._symbol)
+        symbol = self._symbol
         part = None
         for first, second in _CALL.iter_unpack(table):
             if first == 0 and second in _PARTS:
@@ -297,11 +295,16 @@ class _Tables:
                 )
 
     def _symbol(self, index: int) -> int:
+        # A function is in many rows.
+        name = self._name_of.get(index)
+        if name is not None:
+            return name
         count = len(self._symbols) // SYM.size
         if index < count:
             symbol = SYM.unpack_from(self._symbols, index * SYM.size)
             if symbol.type in _NAMED_SYMBOLS:
-                return self._string(symbol.st_name, "symbol name")
+                name = self._name_of[index] = self._string(symbol.st_name, "symbol name")
+                return name
         raise PayloadError(
             f"cubin: call graph names symbol {index}, which is no function of the {count} symbols"
         )

@@ -17,7 +17,7 @@ _MAX_ROWS = 8 << 20
 class NameTable:
     """Gives each distinct name (bytes, as in a string table) the next free index."""
 
-    __slots__ = ("_indices", "_rows_left", "_size_left", "nameless")
+    __slots__ = ("_indices", "_rows_left", "_size_left", "_strings", "_strings_read", "nameless")
 
     def __init__(self) -> None:
         self.nameless = Counter[bool]()
@@ -25,6 +25,8 @@ class NameTable:
         self._indices: dict[bytes, int] = {}
         self._size_left = _MAX_NAMES_SIZE
         self._rows_left = _MAX_ROWS
+        self._strings = b""
+        self._strings_read: dict[int, int] = {}
 
     def index(self, name: bytes) -> int:
         """Look a name up, or add it.
@@ -42,6 +44,16 @@ class NameTable:
             self._size_left -= cost
             index = self._indices[name] = len(self._indices)
         return index
+
+    def indices_in(self, strings: bytes) -> dict[int, int]:
+        """The indices of names by their offset in a string table, as far as they were looked up.
+
+        A million symbols may share one name of a megabyte, which is looked up once. Half of the
+        cubins have the string table of the one before: that of the same code for another arch.
+        """
+        if strings != self._strings:
+            self._strings, self._strings_read = strings, {}
+        return self._strings_read
 
     def reserve_rows(self, count: int) -> None:
         """Announce a table of ``count`` rows that refer to names.

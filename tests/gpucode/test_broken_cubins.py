@@ -196,6 +196,16 @@ def test_names_are_shared_and_shown_as_ascii() -> None:
     assert names.names()[-1] == "caf\\xc3\\xa9"
 
 
+def test_neighbours_with_the_same_names_or_others_at_the_same_places() -> None:
+    symbols = b"".join(SYMBOL.pack(at, 0x12, 0, 0, 0, 0) for at in (1, 3, 1))
+    table = NameTable()
+    found = [
+        [table.names()[name] for name in parse_cubin(with_symbols(symbols, names), table).externals]
+        for names in (b"\0a\0b\0", b"\0a\0b\0", b"\0c\0b\0", b"\0a\0b\0")
+    ]
+    assert found == [["a", "b", "a"], ["a", "b", "a"], ["c", "b", "c"], ["a", "b", "a"]]
+
+
 def test_one_long_name_of_many_symbols_is_looked_at_once() -> None:
     # 100,000 symbols, all with the one name of 1 MB: 100 GB if each were copied.
     count = 100_000
