@@ -6,6 +6,7 @@ Both do their tasks through ``concurrent.futures.Executor``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -31,6 +32,9 @@ _MOST_PENDING = 256
 _NAME = "pytest-negativa"
 _INSTALL = "pip install 'pytest-negativa[dask]'"
 _SCHEMES = {"dask": "tcp", "dask+tls": "tls"}
+# Parameters of mallopt(3) and what they get, in bytes. Most code unpacks to less than 32 MiB, which
+# is the most that glibc allows.
+_MALLOPT = {-3: 32 << 20, -1: 64 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 class Workers(Protocol):
@@ -127,7 +131,7 @@ class LocalProcesses:
         context.set_forkserver_preload(["pytest_negativa.gpucode.mapping"])
         others = set(multiprocessing.active_children())
         pool = concurrent.futures.ProcessPoolExecutor(
-            self.count(tasks), mp_context=context, initializer=_follow_parent
+            self.count(tasks), mp_context=context, initializer=_begin_worker
         )
         try:
             yield pool
@@ -149,8 +153,20 @@ class LocalProcesses:
         return None
 
 
-def _follow_parent() -> None:
+def _keep_freed_memory() -> None:
+    """Let this process unpack code where it unpacked other code before.
+
+    By itself, glibc gives the memory back to the system each time, and faults its pages in again.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
+        for parameter, value in _MALLOPT.items():
+            libc.mallopt(parameter, value)
+
+
+def _begin_worker() -> None:
     """Let the program alone decide when a worker ends; without it, a worker would stay."""
+    _keep_freed_memory()
     # Ctrl-C goes to the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -282,7 +298,7 @@ def _connect_once(address: str) -> None:
 
 @contextlib.contextmanager
 def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Iterator[Workers]:
-    """Who reads libraries for a command.
+    """Who reads libraries for a command, this process among them.
 
     Args:
         url: of a Dask cluster; None: processes of this machine.
@@ -292,6 +308,7 @@ def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Ite
     Raises:
         OptionError: see ``DaskCluster``.
     """
+    _keep_freed_memory()
     if url is None:
         yield LocalProcesses(jobs)
         return

@@ -330,3 +330,23 @@ def test_damaged_slimmed_library(tmp_path: Path) -> None:
     small.write_bytes(data.replace(b'"compacted": 1', b'"compacted": 9'))
     (mapped,) = map_libraries([small], MapRequest(scope=Scope(), slimmed=True))
     assert "section .negativa is of version 9, expected 1" in str(mapped.error)
+
+
+def test_code_is_unpacked_where_other_code_was() -> None:
+    """A command that reads libraries asks the system once for the memory of unpacked code."""
+    script = """
+import resource
+from pytest_negativa.gpucode.workers import open_workers
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+with open_workers(None, warn=print):
+    before = faults()
+    for size in range(1, 21):
+        b"x" * (size << 20)
+print((faults() - before) * resource.getpagesize() >> 20)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 60  # MiB, of 210
