@@ -76,9 +76,10 @@ def has_gpu_code(path: str | os.PathLike[str]) -> bool:
         FormatError: see ``read_library``.
     """
     with ByteSource(path) as source:
+        sections = read_host_elf(source).sections
         found = (
             next(iter_containers(source, section, Problems()), None)
-            for section in read_host_elf(source).sections
+            for section in sorted(sections, key=lambda s: s.name not in FATBIN_SECTIONS)
         )
         return any(container is not None for container in found)
 

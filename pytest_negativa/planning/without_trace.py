@@ -43,8 +43,9 @@ def plan_for_devices(
     for section in library_map.sections:
         if section.name != _DRIVERS_CHOICE:
             for region in section.regions:
-                for device in devices:
-                    loaded.update(_loadable(region.elements, device))
+                if any(element.payload.start not in loaded for element in region.elements):
+                    for device in devices:
+                        loaded.update(_loadable(region.elements, device))
     return _plan(
         library_map, devices, lambda block: _decide(block, block.start in loaded, keep_ptx)
     )
