@@ -107,8 +107,7 @@ def fetch_spares(
                         if not is_held:  # It may be read-only if nothing is missing.
                             held.enter_context(hold_folder(folder))
                             is_held = True
-                        detail = _fetch_one(tree.root / name, note, url, folder)
-                        note_tree(folder, tree.root)
+                        detail = _fetch_one(tree, name, note, url, folder)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
                     rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
@@ -131,9 +130,9 @@ def _find(library: Path, note: Note, folder: Path) -> str | None:
     return f"its spare is {found}"
 
 
-def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
+def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, folder: Path) -> str:
     """Fetch a spare; what happened."""
-    target = folder / note.spare_name
+    library, target = tree.root / name, folder / note.spare_name
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa slim push URL")
     place = Url(url) / note.spare_name
@@ -149,6 +148,8 @@ def _fetch_one(library: Path, note: Note, url: str | None, folder: Path) -> str:
             raise ReconstructError(f"{place}: not taken: {e}") from e
         # Processes of all users who can read the library need it.
         Path(unchecked, note.spare_name).chmod(0o644)
+        # First: a run that is killed in between must not leave a spare that prune takes.
+        note_tree(folder, tree.root)
         Path(unchecked, note.spare_name).replace(target)
         sync_folder(folder)
     if str(folder) in note.folders:
