@@ -293,11 +293,16 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
     if version == 0:
         return
     opened = []
+    libc = ctypes.CDLL(None)
     for file, data, base in files:
         size = 8 * mmap.PAGESIZE
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
-        memory[:] = data[:size]
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        # A file that lies about its addresses leads to memory around it that can't be read.
+        gap, flags = 0x40_0000 + size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, 2 * gap + size, flags=flags, prot=7)
+        memory[gap : gap + size] = data[:size]
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + gap
+        for around in (start - gap, start + size):
+            assert libc.mprotect(ctypes.c_void_p(around), ctypes.c_size_t(gap), 0) == 0
         if chance.random() < 0.1:
             # Replaced by another library since it was mapped, or cut.
             file.write_bytes(chance.choice((*(d for _, d, _ in files), data[:5000], b"")))
