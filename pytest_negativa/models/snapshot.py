@@ -16,7 +16,8 @@ class SnapshotRow(Row, frozen=True):
     """Code of a library that shares arch and reason: ``[arch, reason, elements, bytes]``.
 
     Attributes:
-        arch: e.g. ``sm_90``; None if the source doesn't tell.
+        arch: of machine code, such as ``sm_90``, of another kind with it, such as ``ptx sm_90``;
+            None if the source doesn't tell.
         reason: why it is needed or unused; None without a plan.
         is_unused: whether it is unused; False without a plan.
         elements: how many elements and frames.

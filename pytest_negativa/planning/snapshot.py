@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from msgspec.structs import replace
 
+from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import LibraryPlan
@@ -112,7 +113,10 @@ def snapshot_map(
         decision = decisions.get(block.start)
         is_unused = decision is not None and not decision.kept
         reason = None if decision is None else decision.reason
-        key = str(block.arch), reason, is_unused
+        # PTX that goes is no smaller machine code: what later devices can load changes.
+        is_machine = block.kind is ElementKind.CUBIN
+        arch = str(block.arch) if is_machine else f"{block.kind.value} {block.arch}"
+        key = arch, reason, is_unused
         elements[key] += 1
         sizes[key] += block.size
         if plan is None:

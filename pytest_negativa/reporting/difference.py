@@ -61,7 +61,7 @@ def render_difference(
     )
     if difference.code:
         yield _table(
-            ("what changed", "arch", "reason"),
+            ("what changed", "code", "reason"),
             [_code_row(one) for one in difference.code],
             ("before", "after", "change"),
             _rest(top, difference.code, lambda one: one.bytes),

@@ -63,6 +63,11 @@ def test_a_library_as_its_map_tells() -> None:
         0,
         28,
     )
+    # PTX is not machine code of its arch.
+    assert {row.arch: row.elements for row in found.rows if "120" in str(row.arch)} == {
+        "sm_120": 4,
+        "ptx sm_120": 4,
+    }
     assert found.kernels is not None and "vector_add" in found.kernels
     headers = snapshot_map(read_library(QUICKSTART_LIBRARY, Scope(headers_only=True)))
     assert (headers.kernels, headers.rows) == (None, found.rows)
@@ -224,7 +229,7 @@ library      before    after         change
 a.so          150 B    290 B         +140 B
 2 more         10 B      5 B           -5 B
 
-what changed    arch      before    after           change
+what changed    code      before    after           change
 --------------  ------  --------  -------  ---------------
 a.so            sm_100             200 B  appeared +200 B
 4 more                     160 B     95 B            -65 B"""
