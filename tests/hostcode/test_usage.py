@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -22,6 +23,8 @@ from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
     HostFile,
     HostLibrary,
+    HostReport,
+    HostRow,
     HostUsage,
     Processor,
 )
@@ -88,6 +91,30 @@ def test_processors_are_listed_each_once() -> None:
     assert [p.model for p in unite([other, usage, usage]).processors] == ["A", "B"]
     (text,) = render_host_report(summarize(unite([other, usage])), top=0)
     assert " on A, B." in text
+
+
+def test_touched_functions_are_shown_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = HostRow(
+        path="/lib/libcublasLt.so.13",
+        size=500_000_000,
+        watched=400_000_000,
+        touched=2_000_000,
+        functions=123_456,
+        touched_functions=1_234,
+        unwatched=None,
+    )
+    report = HostReport(
+        format_version=1,
+        run_ids=("r",),
+        processors=("A",),
+        processes=1,
+        libraries=(row,),
+        incomplete=(),
+    )
+    _, table = render_host_report(report, top=0)
+    assert "touched at most" in table and "functions" not in table
+    assert max(map(len, table.splitlines())) <= 80
 
 
 @given(
