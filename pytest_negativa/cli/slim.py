@@ -722,13 +722,13 @@ def _spare(
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
     from pytest_negativa.slimming.wheel import SUFFIX, slim_wheel
 
     if request.lock is not None:
         _show_proof(request.lock)
-    show_notice(lambda text: click.echo(text, err=True))
     nothing = request.options.dry_run or request.target is not None
     with (
         interruptible(_NOTHING if nothing else _GOES_ON),
@@ -739,6 +739,8 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             _show_wheel(request, report)
         else:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
+    if any(row.status is SlimStatus.SLIMMED for row in report.rows):
+        show_notice(lambda text: click.echo(text, err=True))
     if request.lock is not None and _is_foreign(request.lock, report):
         click.echo(
             f"negativa: warning: nothing of the lock is in {_places(*request.paths)}: is it the "
