@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -454,8 +454,10 @@ def slim_undo(
     """
     from pytest_negativa.slimming.undo import undo_trees
 
+    spares: set[Path] = set()
     with interruptible(_NOTHING if dry_run else _GOES_ON):
-        rows = undo_trees((*paths, *sites), dry_run=dry_run)
+        rows = undo_trees((*paths, *sites), dry_run=dry_run, on_spares=spares.update)
+    _show_left_spares(spares)
     _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
 
 
@@ -793,6 +795,30 @@ def _show_unneeded(folder: Path, found: Spares) -> None:
             f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
             err=True,
         )
+
+
+def _show_left_spares(folders: Collection[Path]) -> None:
+    """Tell that undo left spares, if no library needs them."""
+    from pytest_negativa.reporting.text import print_warning, printable
+    from pytest_negativa.reporting.units import format_bytes, format_items
+    from pytest_negativa.slimming.prune import find_unneeded
+
+    for folder in sorted(folders):
+        if not folder.is_dir():
+            continue
+        try:
+            found = find_unneeded(folder, by_manifests=True)
+        except NegativaError as e:  # Such as the manifest of another folder with spares there.
+            print_warning(str(e))
+            continue
+        if found.unneeded:
+            click.echo(
+                f"negativa: {printable(str(folder))} still has "
+                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
+                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
+                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
+                err=True,
+            )
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:

@@ -6,8 +6,10 @@ import contextlib
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -53,8 +55,16 @@ from pytest_negativa.slimming.spares import find_spare, forget_tree, note_of, re
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
 
+OnSpares: TypeAlias = Callable[[AbstractSet[Path]], None]
+"""Is told the folders whose spares gave originals back."""
 
-def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]:
+
+def undo_trees(
+    paths: Sequence[Path],
+    *,
+    dry_run: bool = False,
+    on_spares: OnSpares = lambda folders: None,
+) -> list[SlimRow]:
     """Put back all originals, and remove their entries from the manifest.
 
     An original was kept, or a library and its spare give it.
@@ -66,6 +76,7 @@ def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]
         paths: folders that were slimmed, or libraries of them; if empty, the packages of the
             interpreter that runs.
         dry_run: report what would be done, and write nothing.
+        on_spares: is called after a folder was put back, unless ``dry_run``.
 
     Returns:
         A row for each entry of the manifests.
@@ -75,10 +86,10 @@ def undo_trees(paths: Sequence[Path], *, dry_run: bool = False) -> list[SlimRow]
     """
     with hold(*roots_of(paths)):
         trees = scan_held(paths, dry_run=dry_run)
-        return [row for tree in trees for row in _undo_tree(tree, dry_run=dry_run)]
+        return [row for tree in trees for row in _undo_tree(tree, on_spares, dry_run=dry_run)]
 
 
-def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
+def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRow]:
     manifest = load_manifest(tree.root)
     token = token_of(manifest)
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
@@ -122,8 +133,10 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
             # Without their entries nothing tells whether more libraries have spares there.
             needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
-            for spares in folders_of_spares(entries.values()) - needed:
+            free = folders_of_spares(entries.values()) - needed
+            for spares in free:
                 forget_tree(spares, tree.root)
+            on_spares(free)
     return rows
 
 

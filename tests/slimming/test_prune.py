@@ -94,6 +94,24 @@ def test_spares_of_earlier_slims_go(site: Made, spares: Path) -> None:
     assert {path.name for path in spares.glob(".*")} == {ORIGINALS_MARK}
 
 
+def test_undo_tells_of_spares_that_no_library_needs(
+    site: Made, spares: Path, tmp_path: Path
+) -> None:
+    def undo(folder: Path) -> str:
+        done = CliRunner().invoke(main, ["slim", "undo", str(folder)])
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    slim(site.folder, spares, site, target=tmp_path / "target")
+    slim(site.folder, spares, site)
+    assert "slim prune" not in undo(site.folder)
+    told = undo(tmp_path / "target")
+    assert f"negativa: {spares} still has 2 spares (" in told
+    assert f"negativa slim prune {spares} removes those that no library needs" in told
+    prune(spares)
+    assert spares_in(spares) == set()
+
+
 def test_other_folders_keep_theirs(site: Made, spares: Path, tmp_path: Path) -> None:
     """Those that were slimmed into the folder are known; copies have to be named."""
     target, copy = tmp_path / "target", tmp_path / "copy"
