@@ -402,9 +402,11 @@ def slim(as_json: bool, **flags: Any) -> None:
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
-    changes no other files, except RECORD, and lists what it did in negativa-slim.json. Without
-    --spare, it also removes cubin, fatbin and PTX files: those that the lock has as unused or, with
-    --arch and without a lock, that no such GPU can load.
+    changes no other files, except RECORD, and lists what it did in negativa-slim.json. With
+    --spare, it adds libnegativa_spare.so to the folders of the libraries. Without --spare, it also
+    removes cubin, fatbin and PTX files: those that the lock has as unused or, with --arch and
+    without a lock, that no such GPU can load. Run undo before you uninstall a distribution: pip
+    leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
     docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Record
     if group is None:
         status, detail = _judge_gone(tree, name, entry, records)
         return SlimRow.unchanged(name, status, 0, detail)
-    status, detail = _judge(tree.root / name, entry, records)
+    status, detail = _judge(tree.root, name, entry, records)
     return SlimRow.unchanged(name, status, group.size, detail)
 
 
@@ -91,10 +92,11 @@ def _judge_gone(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> 
         return SlimStatus.FAILED, "its folder cannot be listed"
     if is_uninstalled(name, entry, records):
         return SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
-    return SlimStatus.GONE, f"it was slimmed, and is no longer there; {_remedy(entry)}"
+    return SlimStatus.GONE, f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}"
 
 
-def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
+def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
+    path = root / name
     digest = digest_of(path)
     if digest is None:
         return SlimStatus.FAILED, "it cannot be read"
@@ -114,9 +116,9 @@ def _judge(path: Path, entry: SlimmedFile, records: Records) -> _Judgement:
     except FormatError as e:
         return SlimStatus.FAILED, e.problem
     if damage is not None:
-        return SlimStatus.DAMAGED, f"{damage}; {_remedy(entry)}"
+        return SlimStatus.DAMAGED, f"{damage}; {_remedy(root, entry)}"
     # A patch and a page of kernels that a disk lost look alike.
-    return SlimStatus.CHANGED, f"differs from what was written; {_remedy(entry)}"
+    return SlimStatus.CHANGED, f"differs from what was written; {_remedy(root, entry)}"
 
 
 def _judge_spare(path: Path) -> _Judgement | None:
@@ -129,8 +131,8 @@ def _judge_spare(path: Path) -> _Judgement | None:
     return None if problem is None else (SlimStatus.DAMAGED, problem)
 
 
-def _remedy(entry: SlimmedFile) -> str:
-    undo = "" if entry.original is None else "negativa slim undo, or "
+def _remedy(root: Path, entry: SlimmedFile) -> str:
+    undo = "" if entry.original is None else f"negativa slim undo {shlex.quote(str(root))}, or "
     return undo + how_to_reinstall(entry.origin)
 
 

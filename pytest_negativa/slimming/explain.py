@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -239,7 +240,7 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     if error:
         yield str(verdict)
     yield from _libraries(_likely_first(error, lacking))
-    yield from _remedies(lacking)
+    yield from _remedies(lacking, folders)
 
 
 def code_files_in(error: str) -> Iterator[str]:
@@ -261,7 +262,7 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
         for name, entry in load_manifest(root).removed.items():
             if name.rpartition("/")[2] not in named or os.path.lexists(root / name):
                 continue
-            back = "negativa slim undo, or " if entry.original is not None else ""
+            back = f"{_undo(root)}, or " if entry.original is not None else ""
             return (
                 f"{root / name} was removed by negativa slim (by {entry.source}).",
                 f"To get it back: {back}install its distribution again.",
@@ -276,9 +277,13 @@ def _sites() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in sys.path if Path(folder).name in SITE_NAMES)
 
 
-def _remedies(lacking: Sequence[Slimmed]) -> Iterator[str]:
+def _undo(*folders: Path) -> str:
+    return shlex.join(["negativa", "slim", "undo", *map(str, folders)])
+
+
+def _remedies(lacking: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
     yield (
-        "To make sure, run the program on the originals: use negativa slim undo if they were "
+        f"To make sure, run the program on the originals: use {_undo(*folders)} if they were "
         "kept, or an installation that isn't slimmed."
     )
     by_arch = [devices_of(one.entry.source) if one.entry else () for one in lacking]

@@ -299,6 +299,18 @@ class TestSlim:
         assert "differs from what was written; install it again" in result.stderr
         assert "libtwo.so: gone" in result.stderr
 
+    def test_check_and_explain_name_the_folder_to_undo(self, site: Made, tmp_path: Path) -> None:
+        words = ("--lock", site.lock_file, site.folder, "--keep-originals", tmp_path / "aside")
+        negativa("slim", *words)
+        undo = f"negativa slim undo {site.folder}"
+        error = "CUDA error: no kernel image is available for execution on the device"
+        told = negativa("explain", error, "--in", site.folder).stdout
+        assert f"{undo} if they were kept" in " ".join(told.split())
+        site.two.unlink()
+        assert (
+            f"{undo}, or install it again" in negativa("slim", "check", site.folder, code=1).stderr
+        )
+
     def test_inspect_and_image_report_tell_of_it(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "Slimmed by negativa slim" in negativa("inspect", site.one).stdout
