@@ -163,7 +163,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="run",
         flag_name="run",
-        type=_PATH_OR_URL,
+        type=value_types.RunName(),
         default=None,
         help="Use this traced run, not the last: its id, its folder or a URL.",
         in_file=False,

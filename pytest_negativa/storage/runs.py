@@ -77,6 +77,11 @@ def new_run_id() -> str:
     return f"{when}-{nanoseconds // 1000:05x}{os.urandom(2).hex()[:3]}"
 
 
+def is_run_id(text: str) -> bool:
+    """Whether a text is the id of a run, which may be gone."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
 def why_no_folder_for_runs(path: str) -> str | None:
     """Why runs can't lie in a folder, or in a project there; None if they can."""
     try:
@@ -645,9 +650,8 @@ class RunsFolder:
         if folder.is_dir():
             return run_at(folder.resolve())
         if named is not None:
-            # The options took the id for a path.
-            if _RUN_ID.fullmatch(folder.name) and (self.folder / folder.name).is_dir():
-                return run_at((self.folder / folder.name).resolve())
+            if is_run_id(named) and (self.folder / named).is_dir():
+                return run_at((self.folder / named).resolve())
             raise OptionError(f"{folder}: no such folder; expected that of a traced run")
         if folder.is_symlink():
             gone = f"{folder}: leads to {folder.readlink()}, which is gone"

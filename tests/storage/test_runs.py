@@ -16,6 +16,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.published import load_manifest
 from pytest_negativa.storage.results import (
     load_healed,
@@ -200,6 +201,20 @@ def test_a_run_is_found_by_its_own_name(run: Run) -> None:
     assert runs.find() == runs.find(str(runs.latest)) == runs.find(str(run)) == run
     with pytest.raises(OptionError, match="nowhere: no such folder"):
         runs.find(str(runs.folder / "nowhere"))
+
+
+def test_an_id_alone_names_a_run_of_this_folder(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path / ".negativa")
+    run = Run(runs.folder / new_run_id())
+    run.make()
+
+    def named(text: str) -> str | None:
+        return resolve({"run": text}, {}, None, root=tmp_path, cwd=tmp_path).run
+
+    assert runs.find(named(run.run_id)) == run
+    assert runs.find(named(f".negativa/{run.run_id}")) == run
+    with pytest.raises(OptionError, match=f"/elsewhere/{run.run_id}: no such folder"):
+        runs.find(named(f"elsewhere/{run.run_id}"))
 
 
 def test_why_nothing_is_planned(tmp_path: Path, run: Run) -> None:
