@@ -195,7 +195,8 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 )
             )
         elif kind == _TEST:
-            name = data[ranges_at : ranges_at + length].decode()
+            # A child's variable may have any bytes. JSON can't hold surrogates.
+            name = data[ranges_at : ranges_at + length].decode("utf-8", "backslashreplace")
             with_bits = [one for one in libraries if one.watched and one.ranges]
             if inode + size > len(with_bits):
                 raise ValueError("a test of libraries that have no record")

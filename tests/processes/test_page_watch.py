@@ -491,3 +491,15 @@ def test_a_test_of_other_libraries_is_an_error(
     path.write_bytes(data)
     with pytest.raises(PageLogError, match="damaged"):
         read_page_logs(logs)
+
+
+def test_a_childs_own_variable_may_have_any_bytes(library: Path, logs: Path) -> None:
+    child = f"import ctypes; ctypes.CDLL({str(library)!r}).in_main()"
+    code = f"""
+tell('one')
+library.in_handler()
+environ = {{**os.environb, b'NEGATIVA_PAGES_TEST': b'own \\xff'}}
+subprocess.run([sys.executable, '-c', {child!r}], env=environ, check=True)
+"""
+    found = tell_tests(logs, library, code)
+    assert found["one"] == {"in_handler"} and "in_main" in found["own \\xff"]
