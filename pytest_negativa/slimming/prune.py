@@ -6,12 +6,13 @@ needs stays. A copy of such a folder, as in an image, is known only if the calle
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, OptionError, ReconstructError
+from pytest_negativa.errors import FormatError, OptionError, ReconstructError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import scan
@@ -67,8 +68,9 @@ def prune_spares(
         for spare in found.unneeded:
             remove_file(spare)
         for note, root in noted_trees(folder).items():
-            if not _names(root):
-                remove_file(note)
+            with contextlib.suppress(StoreError):  # A damaged manifest may have needed some.
+                if not _names(root):
+                    remove_file(note)
     return found
 
 
@@ -89,15 +91,25 @@ def find_unneeded(
     trees = scan(paths) if paths else []
     covered = {tree.root for tree in trees if not tree.partial}
     for root in noted_trees(folder).values():
-        names |= _names(root)
         if root in covered:
             continue
-        if not load_manifest(root).slimmed:
+        try:
+            is_slimmed = bool(load_manifest(root).slimmed)
+            names |= _names(root)
+        except StoreError:
+            if by_manifests:
+                raise
+            is_slimmed = True
+        if not is_slimmed:
             unknown.append(f"{root} was slimmed with spares here, and has no slimmed library now")
         elif not by_manifests:
             trees += scan([root])
     for tree in trees:
-        names |= {*_names(tree.root), *_needed_by(tree, unknown)}
+        try:
+            names |= _names(tree.root)
+        except StoreError as e:
+            unknown.append(str(e))
+        names |= {*_needed_by(tree, unknown)}
     needed, unneeded = [], []
     size = unneeded_size = 0
     for path in sorted(folder.iterdir()):

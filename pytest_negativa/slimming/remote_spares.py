@@ -8,6 +8,7 @@ folder has the URL.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -26,8 +27,15 @@ from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest, token_of
 from pytest_negativa.slimming.slim import roots_of, scan
-from pytest_negativa.slimming.spares import UNCHECKED, find_spare, hold_folder, note_of, note_tree
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.spares import (
+    UNCHECKED,
+    find_spare,
+    hold_folder,
+    note_of,
+    note_tree,
+    noted_trees,
+)
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, Tree
 from pytest_negativa.spare.note import MAX_TRAILER, Note
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.published import fetch, publish
@@ -103,11 +111,14 @@ def fetch_spares(
                     continue
                 try:
                     detail = _find(tree.root / name, note, folder)
+                    if not is_held and (detail is None or _may_note(tree, note, folder)):
+                        held.enter_context(hold_folder(folder))
+                        is_held = True
+                        detail = _find(tree.root / name, note, folder)
                     if detail is None:
-                        if not is_held:  # It may be read-only if nothing is missing.
-                            held.enter_context(hold_folder(folder))
-                            is_held = True
                         detail = _fetch_one(tree, name, note, url, folder)
+                    elif is_held and (folder / note.spare_name).exists():
+                        note_tree(folder, tree.root)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
                     rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
@@ -128,6 +139,15 @@ def _find(library: Path, note: Note, folder: Path) -> str | None:
         return None
     check_pair(library, found)
     return f"its spare is {found}"
+
+
+def _may_note(tree: Tree, note: Note, folder: Path) -> bool:
+    """Whether a folder of spares that has one already can note who needs it, for ``prune``.
+
+    It may be read-only if nothing is missing.
+    """
+    is_ours = (folder / ORIGINALS_MARK).exists() and (folder / note.spare_name).exists()
+    return is_ours and tree.root not in noted_trees(folder).values() and os.access(folder, os.W_OK)
 
 
 def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, folder: Path) -> str:

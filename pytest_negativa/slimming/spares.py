@@ -418,14 +418,18 @@ def noted_trees(folder: Path) -> dict[Path, Path]:
     """The folders whose libraries need spares of a folder, by the file that notes each.
 
     Raises:
-        ReconstructError: one can't be read.
+        ReconstructError: one can't be read, or is damaged.
     """
     found = {}
     for note in sorted(folder.glob(f"{_TREE}*")):
         try:
-            found[note] = Path(os.fsdecode(read_regular(note, follow=False)))
+            path = read_regular(note, follow=False)
         except OSError as e:
             raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
+        if b"\0" in path:
+            # No path has one, and Python's functions raise ValueError for it.
+            raise ReconstructError(f"{note}: not a note of negativa slim: a zero byte in a path")
+        found[note] = Path(os.fsdecode(path))
     return found
 
 

@@ -185,8 +185,13 @@ def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: 
     assert len(spares_in(spares)) == 2
     with hold_alone(spares), pytest.raises(ReconstructError, match="in use by negativa slim prune"):
         slim(site.folder, spares)
-    os.mkfifo(spares / ".tree-0123456789abcdef")
+    note = spares / ".tree-0123456789abcdef"
+    os.mkfifo(note)
     with pytest.raises(ReconstructError, match="cannot be read"):
+        prune_spares(spares, ())
+    note.unlink()
+    note.write_bytes(b"/folder\0")
+    with pytest.raises(ReconstructError, match="a zero byte in a path"):
         prune_spares(spares, ())
     assert len(spares_in(spares)) == 2
 
@@ -200,6 +205,20 @@ def test_without_a_manifest_the_folder_of_spares_stays_known(site: Made, spares:
     assert spares_in(spares) == before
     prune(spares, site.folder)
     assert spares_in(spares) == {find_spare(site.two).name}
+
+
+def test_a_damaged_manifest_is_unknown(site: Made, spares: Path) -> None:
+    slim(site.folder, spares, site)
+    slim(site.folder, spares)
+    before, needed = spares_in(spares), names_of(site)
+    (site.folder / MANIFEST_NAME).write_text("{")
+    for paths in ((), (site.folder,)):
+        done = prune(spares, *paths, status=1)
+        assert "not a manifest of negativa slim" in done.stderr
+        assert spares_in(spares) == before
+    prune(spares, "--force")
+    assert spares_in(spares) == needed < before
+    assert len(list(spares.glob(".tree-*"))) == 1
 
 
 def test_slim_shows_its_report_beside_a_damaged_manifest(
