@@ -152,6 +152,8 @@ class Page(Record, frozen=True, kw_only=True):
         host_incomplete: why more CPU code may have been touched.
         left_out_kernels: unused kernels of a very large run that have no row.
         left_out_ranges: the launches of a very large run are by test alone.
+        alike_by_module: ``alike`` compares modules.
+        left_out_alike: modules that ``alike`` lacks, the last ones by name.
     """
 
     report: RunReport
@@ -170,3 +172,5 @@ class Page(Record, frozen=True, kw_only=True):
     host_incomplete: tuple[str, ...]
     left_out_kernels: int
     left_out_ranges: bool
+    alike_by_module: bool
+    left_out_alike: int

@@ -134,6 +134,11 @@ def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -
     found = build_page(replace_fields(contents, functions=many))
     assert texts(found, found.alike.left) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
     assert found.alike.shared == (30, 0, 0, 30, 0, 30)
+    assert (found.alike_by_module, found.left_out_alike) == (True, 0)
+    many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
+    found = build_page(replace_fields(contents, functions=many))
+    assert (found.alike_by_module, found.left_out_alike) == (True, 26)
+    assert "m64.py" not in texts(found, found.alike.left)
     assert not build_page(contents).alike.left
 
 

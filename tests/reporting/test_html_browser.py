@@ -350,6 +350,18 @@ def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
     )
 
 
+def test_many_tests_are_compared_by_module(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
+    large = Page(page.driver, (tmp_path / "large.html").as_uri())
+    (tmp_path / "large.html").write_bytes(render_html(replace_fields(contents, functions=many)))
+    large.open()
+    text = large.run("return document.body.textContent")
+    assert "Tests are grouped by module. 26 modules come later by name and are left out." in text
+    assert not large.errors()
+
+
 def test_the_map_drills_down_with_keys(page: Page) -> None:
     page.open()
     page.run("document.querySelector('canvas').focus()")

@@ -30,6 +30,8 @@ def pack(page: Page) -> bytes:
         "hostIncomplete": page.host_incomplete,
         "leftOutKernels": page.left_out_kernels,
         "leftOutRanges": page.left_out_ranges,
+        "alikeByModule": page.alike_by_module,
+        "leftOutAlike": page.left_out_alike,
         "tables": {
             name: [[column, len(values)] for column, values in columns.items()]
             for name, columns in tables.items()

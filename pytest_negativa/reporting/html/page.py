@@ -120,6 +120,7 @@ class _Builder:
         if left_out_ranges := len(launches) > most_launches:
             launches = self._launches(kernels, by_range=False)
         totals = self._totals()
+        alike, by_module, left_out_modules = self._alike()
         return Page(
             report=_without_kernels(report),
             part=None if report.part is None else describe_part(report.part),
@@ -150,11 +151,13 @@ class _Builder:
             ),
             history=self._history(),
             host=self._host(),
-            alike=self._alike(),
+            alike=alike,
             host_incomplete=() if contents.host is None else contents.host.incomplete,
             texts=self._texts.all(),
             left_out_kernels=left_out,
             left_out_ranges=left_out_ranges,
+            alike_by_module=by_module,
+            left_out_alike=left_out_modules,
         )
 
     def _add(
@@ -271,7 +274,8 @@ class _Builder:
         ]
         return HostColumns(**_columns(("path", "watched", "touched"), rows))
 
-    def _alike(self) -> AlikeColumns:
+    def _alike(self) -> tuple[AlikeColumns, bool, int]:
+        """The tests or modules; whether they are modules; and how many more there are."""
         of_tests = self._contents.functions
         by_module = len(of_tests) > MOST_ALIKE
         groups: defaultdict[str, int] = defaultdict(int)
@@ -283,7 +287,8 @@ class _Builder:
             (self._texts.index(left), self._texts.index(right), (of_left & of_right).bit_count())
             for (left, of_left), (right, of_right) in pairs
         ]
-        return AlikeColumns(**_columns(("left", "right", "shared"), rows))
+        columns = AlikeColumns(**_columns(("left", "right", "shared"), rows))
+        return columns, by_module, len(groups) - len(shown)
 
 
 def _without_kernels(report: RunReport) -> RunReport:

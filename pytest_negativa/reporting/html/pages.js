@@ -127,12 +127,12 @@ function pictures(data, width) {
   const groups = testGroups(data);
   if (groups.length > 1) {
     (groups.length > 12 ? full : half)((room) => card("Which tests use the same kernels",
-      `Darker: more kernels in common (Jaccard similarity).${groups.byModule ? " Tests are grouped by module." : ""}`, heatMap(groups, "kernels", room)));
+      `Darker: more kernels in common (Jaccard similarity).${groupingOf(groups)}`, heatMap(groups, "kernels", room)));
   }
   const alike = functionGroups(data);
   if (alike.length > 1) {
     (alike.length > 12 ? full : half)((room) => card("Which tests use the same CPU code",
-      "Darker: more functions in common (Jaccard similarity), on the pages that the tests touched.", heatMap(alike, "functions", room)));
+      `Darker: more functions in common (Jaccard similarity), on the pages that the tests touched.${groupingOf(alike)}`, heatMap(alike, "functions", room)));
   }
   if (data.history.length > 1) {
     half((room) => card("Growth over saved runs", null,
@@ -162,12 +162,19 @@ function testGroups(data) {
   }
   const list = [...groups.values()].sort((a, b) => (a.name < b.name ? -1 : 1)).slice(0, 64);
   list.byModule = byModule;
+  list.leftOut = groups.size - list.length;
   list.both = (a, b) => [...a.kernels].filter((kernel) => b.kernels.has(kernel)).length;
   return list;
 }
 
+// What a heat map shows instead of all tests.
+function groupingOf({ byModule, leftOut }) {
+  const rest = leftOut ? ` ${plural(leftOut, "module comes", "modules come")} later by name and ${leftOut === 1 ? "is" : "are"} left out.` : "";
+  return `${byModule ? " Tests are grouped by module." : ""}${rest}`;
+}
+
 // Tests or modules with how many functions of CPU code each two of them share.
-function functionGroups({ alike, texts }) {
+function functionGroups({ alike, texts, alikeByModule, leftOutAlike }) {
   const groups = new Map();
   for (let i = 0; i < alike.length; i++) {
     const name = alike.left[i];
@@ -175,6 +182,8 @@ function functionGroups({ alike, texts }) {
     groups.get(name).shared.set(alike.right[i], alike.shared[i]);
   }
   const list = [...groups.values()];
+  list.byModule = alikeByModule;
+  list.leftOut = leftOutAlike;
   list.both = (a, b) => a.shared.get(b.id) ?? b.shared.get(a.id);
   return list;
 }
