@@ -54,7 +54,7 @@ def test_a_report_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         run.make_latest()
         if text is not None:
             run.report_file.write_text(text)
-    with pytest.raises(StoreError, match=r"no report can be read: .*json"):
+    with pytest.raises(StoreError, match=r"no run has figures: .*json"):
         history_of_runs(runs)
     write_record(run.report_file, report(sized("/x/l.so", 10, 0)))
     damaged, good = history_of_runs(runs)
