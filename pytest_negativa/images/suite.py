@@ -71,6 +71,7 @@ def load_suite(run: Run) -> Suite:
     """
     usage = load_usage(run)
     if usage is None:
+        run.require_gpu_trace()
         raise StoreError(
             f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
         )

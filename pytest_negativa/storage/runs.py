@@ -329,11 +329,16 @@ class Run:
         Raises:
             StoreError: it is one.
         """
-        if self.has_pages and not self.trace_files():
-            raise StoreError(
-                f"{self}: only CPU code was traced; show it with: negativa pages --run "
-                f"{shlex.quote(str(self))}"
-            )
+        if (reason := self._why_no_gpu_trace()) is not None:
+            raise StoreError(reason)
+
+    def _why_no_gpu_trace(self) -> str | None:
+        if not self.has_pages or self.trace_files():
+            return None
+        return (
+            f"{self}: only CPU code was traced; show it with: negativa pages --run "
+            f"{shlex.quote(str(self))}"
+        )
 
     @property
     def traces_folder(self) -> Path:
@@ -480,6 +485,8 @@ class Run:
             )
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"
+        if (reason := self._why_no_gpu_trace()) is not None:
+            return reason
         if self.trace_dir.is_dir():
             return f"{self}: no plans here; make them with {again}"
         return f"{self}: no plans here, nor a trace; expected the folder of a run"
