@@ -229,11 +229,19 @@ def _lines(details: RunDetails) -> Iterator[str]:
 
 
 def _state(run: Run) -> str:
-    """How far a run came; for one that can't be read, why."""
+    """How far a run came, and whether it is a replay; for one that can't be read, why."""
     try:
-        return _readable_state(run)
+        return f"{_readable_state(run)} (replay)" if _is_replay(run) else _readable_state(run)
     except (StoreError, OSError) as e:
         return f"can't be read: {e}"
+
+
+def _is_replay(run: Run) -> bool:
+    """Whether a run replays a recording. All traces of a run do, or none."""
+    from pytest_negativa.tracing.files import TraceReader
+
+    headers = (TraceReader(path).header for path in run.trace_files()[:1])
+    return any(header is not None and header.replay is not None for header in headers)
 
 
 def _readable_state(run: Run) -> str:

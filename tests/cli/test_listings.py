@@ -37,7 +37,7 @@ def test_listings_of_runs(located: Project) -> None:
     assert (located.results / "report.csv").exists()
 
     [run] = listed(located, "runs", "runs", "list")["runs"]
-    assert run["is_latest"] and run["state"] == "planned"
+    assert run["is_latest"] and run["state"] == "planned (replay)"
     details = listed(located, "run", "runs", "show")
     assert details["run"] == run
     assert (details["libraries"], details["unused"]) == (1, 60216)

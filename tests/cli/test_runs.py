@@ -44,6 +44,7 @@ def test_runs_are_listed_shown_and_deleted(project: Project, three: list[str]) -
     assert "failed: 1 test failed" in listed[3]
 
     shown = project.negativa("runs", "show").stdout
+    assert "state     planned (replay)\n" in shown
     assert f"run       {project.results / three[2]}\n" in shown
     assert "tests     1 passed" in shown
     assert "planned   1 library: 60.2 kB of 67.2 kB of GPU code unused (89.6%)" in shown
