@@ -48,8 +48,6 @@ _BUILT_IN_MARKERS = frozenset(
         "xfail",
     )
 )
-_LAUNCH = "trace with --negativa-level=launch"
-_RANGE = "trace with --negativa-level=range"
 
 
 @click.command()
@@ -118,7 +116,9 @@ def tests(
         return
     usage = _usage(run)
     if ranges and not usage.launches:
-        raise StoreError(f"{run}: counted no launches, which have the ranges; {_RANGE}")
+        raise StoreError(
+            f"{run}: counted no launches, which have the ranges; {_trace(usage, 'range')}"
+        )
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
         listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
@@ -132,10 +132,12 @@ def tests(
         click.echo(render_tests(first))
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
-        _say(f"A test is listed with the kernels that it looked up first; {_LAUNCH} for all.")
+        how = _trace(usage, "launch")
+        _say(f"A test is listed with the kernels that it looked up first; {how} for all.")
         return
     if ranges and not any(launch.ranges for launch in usage.launches):
-        _say(f"The trace has no ranges; {_RANGE}, in a program that names them.")
+        how = _trace(usage, "range")
+        _say(f"The trace has no ranges; {how}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if any(kernel.launches is None for kernel in kernels):
         _say(
@@ -262,8 +264,17 @@ def _usage(run: Run) -> Usage:
 def _require_launches(run: Run, usage: Usage) -> None:
     if not usage.launches:
         raise StoreError(
-            f"{run}: counted no launches, so which tests ran a kernel is unknown; {_LAUNCH}"
+            f"{run}: counted no launches, so which tests ran a kernel is unknown; "
+            f"{_trace(usage, 'launch')}"
         )
+
+
+def _trace(usage: Usage, level: str) -> str:
+    """What to do for a trace of a level."""
+    how = f"--negativa-level={level}"
+    if usage.replay is None:
+        return f"trace with {how}"
+    return f"this run replays a recording, so make a new recording with {how}"
 
 
 def _list_tests(

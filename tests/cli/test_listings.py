@@ -44,6 +44,16 @@ def test_listings_of_runs(located: Project) -> None:
 
 
 @pytest.mark.slow
+def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> None:
+    project.write("test_a.py", "def test_passes():\n    pass\n")
+    project.pytest("-q", "--negativa", "--negativa-level=launch")
+    how = "this run replays a recording, so make a new recording with --negativa-level="
+    assert f"{how}launch" in project.negativa("needs", "-k", "passes", status=1).stderr
+    assert f"{how}range" in project.negativa("tests", "--ranges", status=1).stderr
+    assert f"{how}launch" in " ".join(project.negativa("tests").stdout.split())
+
+
+@pytest.mark.slow
 def test_kernels(located: Project) -> None:
     def names(*options: str) -> list[str]:
         [library] = listed(located, "kernels", "kernels", *options)["libraries"]
