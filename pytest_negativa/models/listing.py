@@ -69,7 +69,7 @@ class RunRow(Record, frozen=True, kw_only=True):
         run_id: its id.
         folder: its folder.
         is_latest: it was traced or planned last.
-        state: how far it came, and why no further.
+        state: in words, how far it came, why no further, and whether it replays a recording.
         size: bytes of its files.
     """
 
