@@ -127,13 +127,12 @@ def _table(
     if rest:
         row = [rest[0], *[""] * (len(words) - 1), *rest[1:]]
         shown.append([*row, *[""] * (len(headers) - len(row))])
-    full = [n for n, _ in enumerate(headers) if n < 1 or any(row[n] for row in shown)]
-    align = "l" * len(words) + "r" * len(figures)
     return format_table(
-        "".join(align[n] for n in full),
-        [headers[n] for n in full],
-        [[row[n] for n in full] for row in shown],
-        drop=[full.index(n) for name in _DROP for n in full if headers[n] == name],
+        "l" * len(words) + "r" * len(figures),
+        headers,
+        shown,
+        drop=[headers.index(name) for name in _DROP if name in headers],
+        drop_empty=True,
     )
 
 

@@ -43,7 +43,7 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield _library_table(report, top)
         yield _package_table(report, top)
         yield from _summary(report)
-        yield from _empty_columns(report)
+        yield from _further_columns(report)
     if report.hidden:
         yield (
             f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
@@ -56,15 +56,15 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
 
 
-def _empty_columns(report: ImageReport) -> Iterator[str]:
-    """Tell the options that fill the columns without an entry."""
+def _further_columns(report: ImageReport) -> Iterator[str]:
+    """Tell the options that add the columns that this report lacks."""
     if report.run_id is None and not report.devices:
         yield (
-            "--run DIR (a traced run) or --lock FILE fills the columns by the suite and slimmable; "
-            "--arch sm_90 fills slimmable alone."
+            "--run DIR (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
+            "--arch sm_90 adds slimmable alone."
         )
     elif report.run_id is None:
-        yield "--run DIR (a traced run) or --lock FILE fills the column by the suite."
+        yield "--run DIR (a traced run) or --lock FILE adds the column by the suite."
 
 
 def _slimmed(paths: Sequence[str], top: int) -> Iterator[str]:
@@ -97,10 +97,13 @@ def _library_table(report: ImageReport, top: int) -> str:
     if rest:
         rows.append([f"{len(rest):,} more", "", *_figures(rest), ""])
     rows += [_code_files_row(row) for row in report.code_files]
-    where = f"file, below {common}" if common else "file"
-    headers = [printable(where), "by the suite", "size", "GPU code", "slimmable", "", "by"]
+    headers = ["file", "by the suite", "size", "GPU code", "slimmable", "", "by"]
     total = ["total", "", *_figures(report.rows), ""]
-    return format_table("llrrrrl", headers, rows, total=total, drop=(2, 5, 6, 1, 3))
+    table = format_table(
+        "llrrrrl", headers, rows, total=total, drop=(2, 5, 6, 1, 3), drop_empty=True
+    )
+    # A long path as a header would make the table wider than the terminal.
+    return f"Files below {printable(common)}:\n{table}" if common else table
 
 
 def _code_files_row(row: ImageCodeFiles) -> list[str]:
@@ -144,7 +147,7 @@ def _package_table(report: ImageReport, top: int) -> str:
     headers = [
         "package", "by", "files", "size", "GPU code", "slimmable", "never loaded", "their size",
     ]  # fmt: skip
-    return format_table("llrrrrrr", headers, rows, drop=(1, 2, 7, 6, 3, 4))
+    return format_table("llrrrrrr", headers, rows, drop=(1, 2, 7, 6, 3, 4), drop_empty=True)
 
 
 def _name(package: Package | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pytest_negativa.reporting.text import cut_middle, printable, terminal_width
 
 _ALIGNMENTS = {"l": "left", "r": "right"}
+_NOTHING = frozenset(("", "-"))  # cells that tell nothing
 _GAP = 2  # columns between two of a table
 _HEADER_PADDING = 2  # tabulate.MIN_PADDING
 # Columns go before a name gets shorter than this.
@@ -22,6 +23,7 @@ def format_table(
     width: int | None = None,
     drop: Sequence[int] = (),
     names: Sequence[int] = (0,),
+    drop_empty: bool = False,
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
 
@@ -35,6 +37,7 @@ def format_table(
         width: columns of the terminal; 0 for no limit, None to ask the terminal.
         drop: which columns of the table go if it is wider, in this order.
         names: the columns whose cells are cut in the middle if it is wider then.
+        drop_empty: whether columns go that have no value in any row; the first one stays.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
     from tabulate import tabulate
@@ -42,10 +45,21 @@ def format_table(
     cells = [
         [printable(cell) for cell in row] for row in (rows if total is None else [*rows, total])
     ]
-    left: Sequence[int] = range(len(headers))
+    left: Sequence[int] = [
+        column
+        for column in range(len(headers))
+        if not (drop_empty and column) or any(row[column] not in _NOTHING for row in cells)
+    ]
     width = terminal_width() if width is None else width
     if width:
-        left, cut = _fit(headers, cells, width, drop, names)
+        left, cut = _fit(
+            headers,
+            cells,
+            width,
+            [column for column in drop if column in left],
+            [column for column in names if column in left],
+            left,
+        )
         cells = [
             [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)]
             for row in cells
@@ -69,14 +83,15 @@ def _fit(
     width: int,
     drop: Sequence[int],
     names: Sequence[int],
+    left: Sequence[int],
 ) -> tuple[Sequence[int], dict[int, int]]:
-    """The columns that are shown, and the widths of those with names."""
+    """Which columns of ``left`` are shown, and the widths of those with names."""
     least = [len(header) + _HEADER_PADDING for header in headers]
     widths = [
         max(least[column], *(len(row[column]) for row in rows)) for column in range(len(headers))
     ]
     shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]
-    left = list(range(len(widths)))
+    left = list(left)
     for column in drop:
         if _width(shortest, left) <= width:
             break

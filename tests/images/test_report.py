@@ -408,7 +408,7 @@ def test_command(root: Path, tmp_path: Path) -> None:
     assert document["libraries"][0]["slimmable_bytes"] == plan.unused_bytes
     shown = invoke(*arguments).stdout
     assert shown.startswith(f"{root}: ")
-    assert "file, below lib " in shown and "\nlibm.so " in shown
+    assert "\nFiles below lib:\nfile " in shown and "\nlibm.so " in shown
     assert "Never loaded by run 20260101T000000Z-run: 0 files of 0 B." in shown
     code = document["libraries"][0]["code_bytes"] + cubin
     assert f"{format_bytes(code)} GPU code in 2 files" in shown.splitlines()[0]
@@ -591,14 +591,32 @@ def test_slimmed_libraries(root: Path) -> None:
     assert text.endswith("\n  empty.so\n  and 1 more")
 
 
-def test_the_options_that_fill_empty_columns(root: Path) -> None:
+def test_the_options_that_add_columns(root: Path) -> None:
     put(MULTIARCH, root / "lib.so")
     plain = "\n".join(render_image_report(report_image(root), top=0))
-    assert "--lock FILE fills the columns by the suite and slimmable; --arch sm_90 fills" in plain
+    assert "--lock FILE adds the columns by the suite and slimmable; --arch sm_90 adds" in plain
     by_arch = "\n".join(render_image_report(report_image(root, None, [SM_90]), top=0))
-    assert by_arch.endswith("--lock FILE fills the column by the suite.")
+    assert by_arch.endswith("--lock FILE adds the column by the suite.")
     with_run = "\n".join(render_image_report(report_image(root, run_of()), top=0))
-    assert "fills" not in with_run
+    assert "FILE adds" not in with_run
+
+
+def test_tables_fit_a_terminal_and_have_no_empty_columns(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = "a/path/as/long/as/that/of/an/environment/lib/python3.13/site-packages/some_package"
+    put(MULTIARCH, root / folder / "lib/libm.so")
+    shown = invoke(str(root), "--arch=sm_90").stdout
+    assert f"\nFiles below {folder}/lib:\nfile " in shown
+    tables = [line.split("  ") for line in shown.splitlines() if line.startswith(("file ", "pack"))]
+    columns = [[header.strip() for header in line if header] for line in tables]
+    # The share has no header.
+    assert columns == [
+        ["file", "size", "GPU code", "slimmable", "by"],
+        ["package", "files", "size", "GPU code", "slimmable"],
+    ]
+    assert all(len(line) <= 80 for line in shown.splitlines() if line.startswith(("file", "---")))
 
 
 def test_of_trimmed_cubins_counts_what_the_file_holds(root: Path) -> None:
