@@ -178,6 +178,13 @@ def page(contents: ReportContents, tmp_path_factory: pytest.TempPathFactory) -> 
         driver.quit()
 
 
+def another(page: Page, contents: ReportContents, folder: Path) -> Page:
+    """Another report in the same window."""
+    file = folder / "report.html"
+    file.write_bytes(render_html(contents))
+    return Page(page.driver, file.as_uri())
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_each_page_is_sound(page: Page, width: int, dark: bool) -> None:
@@ -192,6 +199,64 @@ def test_each_page_is_sound(page: Page, width: int, dark: bool) -> None:
     assert page.run("return performance.getEntriesByType('resource').length") == 0
     assert page.run("return window.hacked") is None
     assert page.errors() == []
+
+
+def test_all_tabs_are_in_sight(page: Page) -> None:
+    for width, rows in ((1280, 1), (390, 1), (320, 2)):
+        page.open(width=width)
+        boxes = page.run(
+            "return [...document.querySelectorAll('nav a')]"
+            ".map((tab) => tab.getBoundingClientRect()).map((box) => [box.right, box.top])"
+        )
+        assert max(right for right, _ in boxes) <= width
+        assert len({top for _, top in boxes}) == rows
+
+
+def test_a_narrow_window_tells_the_state_in_words(page: Page) -> None:
+    shown = (
+        "return [...document.querySelectorAll('tbody tr:not(.gap)')].map((row) => [...row.cells]"
+        ".filter((cell) => cell.offsetWidth).map((cell) => cell.textContent)[1])"
+    )
+    page.open("elements", width=390)
+    assert set(page.run(shown)) == {"used", "not used", "other GPU"}
+    page.open("kernels?q=mul", width=390)
+    page.wait("!document.querySelector('output').textContent.startsWith('…')")
+    assert "not used" in page.run(shown)
+    page.open("elements")
+    head = page.run("return document.querySelector('thead').innerText")
+    assert "Reason" in head and "State" not in head
+
+
+def test_no_header_is_cut(page: Page, contents: ReportContents, tmp_path: Path) -> None:
+    """Each column has room for its title, and for the mark of the order."""
+    report = replace(contents.report, replay="No GPU: replaying")
+    usage = replace(contents.usage, launches=())
+    lookups = another(page, replace_fields(contents, report=report, usage=usage), tmp_path)
+    cut = (
+        "return [...document.querySelectorAll('th button')].filter((button) => {"
+        "if (button.offsetWidth) button.click();"
+        "return button.scrollWidth > button.clientWidth }).map((button) => button.textContent)"
+    )
+    for one in (page, lookups):
+        for route in ("libraries", "elements", "kernels", "tests"):
+            one.open(route)
+            assert one.run(cut) == [], route
+
+
+def test_growth_within_a_day_has_times(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    axis = "return [...document.querySelectorAll('svg[aria-label*=\"saved runs\"] > text')]"
+    axis += ".slice(-2).map((text) => text.textContent)"
+    page.open()
+    assert page.run(axis) == ["2026-11-20", "2026-11-22"]
+    ids = ("20261121T010203Z-000000", "20261121T010401Z-000001")
+    history = tuple(replace(contents.report, run_id=run_id) for run_id in ids)
+    of_a_day = another(page, replace_fields(contents, history=history), tmp_path)
+    of_a_day.open()
+    assert of_a_day.run(axis) == ["01:02:03", "01:04:01"]
+    text = of_a_day.run("return document.body.textContent")
+    assert "All runs are of 2026-11-21; times are in UTC." in text
 
 
 def test_the_theme_can_be_chosen(page: Page) -> None:
@@ -294,15 +359,28 @@ def test_skipped_tests_used_nothing(page: Page) -> None:
     assert lead == "It was skipped, so it used no GPU code."
 
 
+@pytest.mark.parametrize("combined", [False, True])
+def test_tests_that_the_run_does_not_count(
+    page: Page, contents: ReportContents, tmp_path: Path, combined: bool
+) -> None:
+    """A plan for a part is not for all tests with outcomes; a combined run has no outcomes."""
+    changed = replace_fields(contents, tests=())
+    if not combined:
+        changed = replace_fields(contents, report=replace(contents.report, part="1 of 4 tests"))
+    other = another(page, changed, tmp_path)
+    other.open()
+    title = other.run("return document.querySelector('h1').textContent")
+    assert title.endswith("was not used by the tests")
+
+
 def test_a_replayed_trace_is_of_another_session(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
     """The tests that are skipped without a GPU used code when the trace was recorded."""
     report = replace(contents.report, replay="No GPU: replaying")
-    replayed = Page(page.driver, (tmp_path / "replayed.html").as_uri())
-    (tmp_path / "replayed.html").write_bytes(render_html(replace_fields(contents, report=report)))
+    replayed = another(page, replace_fields(contents, report=report), tmp_path)
     replayed.open()
-    assert "was not used by these 4 tests" in replayed.run("return document.body.textContent")
+    assert "was not used by the tests" in replayed.run("return document.body.textContent")
     replayed.open("tests?q=test_b")
     replayed.wait("document.querySelector('tbody a')")
     assert "Outcome here" in replayed.run("return document.querySelector('thead').textContent")
@@ -354,8 +432,7 @@ def test_many_tests_are_compared_by_module(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
     many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
-    large = Page(page.driver, (tmp_path / "large.html").as_uri())
-    (tmp_path / "large.html").write_bytes(render_html(replace_fields(contents, functions=many)))
+    large = another(page, replace_fields(contents, functions=many), tmp_path)
     large.open()
     text = large.run("return document.body.textContent")
     assert "Tests are grouped by module. 26 modules come later by name and are left out." in text

@@ -40,10 +40,10 @@ function columnReader(bytes, at) {
 
 // What a reason means for a reader, and the colour of what it decides.
 const CATEGORIES = [
-  { id: "used", title: "Used by the tests", text: "A test loaded this code." },
-  { id: "kept", title: "Kept for another reason", text: "A rule keeps this code, or too little is known of it." },
-  { id: "idle", title: "No test used it", text: "It fits the tested GPU, but no test asked for a kernel in its region." },
-  { id: "alien", title: "For other GPUs", text: "The tested GPU never loads it." },
+  { id: "used", title: "Used by the tests", state: "used", text: "A test loaded this code." },
+  { id: "kept", title: "Kept for another reason", state: "kept", text: "A rule keeps this code, or too little is known of it." },
+  { id: "idle", title: "No test used it", state: "not used", text: "It fits the tested GPU, but no test asked for a kernel in its region." },
+  { id: "alien", title: "For other GPUs", state: "other GPU", text: "The tested GPU never loads it." },
 ];
 const REASONS = {
   "wrong-arch": [3, "Built for other GPUs (wrong arch)"],
@@ -111,11 +111,13 @@ function indexData(data) {
     for (let i = 0; i < copies.length; i++) if (copies.element[i] === element) found.push(copies.kernel[i]);
     return found;
   };
-  // Without outcomes, as of a recording, the node ids tell tests from phases of the session.
-  const ended = tests.length ? tests.outcome.filter((outcome) => outcome >= 0) : [];
+  // The node ids tell tests from phases of the session.
+  data.hasTests = tests.length > 0 && tests.name.some((name) => texts[name].includes("::"));
   // Skipped tests could not use anything, unless they ran when a replayed trace was recorded.
   data.usedNothing = (outcome) => !data.report.replay && outcome >= 0 && texts[outcome] === "skipped";
-  data.realTests = ended.length ? ended.filter((outcome) => !data.usedNothing(outcome)).length : (tests.length ? tests.name.filter((name) => texts[name].includes("::")).length : 0);
+  // Outcomes are those of the tests that were traced, except in a replay and in a plan for a part of them.
+  const known = tests.length > 0 && !report.replay && !data.part;
+  data.testsThatRan = known ? tests.outcome.filter((outcome) => outcome >= 0 && !data.usedNothing(outcome)).length : 0;
   return data;
 }
 

@@ -11,7 +11,7 @@ function pageOf(data, parts, params) {
     case "": return overview(data, []);
     case "map": return overview(data, parts.slice(1));
     case "libraries": return listing("Libraries", "All libraries with GPU code that the run loaded. File is the whole library; the other figures are of its GPU code.", libraryTable(data, params, change));
-    case "elements": return listing("Elements", `The pieces that GPU code comes in: one for each source file and architecture, or so.${sum(elements.members) > elements.length ? " The smallest are grouped." : ""}`, elementTable(data, params, change));
+    case "elements": return listing("Elements", `An element is one entry of a library's GPU code: machine code (cubin) or PTX for one GPU architecture, usually of one source file.${sum(elements.members) > elements.length ? " The smallest are grouped." : ""}`, elementTable(data, params, change));
     case "kernels": return listing("Kernels", `The GPU functions that the tested GPU could load.${data.leftOutKernels ? ` ${formatCount(data.leftOutKernels)} unused kernels with little code are left out.` : ""}`, kernelTable(data, params, change));
     case "tests": return listing("Tests", data.launches.length ? "The tests, and how many kernels each launched." : "The tests, and how many kernels each was the first to use. A trace at level launch tells all kernels of each test.", testTable(data, params, change));
     case "library": if (has(report.libraries.length)) return libraryPage(data, i); break;

@@ -5,6 +5,11 @@ const libraryLink = (library) => `#/library/${library}`;
 const link = (href, text) => make("a", { href }, text);
 const marked = (category, text) => make("span", {}, swatch(category), text);
 const STATES = [["used", "used"], ["unused", "not used"]];
+// In narrow windows, which have no room for the reason: colour alone does not tell everybody the state.
+const stateColumn = (categoryOf) => {
+  const state = (i) => CATEGORIES[categoryOf(i)].state;
+  return { id: "short", title: "State", width: 88, hide: "narrow", cell: state, key: state };
+};
 const facts = (rows) => make("dl", { class: "facts" }, rows.filter((row) => row && row[1] !== null && row[1] !== undefined).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 const range = (count) => Uint32Array.from({ length: count }, (_, i) => i);
 const unusedOf = (row) => sum(row.unused.map((part) => part.bytes));
@@ -42,7 +47,8 @@ function overview(data, path) {
   const kernels = sum(rows.map((row) => row.kernels)), used = sum(rows.map((row) => row.used_kernels));
   const width = Math.min(1240, innerWidth - 40) > 820 ? HALF_WIDTH : Math.max(260, innerWidth - 60);
   const tile = (href, figure, name, text) => make("a", { class: "tile", href }, make("span", { class: "name" }, name), make("b", {}, figure), make("span", {}, text));
-  const tests = data.realTests ? `these ${plural(data.realTests, "test", "tests")}`.replace("these 1 test", "this test") : "this run";
+  const count = data.testsThatRan;
+  const tests = count ? (count === 1 ? "this test" : `these ${formatCount(count)} tests`) : data.hasTests ? "the tests" : "this run";
   const pieces = [
     make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code was not used by ${tests}`),
     make("p", { class: "lead" }, `The run loaded ${plural(rows.length, "library", "libraries")} with ${formatBytes(code - ofCodeFiles)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
@@ -135,7 +141,7 @@ function pictures(data, width) {
       `Darker: more functions in common (Jaccard similarity), on the pages that the tests touched.${groupingOf(alike)}`, heatMap(alike, "functions", room)));
   }
   if (data.history.length > 1) {
-    half((room) => card("Growth over saved runs", null,
+    half((room) => card("Growth over saved runs", oneDay(data.history, texts) ? `All runs are of ${dayOf(texts[data.history.run[0]])}; times are in UTC.` : null,
       make("ul", { class: "legend" }, make("li", {}, make("span", { class: "swatch accent" }), "GPU code"), make("li", {}, make("span", { class: "swatch idle" }), "unused")),
       growthChart(data.history, texts, room)));
   }
@@ -196,13 +202,13 @@ function libraryTable(data, params, onChange) {
     columns: [
       { id: "name", title: "Library", cell: (i) => data.libraryNames[i], key: (i) => data.libraryNames[i].toLowerCase() },
       num({ id: "size", title: "File", width: 90, hide: "wide", cell: (i) => formatBytes(rows[i].size), key: (i) => rows[i].size }),
-      num({ id: "code", title: "GPU code", width: 100, hide: "middle", cell: (i) => formatBytes(rows[i].code_bytes), key: (i) => rows[i].code_bytes }),
+      num({ id: "code", title: "GPU code", width: 115, hide: "middle", cell: (i) => formatBytes(rows[i].code_bytes), key: (i) => rows[i].code_bytes }),
       num({ id: "unused", title: "Unused", width: 95, cell: (i) => formatBytes(unusedOf(rows[i])), key: (i) => unusedOf(rows[i]) }),
       num({ id: "share", title: "Share", width: 78, cell: (i) => formatShare(unusedOf(rows[i]), rows[i].code_bytes), key: (i) => unusedOf(rows[i]) / (rows[i].code_bytes || 1) }),
-      num({ id: "arch", title: "Other GPUs", width: 110, hide: "wide", cell: (i) => formatBytes(unusedBy(rows[i], 3, data)), key: (i) => unusedBy(rows[i], 3, data) }),
+      num({ id: "arch", title: "Other GPUs", width: 125, hide: "wide", cell: (i) => formatBytes(unusedBy(rows[i], 3, data)), key: (i) => unusedBy(rows[i], 3, data) }),
       num({ id: "idle", title: "No test", width: 95, hide: "wide", cell: (i) => formatBytes(unusedBy(rows[i], 2, data)), key: (i) => unusedBy(rows[i], 2, data) }),
-      num({ id: "elements", title: "Elements", width: 95, hide: "wide", cell: (i) => formatCount(rows[i].elements), key: (i) => rows[i].elements }),
-      num({ id: "kernels", title: "Kernels", width: 90, hide: "wide", cell: (i) => formatCount(rows[i].kernels), key: (i) => rows[i].kernels }),
+      num({ id: "elements", title: "Elements", width: 110, hide: "wide", cell: (i) => formatCount(rows[i].elements), key: (i) => rows[i].elements }),
+      num({ id: "kernels", title: "Kernels", width: 100, hide: "wide", cell: (i) => formatCount(rows[i].kernels), key: (i) => rows[i].kernels }),
       num({ id: "used", title: "Used", width: 70, hide: "middle", cell: (i) => formatCount(rows[i].used_kernels), key: (i) => rows[i].used_kernels }),
     ],
   });
@@ -235,7 +241,8 @@ function elementTable(data, params, onChange, only) {
       { id: "element", title: "Element", cell: (i) => marked(data.category[i], elementName(data, i)), key: (i) => elements.library[i] * 1e12 + elements.start[i], kind: undefined },
       { id: "library", title: "Library", hide: "middle", cell: (i) => data.libraryNames[elements.library[i]], key: (i) => data.libraryNames[elements.library[i]].toLowerCase() },
       { id: "section", title: "Section", width: 130, hide: "wide", cell: section, key: section },
-      num({ id: "size", title: "Size", width: 95, cell: (i) => formatBytes(elements.size[i]), key: (i) => elements.size[i] }),
+      stateColumn((i) => data.category[i]),
+      num({ id: "size", title: "Size", width: 84, cell: (i) => formatBytes(elements.size[i]), key: (i) => elements.size[i] }),
       { id: "reason", title: "Reason", hide: "wide", cell: (i) => reasonOf(data, i), key: reason },
     ],
   });
@@ -244,6 +251,7 @@ function elementTable(data, params, onChange, only) {
 function kernelTable(data, params, onChange, only, counts) {
   const { kernels, tests, texts } = data;
   const name = (i) => texts[kernels.name[i]];
+  const categoryOf = (i) => (kernels.first[i] >= 0 ? 0 : 2);
   const first = (i) => (kernels.first[i] < 0 ? "" : texts[tests.name[kernels.first[i]]]);
   return new Table({
     label: "kernels", rows: only || range(kernels.length), params, onChange, sort: counts ? "-gpu" : "-size", placeholder: "Search kernels, e.g. gemm bf16",
@@ -254,9 +262,10 @@ function kernelTable(data, params, onChange, only, counts) {
       { id: "state", label: "Used or not", options: STATES, key: (i) => (kernels.first[i] >= 0 ? "used" : "unused") },
     ],
     columns: [
-      { id: "name", title: "Kernel", cell: (i) => marked(kernels.first[i] >= 0 ? 0 : 2, name(i)), key: name },
+      { id: "name", title: "Kernel", cell: (i) => marked(categoryOf(i), name(i)), key: name },
       { id: "library", title: "Library", width: 230, hide: "wide", cell: (i) => data.libraryNames[kernels.library[i]], key: (i) => data.libraryNames[kernels.library[i]].toLowerCase() },
-      num({ id: "size", title: "Code", width: 88, cell: (i) => (kernels.size[i] ? formatBytes(kernels.size[i]) : "-"), key: (i) => kernels.size[i] }),
+      ...(counts ? [] : [stateColumn(categoryOf)]),
+      num({ id: "size", title: "Code", width: 88, hide: counts ? "middle" : undefined, cell: (i) => (kernels.size[i] ? formatBytes(kernels.size[i]) : "-"), key: (i) => kernels.size[i] }),
       ...(counts ? launchColumns(counts) : [{ id: "first", title: "Used first in", width: 260, hide: "wide", cell: first, key: first }]),
     ],
   });
@@ -266,8 +275,8 @@ function kernelTable(data, params, onChange, only, counts) {
 function launchColumns(rows) {
   const of = new Map(rows.map((row) => [row[0], row])), count = (i) => of.get(i)[1], time = (i) => of.get(i)[2];
   return [
-    num({ id: "launches", title: "Launches", width: 100, cell: (i) => (count(i) ? formatCount(count(i)) : "-"), key: count }),
-    num({ id: "gpu", title: "GPU time", width: 100, cell: (i) => formatGpuTime(time(i)), key: time }),
+    num({ id: "launches", title: "Launches", width: 105, cell: (i) => (count(i) ? formatCount(count(i)) : "-"), key: count }),
+    num({ id: "gpu", title: "GPU time", width: 110, cell: (i) => formatGpuTime(time(i)), key: time }),
   ];
 }
 
@@ -307,11 +316,11 @@ function testTable(data, params, onChange, only, counts) {
     filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), key: outcome }] : [],
     columns: [
       { id: "name", title: "Test", cell: name, key: name },
-      { id: "outcome", title: outcomeTitle(data), width: data.report.replay ? 120 : 100, hide: "middle", cell: outcome, key: outcome },
+      { id: "outcome", title: outcomeTitle(data), width: data.report.replay ? 145 : 100, hide: "middle", cell: outcome, key: outcome },
       num({ id: "time", title: "Time", width: 90, hide: "middle", cell: (i) => (tests.outcome[i] < 0 ? "-" : formatTime(tests.milliseconds[i])), key: (i) => tests.milliseconds[i] }),
       ...(counts ? launchColumns(counts) : [
-        num({ id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: 120, cell: (i) => formatCount(kernels(i)), key: kernels }),
-        data.launches.length ? num({ id: "gpu", title: "GPU time", width: 100, cell: (i) => formatGpuTime(gpuTime(i)), key: gpuTime }) : null,
+        num({ id: "kernels", title: data.launches.length ? "Kernels" : "New kernels", hint: data.launches.length ? "Kernels that it launched" : "Kernels that it was the first to use", width: data.launches.length ? 95 : 140, cell: (i) => formatCount(kernels(i)), key: kernels }),
+        data.launches.length ? num({ id: "gpu", title: "GPU time", width: 110, cell: (i) => formatGpuTime(gpuTime(i)), key: gpuTime }) : null,
       ].filter(Boolean)),
     ],
   });

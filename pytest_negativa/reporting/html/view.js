@@ -118,6 +118,11 @@ function histogram(shares, width) {
   });
 }
 
+// A run's id begins with its time, e.g. 20261121T010203Z.
+const RUN_TIME = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z.*/;
+const dayOf = (run) => run.replace(RUN_TIME, "$1-$2-$3");
+const oneDay = (history, texts) => new Set(Array.from(history.run, (run) => dayOf(texts[run]))).size === 1;
+
 function growthChart(history, texts, width) {
   const most = Math.max(1, ...history.code_bytes);
   const ticks = [0, 0.5, 1].map((share) => [share, formatBytes(Math.round(share * most))]);
@@ -130,9 +135,10 @@ function growthChart(history, texts, width) {
       points.forEach(([cx, cy], i) => svg.append(make("circle", { class: dot, cx, cy, r: 4 },
         make("title", {}, `${texts[history.run[i]]}: ${word} ${formatBytes(history[column][i])}`))));
     }
-    const day = (i) => texts[history.run[i]].replace(/^(\d{4})(\d\d)(\d\d)T.*/, "$1-$2-$3");
-    svg.append(make("text", { x: left, y: foot }, day(0)),
-      make("text", { x: left + room, y: foot, "text-anchor": "end" }, day(history.length - 1)));
+    const form = oneDay(history, texts) ? "$4:$5:$6" : "$1-$2-$3";
+    const time = (i) => texts[history.run[i]].replace(RUN_TIME, form);
+    svg.append(make("text", { x: left, y: foot }, time(0)),
+      make("text", { x: left + room, y: foot, "text-anchor": "end" }, time(history.length - 1)));
   });
 }
 
