@@ -11,7 +11,7 @@ from pytest_negativa.analysis.code_files import plan_code_files, watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.by_test import functions_by_group
-from pytest_negativa.hostcode.gather import gather, pages_by_test
+from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.report import RunReport
@@ -141,13 +141,10 @@ def write_reports(
         StoreError: one can't be written.
     """
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
-        contents = replace(
-            contents,
-            tests=load_tests(run),
-            history=load_history(run),
-            host=gather(run),
-            functions=functions_by_group(pages_by_test(run), lambda test: (test,)),
-        )
+        contents = replace(contents, tests=load_tests(run), history=load_history(run))
+        if (pages := gather_by_test(run)) is not None:
+            functions = functions_by_group(pages.by_test, lambda test: (test,))
+            contents = replace(contents, host=pages.usage, functions=functions)
     for file in render_to_files(contents, options):
         if file.is_appended:
             if appends and not anew:

@@ -95,13 +95,14 @@ def tests(
     if similar is not None:
         groups = _groups(similar, run)
         alike = _functions_alike(run, groups) if functions else _kernels_alike(run, groups, glob)
-        pairs = _pairs(alike)
+        code = "functions" if functions else "kernels"
+        pairs = _pairs(alike, code, f"{similar}s")
         if as_json:
             compared = SimilarityList(
                 format_version=LISTING_VERSION,
                 run_id=run.run_id,
                 compared=similar,
-                code="functions" if functions else "kernels",
+                code=code,
                 pairs=pairs,
             )
             click.echo(encode_json(compared), nl=False)
@@ -409,19 +410,19 @@ def _kernels_alike(
 
 def _functions_alike(run: Run, groups: Mapping[str, Sequence[str]]) -> list[Likeness]:
     from pytest_negativa.hostcode.by_test import functions_by_group
-    from pytest_negativa.hostcode.gather import pages_by_test
+    from pytest_negativa.hostcode.gather import gather_by_test
     from pytest_negativa.planning.by_test import compare_bits
 
-    touched = pages_by_test(run)
-    if not touched:
+    pages = gather_by_test(run)
+    if pages is None or not pages.by_test:
         raise StoreError(
             f"{run}: CPU code was not traced by test, or the run unites several; trace with "
             "--negativa-cpu and --negativa-level=launch"
         )
-    return compare_bits(functions_by_group(touched, lambda test: groups.get(test, ())))
+    return compare_bits(functions_by_group(pages.by_test, lambda test: groups.get(test, ())))
 
 
-def _pairs(alike: Iterable[Likeness]) -> tuple[SimilarPair, ...]:
+def _pairs(alike: Iterable[Likeness], code: str, what: str) -> tuple[SimilarPair, ...]:
     from pytest_negativa.models.listing import SimilarPair
 
     pairs = tuple(
@@ -435,5 +436,5 @@ def _pairs(alike: Iterable[Likeness]) -> tuple[SimilarPair, ...]:
         for one in alike
     )
     if not pairs:
-        raise OptionError("--similar: fewer than two of them ran any")
+        raise OptionError(f"--similar: fewer than two of these {what} ran any {code}")
     return pairs

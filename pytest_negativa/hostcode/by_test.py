@@ -30,7 +30,7 @@ def functions_by_group(
     A library that can't be read any more, or names no functions, has none.
 
     Args:
-        touched: see ``gather.pages_by_test``.
+        touched: see ``gather.Gathered``.
         groups_of: the groups that a test belongs to.
     """
     pages: defaultdict[tuple[HostFile, _Ranges], defaultdict[str, int]]

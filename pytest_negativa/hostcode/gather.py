@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import (
@@ -16,7 +16,6 @@ from pytest_negativa.hostcode.page_logs import (
 )
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.usage import (
-    FileKey,
     FilePages,
     describe,
     file_key,
@@ -36,6 +35,19 @@ from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import Run
 
 _T = TypeVar("_T", HostFiles, HostUsage)
+
+
+class Gathered(NamedTuple):
+    """What the processes of a run have touched so far.
+
+    Attributes:
+        usage: of all processes.
+        by_test: what each test touched, of each file whose content is known. A run that does not
+            tell its tests apart, or unites several, has none.
+    """
+
+    usage: HostUsage
+    by_test: tuple[tuple[HostFile, LoggedTest], ...]
 
 
 def begin(run: Run) -> None:
@@ -58,10 +70,21 @@ def gather(run: Run) -> HostUsage | None:
         PageLogError: a log is damaged.
         StoreError: a file can't be read or written.
     """
+    found = gather_by_test(run)
+    return None if found is None else found.usage
+
+
+def gather_by_test(run: Run) -> Gathered | None:
+    """Do what ``gather`` does, and tell the tests apart, from one look at the logs.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a file can't be read or written.
+    """
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
-        return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
+        return Gathered(_load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION), ())
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
     known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
@@ -97,7 +120,15 @@ def gather(run: Run) -> HostUsage | None:
             HostFiles(format_version=HOST_FILES_VERSION, processor=record.processor, files=files),
         )
     write_record(run.host_usage_file, usage)
-    return usage
+    return Gathered(
+        usage,
+        tuple(
+            (file, one)
+            for process in processes
+            for one in process.tests
+            if (file := known.get(key_of(one.library))) is not None
+        ),
+    )
 
 
 def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
@@ -107,33 +138,10 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
         PageLogError: a log is damaged.
         StoreError: a file can't be read, or the run has no logs.
     """
-    files = _known_files(run)
+    record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
+    files = {file_key(f): f for f in record.files}
     pages = unite_logs(read_page_logs(run.page_logs))
     return tuple((files[key], pages[key]) for key in pages if key in files)
-
-
-def pages_by_test(run: Run) -> tuple[tuple[HostFile, LoggedTest], ...]:
-    """What each test of a run touched, of each file whose content is known.
-
-    A run that does not tell its tests apart, or unites several, has none.
-
-    Raises:
-        PageLogError: a log is damaged.
-        StoreError: a file can't be read.
-    """
-    if gather(run) is None or not run.page_log_files.exists():
-        return ()
-    files = _known_files(run)
-    return tuple(
-        (file, one)
-        for process in read_page_logs(run.page_logs)
-        for one in process.tests
-        if (file := files.get(key_of(one.library))) is not None
-    )
-
-
-def _known_files(run: Run) -> dict[FileKey, HostFile]:
-    return {file_key(f): f for f in _load(run.page_log_files, HostFiles, HOST_FILES_VERSION).files}
 
 
 def require_usage(run: Run) -> HostUsage:

@@ -35,6 +35,7 @@ from tests.support.paged import (
 from tests.support.sessions import unmeasured_environ
 
 pytestmark = [needs_compiler, needs_page_watch]
+PAGES = "../../../pytest_negativa/processes/pages.c"  # the watcher, as compile_shared finds it
 
 
 @pytest.fixture(scope="module")
@@ -165,17 +166,17 @@ library.never()
     assert address in find(read_page_logs(logs), library).pages
 
 
+def watch_with_few_mappings(tmp_path: Path, most: int) -> Path:
+    """The watcher, which opens no more than so many single pages."""
+    options = (f"-DMAX_FAULTS={most}", "-Wno-error", "-Wl,-z,now")
+    return compile_shared(PAGES, tmp_path / "forced.so", *options)
+
+
 def test_a_process_with_few_mappings_left_counts_whole_blocks(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
     # Never wrong: what is not watched any more counts as touched.
-    forced = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
-        tmp_path / "forced.so",
-        "-DMAX_FAULTS=3",
-        "-Wno-error",
-        "-Wl,-z,now",
-    )
+    forced = watch_with_few_mappings(tmp_path, 3)
     environ = unmeasured_environ()
     environ = {**environ, **watch_environment(environ, logs), "LD_AUDIT": str(forced)}
     code = f"import ctypes; ctypes.CDLL({str(library)!r}).in_main()"
@@ -219,7 +220,7 @@ def test_a_range_that_the_record_cannot_hold_is_an_error(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_no_undefined_behaviour(tmp_path: Path, library: Path, program: Path, logs: Path) -> None:
     checked = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
+        PAGES,
         tmp_path / "checked.so",
         *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
     )
@@ -420,13 +421,7 @@ def test_a_process_that_is_not_told_apart_refuses(library: Path, logs: Path) -> 
 def test_tests_get_whole_blocks_where_mappings_are_few(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
-    forced = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
-        tmp_path / "forced.so",
-        "-DMAX_FAULTS=0",
-        "-Wno-error",
-        "-Wl,-z,now",
-    )
+    forced = watch_with_few_mappings(tmp_path, 0)
     code = "tell('one'); library.in_main()"
     found = tell_tests(logs, library, code, LD_AUDIT=str(forced))
     assert found == {"one": watched_functions(logs, library)}
@@ -436,13 +431,7 @@ def test_mappings_of_one_test_are_not_missing_in_the_next(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
     program = compile_c("pages/tests.c", tmp_path / "tests")
-    forced = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
-        tmp_path / "forced.so",
-        "-DMAX_FAULTS=100",
-        "-Wno-error",
-        "-Wl,-z,now",
-    )
+    forced = watch_with_few_mappings(tmp_path, 100)
     environ = unmeasured_environ()
     watched = watch_environment(environ, logs, by_test=True)
     subprocess.run(
@@ -459,7 +448,7 @@ def test_threads_loads_and_forks_while_tests_change(
     program = compile_c("pages/tests.c", tmp_path / "tests")
     other = shutil.copy(library, tmp_path / "other.so")
     checked = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
+        PAGES,
         tmp_path / "checked.so",
         *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
     )

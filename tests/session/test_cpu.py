@@ -13,7 +13,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from pytest_negativa.hostcode.gather import pages_by_test
+from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
@@ -286,7 +286,9 @@ def test_inner():
 def functions_by_test(project: Project, library: Path) -> dict[str, set[str]]:
     """The functions of the library that each test of the last run touched."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for file, one in pages_by_test(Run(project.results / "latest")):
+    gathered = gather_by_test(Run(project.results / "latest"))
+    assert gathered is not None
+    for file, one in gathered.by_test:
         if file.path == str(library):
             pages = [page for s, end in one.library.ranges for page in range(s, end, PAGE)]
             touched = [page for bit, page in enumerate(pages) if one.pages >> bit & 1]

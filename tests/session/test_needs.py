@@ -144,6 +144,8 @@ def test_who_used_what(tmp_path: Path) -> None:
     as_json = json.loads(project.negativa("tests", "--similar=marker", "--json", "--top=1").stdout)
     jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
     assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [("slow", 0.5)]
+    one = project.negativa("tests", "--similar=marker", "--kernel=*matrices*", status=2)
+    assert "fewer than two of these markers ran any kernels" in one.stderr
     needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)
     jsonschema.validate(needed, json.loads(shipped_schema("needs")))
     [library] = needed["libraries"]

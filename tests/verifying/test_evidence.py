@@ -116,7 +116,7 @@ def test_a_process_that_loads_the_driver_and_leaves_no_trace(
 ) -> None:
     result = a_round(tmp_path / "001-verify", (7, PYTHON))
     log = result.run.redirect_logs / "7.5.1.log"
-    text = lines.format(ours=injection_library(), other="/opt/other.so").replace(" ", "\t")
+    text = lines.format(ours=injection_library(), other="/other/injection.so").replace(" ", "\t")
     log.write_text(f"{log.read_text()}7\tcopy\t/lib.so\n{text}\n" if text else log.read_text())
     traced = replace(header(9, run_id="001-verify"), executable=PYTHON)
     process = UsageProcess(header=traced, trace="t.jsonl", ended=True, torn=False)
