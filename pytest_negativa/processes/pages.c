@@ -301,9 +301,8 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 atomic_store(&faults_left, left - 1);
             } else {
                 /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
-                start = start / (COARSE * PAGE) * (COARSE * PAGE);
+                start -= (start - range->start) % (COARSE * PAGE);
                 end = start + COARSE * PAGE;
-                if (start < range->start) start = range->start;
                 if (end > range->end) end = range->end;
                 uintptr_t own = address & ~(uintptr_t)(PAGE - 1);
                 for (uintptr_t at = own; at > start; at -= PAGE)
