@@ -154,7 +154,10 @@ def gather_loads(
     originals: dict[str, str] = {}
     incomplete: str | None = None
     logged: set[_Program] = set()
-    traced_pids = {(p.header.run_id, p.header.pid) for p in usage.processes}
+    last_traces: dict[tuple[str, int], int] = {}
+    for traced in usage.processes:
+        key = traced.header.run_id, traced.header.pid
+        last_traces[key] = max(last_traces.get(key, 0), traced.header.start_ns)
     links = reconstruction.hard_links
     for result in rounds:
         logs = result.run.redirect_logs
@@ -171,16 +174,21 @@ def gather_loads(
                 originals.setdefault(path, f"{who} opened the original, as {opened}")
             problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
             if traces_children:
-                untraced = [x for x in process.loads if (result.name, x.pid) not in traced_pids]
+                # A trace from before is one of another program with this id, as execve(2) keeps it.
+                untraced = [
+                    loads
+                    for loads in process.loads
+                    if last_traces.get((result.name, loads.pid), -1) < process.started_ns
+                ]
                 problems += _why_untraced(process, untraced)
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
-    traced = loaded_originals(usage, reconstruction)
+    found = loaded_originals(usage, reconstruction)
     return LoadEvidence(
         copies=copies,
-        originals={**traced.processes, **originals},
+        originals={**found.processes, **originals},
         unsubstituted=unsubstituted,
-        incomplete=incomplete or traced.unknown or _why_not_logged(usage, logged),
+        incomplete=incomplete or found.unknown or _why_not_logged(usage, logged),
     )
 
 

@@ -124,6 +124,10 @@ def test_a_process_that_loads_the_driver_and_leaves_no_trace(
     found = gather_loads([result], usage, NO_COPIES, {}).incomplete
     assert (found is not None) == is_lack
     assert gather_loads([result], usage, NO_COPIES, {}, traces_children=False).incomplete is None
+    # A program that it executes keeps its id, not its trace.
+    earlier = replace(process, header=replace(traced, pid=7, start_ns=4))
+    found = gather_loads([result], replace(usage, processes=(earlier,)), NO_COPIES, {}).incomplete
+    assert (found is not None) == (is_lack or lines.startswith("9"))
     # What a process forks before the plugin traces it lacks the variable, too.
     own = replace(process, header=replace(traced, pid=7))
     usage = replace(usage, processes=(own, process))
