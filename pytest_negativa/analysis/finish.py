@@ -10,7 +10,7 @@ from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.code_files import plan_code_files, watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.by_test import functions_by_group
+from pytest_negativa.hostcode.by_tests import functions_by_group
 from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.models.analysis import Analysis, ReportContents
 from pytest_negativa.models.code_files import FilesPlan

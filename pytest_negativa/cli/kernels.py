@@ -103,7 +103,7 @@ def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
 
 def _launches(run: Run, test: str) -> tuple[Mapping[str, KernelRun], str]:
     """The kernels of a test, and the words for how it used them."""
-    from pytest_negativa.planning.by_test import kernels_of_test
+    from pytest_negativa.planning.by_tests import kernels_of_test
     from pytest_negativa.storage.results import load_usage
 
     usage = load_usage(run)

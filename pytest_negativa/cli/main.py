@@ -33,7 +33,7 @@ _COMMANDS = {
     "lock": ("slim", "Lock what a run proved, for machines without a GPU."),
     "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
-    "needs": ("by_test", "Show the GPU code that a part of the tests needs alone."),
+    "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
     "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
     "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
     "report": ("report", "Write reports of a traced run."),
@@ -41,7 +41,7 @@ _COMMANDS = {
     "schema": ("schema", "Print the JSON Schema of a file or output format."),
     "slim": ("slim", "Remove unused GPU code from installed libraries."),
     "tests": (
-        "by_test",
+        "tests",
         "List the tests of a run that ran kernels, with launches and GPU time.",
     ),
     "trace": ("run", "Run COMMAND and record the GPU code that it uses."),

@@ -64,7 +64,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
 def _compare(usages: Mapping[str, HostUsage]) -> str:
     """A table of each two runs and how alike the functions are that they touched."""
     from pytest_negativa.hostcode.summary import touched_functions
-    from pytest_negativa.planning.by_test import compare_groups
+    from pytest_negativa.planning.by_tests import compare_groups
     from pytest_negativa.reporting.tables import format_table
 
     alike = compare_groups({name: set(touched_functions(usage)) for name, usage in usages.items()})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import LibraryUsage, Usage
-from pytest_negativa.planning.by_test import kernel_runs
+from pytest_negativa.planning.by_tests import kernel_runs
 
 _ANONYMOUS = "(anonymous namespace)"
 

@@ -27,7 +27,7 @@ from pytest_negativa.models.trace import (
     UsedData,
     UsedKernel,
 )
-from pytest_negativa.planning.by_test import (
+from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernels_of_test,
     launches_by_range,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.trace import Usage
-    from pytest_negativa.planning.by_test import Likeness
+    from pytest_negativa.planning.by_tests import Likeness
     from pytest_negativa.storage.runs import Run
 
 # Markers of pytest's own: they say how tests run, not what they test.
@@ -174,7 +174,7 @@ def needs(
     from pytest_negativa.analysis.analyze import analyze
     from pytest_negativa.analysis.code_files import watched_files
     from pytest_negativa.models.listing import LISTING_VERSION, NeedList
-    from pytest_negativa.planning.by_test import usage_of_tests
+    from pytest_negativa.planning.by_tests import usage_of_tests
     from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
     from pytest_negativa.reporting.units import format_items
@@ -283,7 +283,7 @@ def _list_tests(
 ) -> tuple[ListedTest, ...]:
     """What each test ran of the kernels that match; the most kernels first."""
     from pytest_negativa.models.listing import LaunchRange, ListedTest
-    from pytest_negativa.planning.by_test import launches_by_range
+    from pytest_negativa.planning.by_tests import launches_by_range
     from pytest_negativa.reporting.launches import total_of
     from pytest_negativa.settings.globs import matches
 
@@ -395,7 +395,7 @@ def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
 def _kernels_alike(
     run: Run, groups: Mapping[str, Sequence[str]], glob: str | None
 ) -> list[Likeness]:
-    from pytest_negativa.planning.by_test import compare_groups, kernel_runs
+    from pytest_negativa.planning.by_tests import compare_groups, kernel_runs
 
     usage = _usage(run)
     _require_launches(run, usage)
@@ -409,9 +409,9 @@ def _kernels_alike(
 
 
 def _functions_alike(run: Run, groups: Mapping[str, Sequence[str]]) -> list[Likeness]:
-    from pytest_negativa.hostcode.by_test import functions_by_group
+    from pytest_negativa.hostcode.by_tests import functions_by_group
     from pytest_negativa.hostcode.gather import gather_by_test
-    from pytest_negativa.planning.by_test import compare_bits
+    from pytest_negativa.planning.by_tests import compare_bits
 
     pages = gather_by_test(run)
     if pages is None or not pages.by_test:
