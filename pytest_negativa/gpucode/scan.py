@@ -17,10 +17,10 @@ from pytest_negativa.models.library import Frame, Problem, Region
 FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
 
 # Bytes. Regions mostly follow each other, so the search for the next one starts small. It takes
-# ever larger steps through other data.
+# ever larger steps through other data. malloc gives larger blocks back to the system each time.
 _FIRST_WINDOW = 256
 _WINDOW_GROWTH = 16
-_MAX_WINDOW = 1 << 20
+_MAX_WINDOW = 512 << 10
 
 # Without a limit, every 4 bytes of a crafted section could be a problem of their own.
 _MAX_PROBLEMS = 1000

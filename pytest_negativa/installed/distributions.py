@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from importlib.metadata import PathDistribution
+    from importlib.metadata import PackageMetadata, PathDistribution
 
 
 def find_distributions(
@@ -33,7 +33,13 @@ def find_distributions(
 
 def has_name(distribution: PathDistribution) -> bool:
     """Whether its metadata have a name; an interrupted removal leaves a distribution without."""
-    return bool(distribution.metadata and distribution.metadata["Name"])
+    return named_metadata(distribution) is not None
+
+
+def named_metadata(distribution: PathDistribution) -> PackageMetadata | None:
+    """The metadata, if they have a name. A distribution parses them anew at each look."""
+    metadata = distribution.metadata
+    return metadata if metadata and metadata["Name"] else None
 
 
 def find_distribution(name: str) -> PathDistribution | None:

@@ -15,7 +15,11 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from pytest_negativa.installed.distributions import find_distributions, has_name
+from pytest_negativa.installed.distributions import (
+    find_distributions,
+    has_name,
+    named_metadata,
+)
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
@@ -54,7 +58,7 @@ class Site:
     def installed(self) -> tuple[Installed, ...]:
         """The distributions, by name; one with damaged metadata is left out."""
         if self._read is None:
-            found = (self._installed(d) for d in self._distributions())
+            found = map(self._installed, find_distributions([str(self.folder)]))
             self._read = tuple(sorted(filter(None, found), key=lambda one: one.name))
         return self._read
 
@@ -85,20 +89,20 @@ class Site:
 
     def _installed(self, distribution: importlib.metadata.PathDistribution) -> Installed | None:
         # No public attribute has the folder of the metadata.
-        metadata = Path(str(distribution._path))
-        if metadata.suffix != _METADATA_SUFFIX:
+        folder = Path(str(distribution._path))
+        if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:
             return None
-        record = metadata / RECORD
+        record = folder / RECORD
         try:
             rows = [row for _, row in iter_rows(record.read_bytes().decode("utf-8"))]
         except (OSError, UnicodeDecodeError, csv.Error):
             rows = []
         return Installed(
-            name=str(distribution.metadata["Name"]),
-            version=distribution.version,
+            name=str(metadata["Name"]),
+            version=metadata["Version"],
             record=record,
             libraries={
-                path_of(row, metadata.parent): RecordLine(*(*row[1:3], "", "")[:2])
+                path_of(row, folder.parent): RecordLine(*(*row[1:3], "", "")[:2])
                 for row in rows
                 if row and (".so" in row[0] or row[0].endswith(CODE_SUFFIXES))
             },

@@ -142,6 +142,7 @@ class Slimmer:
     )
     _known_sites: list[Site] | None = None
     _known_origins: Origins | None = None
+    _without_code: set[str] = field(default_factory=set)
 
     @property
     def _sites(self) -> list[Site]:
@@ -164,10 +165,24 @@ class Slimmer:
         if self.options.keep_originals is not None:
             return
         for task in self.work.tasks:
-            if task.before is None and task.recipe.spare is None and _may_lose(task):
+            if task.before is None and task.recipe.spare is None and self._may_lose(task):
                 yield self.origin_of(task)
         for package in self.work.packages:
             yield from (self._origin_of(group.names) for group in package.unused)
+
+    def _may_lose(self, task: Task) -> bool:
+        """Whether slimming may change a library: most of a site have no GPU code."""
+        recipe = task.recipe
+        if not isinstance(recipe, ByArchs | NeverLoaded) or recipe.strip_others:
+            return True
+        try:
+            has_code = has_gpu_code(task.source)
+        except FormatError:
+            return False
+        if not has_code:
+            # So that it is not searched again.
+            self._without_code.add(task.name)
+        return has_code
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -384,6 +399,8 @@ class Slimmer:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
     def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
+        if task.name in self._without_code:
+            return NotSlimmed(NO_GPU_CODE)
         options = self.options
         original = self._original_of(task)
         if task.is_cut:
@@ -597,17 +614,6 @@ class Slimmer:
                 for record, path, line in lines_before(self.root, entry):
                     lines[record][path] = line
         return lines
-
-
-def _may_lose(task: Task) -> bool:
-    """Whether slimming may change a library: most of a site have no GPU code."""
-    recipe = task.recipe
-    if not isinstance(recipe, ByArchs | NeverLoaded) or recipe.strip_others:
-        return True
-    try:
-        return has_gpu_code(task.source)
-    except FormatError:
-        return False
 
 
 def _why_slimmed(task: Task, removal: Removal) -> str | None:

@@ -179,7 +179,7 @@ class Tree:
         """The digests that RECORD files have for some names, and which RECORD has each."""
         paths = {os.path.join(self.root, name): name for name in names}
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-        for site in self.sites:
+        for site in self.sites if paths else ():
             for installed in Site(site).installed():
                 for path in installed.libraries.keys() & paths.keys():
                     if digest := installed.libraries[path].digest:

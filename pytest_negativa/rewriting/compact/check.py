@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_negativa.gpucode.elf import (
-    HostSegment,
-)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -107,6 +105,26 @@ def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bo
     return merged(ranges)
 
 
+class Segment(NamedTuple):
+    """A program header as a bare row."""
+
+    type: int
+    flags: int
+    offset: int
+    vaddr: int
+    paddr: int
+    file_size: int
+    memory_size: int
+    alignment: int
+
+
+def read_segments(source: ByteSource) -> list[Segment]:
+    """The program headers of a library."""
+    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
+    rows = source.read(header[5], header[10] * _PROGRAM_HEADER.size)
+    return list(map(Segment._make, _PROGRAM_HEADER.iter_unpack(rows)))
+
+
 class _Unloaded(NamedTuple):
     """A section that is never loaded and stays; sizes and offsets in bytes."""
 
@@ -151,13 +169,12 @@ class _Checker:
         self._original = original
         self._compacted = compacted
         self._page_size = page_size
-        self._rows_before = _program_headers(original)
-        self._rows_after = _program_headers(compacted)
         self._view_before = read_again(original)
         self._view_after = read_again(compacted)
-        self._before = self._view_before.segments
-        self._after = self._view_after.segments
-        self._loads = [s for s in self._after if s.kind == "PT_LOAD"]
+        self._before = read_segments(original)
+        self._after = read_segments(compacted)
+        self._loads = [s for s in self._after if s.type == _PT_LOAD]
+        self._by_address = sorted(self._loads, key=_vaddr)
         self._unloaded: list[_Unloaded] = []
 
     def check_changes(self, edits: Edits, allowed: Sequence[Range], name: str) -> None:
@@ -192,8 +209,8 @@ class _Checker:
             if before[start:end] != after[start:end]:
                 self._fail(f"[{start:#x}, {end:#x}) of the ELF headers differ")
         largest = [
-            max((row[7] for row in rows if row[0] == _PT_LOAD), default=0)
-            for rows in (self._rows_before, self._rows_after)
+            max((s.alignment for s in segments if s.type == _PT_LOAD), default=0)
+            for segments in (self._before, self._after)
         ]
         if largest[0] > largest[1]:
             self._fail(f"the load address is aligned to {largest[1]:#x} instead of {largest[0]:#x}")
@@ -208,16 +225,16 @@ class _Checker:
                 self._fail(f"the program headers at {start:#x} share a page with a PT_LOAD")
 
     def _check_other_segments(self) -> None:
-        # All but p_offset.
         before, after = (
-            [(*row[:2], *row[3:]) for row in rows if row[0] not in (_PT_LOAD, *_DROPPED)]
-            for rows in (self._rows_before, self._rows_after)
+            [s._replace(offset=0) for s in segments if s.type not in (_PT_LOAD, *_DROPPED)]
+            for segments in (self._before, self._after)
         )
-        if before != after or any(row[0] in _DROPPED for row in self._rows_after):
+        if before != after or any(s.type in _DROPPED for s in self._after):
             self._fail("a segment is gone, elsewhere in memory or has other flags")
         for segment in self._after:
-            if segment.kind != "PT_LOAD" and segment.file_size:
-                self._check_place(segment.kind, segment.vaddr, segment.offset, segment.file_size)
+            if segment.type != _PT_LOAD and segment.file_size:
+                name = f"segment of type {segment.type:#x}"
+                self._check_place(name, segment.vaddr, segment.offset, segment.file_size)
 
     def _check_sections(self) -> None:
         before, after = self._view_before, self._view_after
@@ -260,13 +277,16 @@ class _Checker:
         Several PT_LOADs that are neighbours in the file and in memory may load them.
         """
         end = vaddr + size
-        for load in self._loads:
+        first = bisect.bisect_left(self._by_address, vaddr, key=_vaddr) - 1
+        for load in itertools.islice(self._by_address, max(first, 0), None):
             load_end = load.vaddr + load.file_size
             if load.vaddr <= vaddr < load_end and offset - load.offset == vaddr - load.vaddr:
                 if end <= load_end:
                     return
                 offset += load_end - vaddr
                 vaddr = load_end
+            elif load.vaddr > vaddr:
+                break
         if vaddr < end:
             self._fail(f"{name}: address {vaddr:#x} does not get the bytes at {offset:#x}")
 
@@ -300,31 +320,26 @@ class _Checker:
                 self._fail(f"the bytes of section {section.number} differ")
 
     def _check_image(self, original: _HashedFile, compacted: _HashedFile, changes: Edits) -> None:
-        loads = list(zip(self._loads, _load_flags(self._rows_after), strict=True))
-        befores = (s for s in self._before if s.kind == "PT_LOAD")
-        for before, flags_before in zip(befores, _load_flags(self._rows_before), strict=True):
+        befores = [s for s in self._before if s.type == _PT_LOAD]
+        for before in befores:
             position = before.vaddr
             memory_end = before.vaddr + before.memory_size
-            for load, flags in loads:
+            for load in self._loads:
                 if not before.vaddr <= load.vaddr < memory_end and load.vaddr != before.vaddr:
                     continue
                 if load.vaddr != position:
                     self._fail(f"address {position:#x} is no longer mapped")
-                self._check_protection(before, flags_before, load, flags)
+                self._check_protection(before, load)
                 self._check_load(original, compacted, before, load, changes)
                 position = load.vaddr + load.memory_size
             if position != memory_end:
                 self._fail(f"memory ends at {position:#x} instead of {memory_end:#x}")
-        if sum(s.memory_size for s in self._loads) != sum(
-            s.memory_size for s in self._before if s.kind == "PT_LOAD"
-        ):
+        if sum(s.memory_size for s in self._loads) != sum(s.memory_size for s in befores):
             self._fail("there are addresses that the original does not have")
 
-    def _check_protection(
-        self, before: HostSegment, flags_before: int, load: HostSegment, flags: int
-    ) -> None:
-        lost = flags_before & ~flags
-        if flags & ~flags_before or lost & ~_PF_X:
+    def _check_protection(self, before: Segment, load: Segment) -> None:
+        lost = before.flags & ~load.flags
+        if load.flags & ~before.flags or lost & ~_PF_X:
             self._fail(f"PT_LOAD at {load.vaddr:#x} has another protection")
         end = load.vaddr + load.file_size
         if lost and not self._view_before.sections:
@@ -338,15 +353,15 @@ class _Checker:
                 self._fail(f"{section.name} at {section.vaddr:#x} would not be executable")
         hole = load.memory_size > load.file_size
         ends_within = load.vaddr + load.file_size < before.vaddr + before.file_size
-        if hole and ends_within and load.executable:
+        if hole and ends_within and load.flags & _PF_X:
             self._fail(f"the zeros behind {load.vaddr + load.file_size:#x} would be executable")
 
     def _check_load(
         self,
         original: _HashedFile,
         compacted: _HashedFile,
-        before: HostSegment,
-        load: HostSegment,
+        before: Segment,
+        load: Segment,
         changes: Edits,
     ) -> None:
         shift = before.offset - before.vaddr
@@ -374,13 +389,6 @@ class _Checker:
         raise CheckError(self._original.path, f"the result fails its check: {problem}")
 
 
-def _program_headers(source: ByteSource) -> list[tuple[int, ...]]:
-    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
-    return list(
-        _PROGRAM_HEADER.iter_unpack(source.read(header[5], header[10] * _PROGRAM_HEADER.size))
-    )
-
-
 def _section_headers(source: ByteSource) -> list[tuple[int, ...]]:
     header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
     return list(
@@ -388,8 +396,8 @@ def _section_headers(source: ByteSource) -> list[tuple[int, ...]]:
     )
 
 
-def _load_flags(rows: Sequence[tuple[int, ...]]) -> list[int]:
-    return [row[1] for row in rows if row[0] == _PT_LOAD]
+def _vaddr(segment: Segment) -> int:
+    return segment.vaddr
 
 
 def _outside(start: int, end: int, ranges: Sequence[Range]) -> Iterator[Range]:

@@ -10,31 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.check import CheckError
+from pytest_negativa.rewriting.compact.check import CheckError, Segment, read_segments
 from pytest_negativa.rewriting.compact.rebuild import original_bytes, read_note, read_trailer
 from pytest_negativa.spare.note import Hole, Note
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _PT_NULL, _PT_LOAD, _PT_DYNAMIC, _PT_PHDR = 0, 1, 2, 6
 _PF_X, _PF_W, _PF_R = 1, 2, 4
 _PAGE = 4096
 _STEP = 1 << 20
-
-
-class _Segment(NamedTuple):
-    kind: int
-    flags: int
-    offset: int
-    vaddr: int
-    paddr: int
-    file_size: int
-    memory_size: int
-    alignment: int
 
 
 def check_cut(original: ByteSource, library: ByteSource, spare: ByteSource) -> None:
@@ -67,16 +54,16 @@ class _Checker:
         self._library = library
         self._spare = spare
         self._note = note
-        self._before = _segments(original)
-        self._after = _segments(library)
+        self._before = read_segments(original)
+        self._after = read_segments(library)
 
     def check(self) -> None:
         # The first page has the ELF header, and its changed fields.
         header = self._library.read(0, _ELF_HEADER.size)
         fields = ((0x20, 0x30), (0x38, 0x40))
         self._header = [(start, header[start:end]) for start, end in fields]
-        loads = [s for s in self._before if s.kind == _PT_LOAD]
-        new = [s for s in self._after if s.kind == _PT_LOAD]
+        loads = [s for s in self._before if s.type == _PT_LOAD]
+        new = [s for s in self._after if s.type == _PT_LOAD]
         if [s.vaddr for s in new] != sorted(s.vaddr for s in new):
             self._fail("its PT_LOADs are not in order")
         for load in loads:
@@ -90,12 +77,12 @@ class _Checker:
         ):
             self._fail("it has other addresses than the original")
         others = (_PT_LOAD, _PT_NULL, _PT_PHDR, _PT_DYNAMIC)
-        if [s._replace(offset=0) for s in self._before if s.kind not in others] != [
-            s._replace(offset=0) for s in self._after if s.kind not in others
+        if [s._replace(offset=0) for s in self._before if s.type not in others] != [
+            s._replace(offset=0) for s in self._after if s.type not in others
         ]:
             self._fail("a segment is gone or another one")
 
-    def _check_load(self, load: _Segment, new: list[_Segment]) -> None:
+    def _check_load(self, load: Segment, new: list[Segment]) -> None:
         position, end = load.vaddr, load.vaddr + load.memory_size
         shift = load.offset - load.vaddr
         while position < end:
@@ -114,7 +101,7 @@ class _Checker:
         if position != end:
             self._fail(f"a segment ends at {position:#x} instead of {end:#x}")
 
-    def _check_hole(self, hole: Hole, load: _Segment, shift: int) -> None:
+    def _check_hole(self, hole: Hole, load: Segment, shift: int) -> None:
         bits = ((_PF_R, 1), (_PF_W, 2), (_PF_X, 4))
         wanted = sum(bit for flag, bit in bits if load.flags & flag)
         if hole.protection != wanted or hole.offset != hole.start + shift:
@@ -126,7 +113,7 @@ class _Checker:
             if self._original.read(position, size) != self._spare.read(position, size):
                 self._fail(f"the spare has other bytes at {position:#x}")
 
-    def _compare(self, part: _Segment, offset: int, load: _Segment) -> None:
+    def _compare(self, part: Segment, offset: int, load: Segment) -> None:
         last = part.vaddr + part.memory_size == load.vaddr + load.memory_size
         file_end = load.offset + load.file_size
         expected = file_end - offset if last else part.memory_size
@@ -145,9 +132,3 @@ class _Checker:
 
     def _fail(self, problem: str) -> None:
         raise CheckError(self._original.path, f"the cut library fails its check: {problem}")
-
-
-def _segments(source: ByteSource) -> list[_Segment]:
-    header = _ELF_HEADER.unpack(source.read(0, _ELF_HEADER.size))
-    rows = source.read(header[5], header[10] * _PROGRAM_HEADER.size)
-    return [_Segment(*row) for row in _PROGRAM_HEADER.iter_unpack(rows)]

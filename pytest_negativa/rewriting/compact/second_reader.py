@@ -1,4 +1,4 @@
-"""A library's segments, sections and identity as pyelftools reads them.
+"""A library's sections and identity as pyelftools reads them.
 
 The check of a result compares by this reader, not by the rows that everything before it was planned
 by. So a fault in the reading of those rows can't hide itself.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from elftools.elf.constants import P_FLAGS, SH_FLAGS
+from elftools.elf.constants import SH_FLAGS
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, Section
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostSection, HostSegment
+from pytest_negativa.gpucode.elf import HostSection
 from pytest_negativa.gpucode.source import ByteSource
 
 
@@ -23,13 +23,11 @@ class SecondView(NamedTuple):
     """What two files that do the same have in common.
 
     Attributes:
-        segments: the program headers.
         sections: allocated sections with bytes in the file.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
     """
 
-    segments: tuple[HostSegment, ...]
     sections: tuple[HostSection, ...]
     build_id: str | None
     soname: str | None
@@ -75,20 +73,7 @@ def _read(elf: ELFFile) -> SecondView:
             executable = bool(header["sh_flags"] & SH_FLAGS.SHF_EXECINSTR)
             place = header["sh_offset"], header["sh_size"], header["sh_addr"]
             sections.append(HostSection(section.name, *place, executable))
-    segments = tuple(
-        HostSegment(
-            kind=str(header["p_type"]),
-            offset=header["p_offset"],
-            vaddr=header["p_vaddr"],
-            file_size=header["p_filesz"],
-            memory_size=header["p_memsz"],
-            alignment=header["p_align"],
-            writable=bool(header["p_flags"] & P_FLAGS.PF_W),
-            executable=bool(header["p_flags"] & P_FLAGS.PF_X),
-        )
-        for header in (segment.header for segment in elf.iter_segments())
-    )
-    return SecondView(segments, tuple(sections), build_id, soname)
+    return SecondView(tuple(sections), build_id, soname)
 
 
 def _find_build_id(section: NoteSection) -> str | None:
