@@ -102,11 +102,12 @@ class SmArch:
         suffix: ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty.
     """
 
-    __slots__ = ("major", "minor", "suffix")
+    __slots__ = ("_text", "major", "minor", "suffix")
 
     major: int
     minor: int
     suffix: str
+    _text: str
 
     def __init__(self, major: int, minor: int, suffix: str = "") -> None:
         if suffix not in ("", "a", "f"):
@@ -115,6 +116,7 @@ class SmArch:
         set_once("major", major)
         set_once("minor", minor)
         set_once("suffix", suffix)
+        set_once("_text", f"sm_{major}{minor}{suffix}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name} of an SmArch can't be set")
@@ -138,7 +140,7 @@ class SmArch:
         return f"SmArch.parse({str(self)!r})"
 
     def __str__(self) -> str:
-        return f"sm_{self.major}{self.minor}{self.suffix}"
+        return self._text
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -279,6 +281,8 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
     Returns:
         The indices; empty if the device can load nothing of the region.
     """
+    if len(candidates) == 1:
+        return (0,) if _can_load(candidates[0], device) else ()
     fitting = [
         i
         for i, c in enumerate(candidates)
@@ -296,6 +300,13 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
         if usable:
             chosen += _best(candidates, usable)
     return tuple(sorted(chosen))
+
+
+def _can_load(candidate: Candidate, device: ComputeCapability) -> bool:
+    if candidate.kind is ElementKind.CUBIN:
+        return cubin_runs_on(candidate.arch, device)
+    compiled = (ElementKind.PTX, ElementKind.LTO_IR)
+    return candidate.kind in compiled and can_be_compiled_for(candidate.arch, device)
 
 
 def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int, ...]:

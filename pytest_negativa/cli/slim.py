@@ -726,10 +726,10 @@ def _spare(
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
-    from pytest_negativa.slimming.wheel import SUFFIX, slim_wheel
 
     if request.lock is not None:
         _show_proof(request.lock)
@@ -738,7 +738,9 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
         interruptible(_NOTHING if nothing else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        if any(path.suffix == SUFFIX for path in request.paths):
+        if any(path.suffix == WHEEL_SUFFIX for path in request.paths):
+            from pytest_negativa.slimming.wheel import slim_wheel
+
             report = slim_wheel(request, progress.update)
             _show_wheel(request, report)
         else:

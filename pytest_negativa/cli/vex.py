@@ -91,10 +91,11 @@ def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
         OptionError: it is another archive.
         NegativaError: the wheel can't be read or unpacked.
     """
+    from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
     from pytest_negativa.images.containers import is_container
-    from pytest_negativa.slimming.wheel import SUFFIX, unpacked_wheel
+    from pytest_negativa.slimming.wheel import unpacked_wheel
 
-    if path.suffix == SUFFIX and path.is_file():
+    if path.suffix == WHEEL_SUFFIX and path.is_file():
         return stack.enter_context(unpacked_wheel(path))
     if is_container(path):
         raise OptionError(

@@ -25,6 +25,7 @@ Element header, 64 bytes and up; elements follow each other and fill the region:
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import NamedTuple
 
@@ -176,16 +177,18 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
     budget.spend(offset)
     if offset + REGION_HEADER.size > end:
         raise RegionFault(offset, f"region header leaves its section, which ends at {end:#x}")
-    header = REGION_HEADER.unpack_from(source.read(offset, REGION_HEADER.size))
-    if header.magic != _MAGIC_NUMBER:
-        raise RegionFault(offset, f"magic {header.magic:#010x}, expected {_MAGIC_NUMBER:#x}")
-    if header.version != _REGION_VERSION or header.header_size != REGION_HEADER.size:
+    magic, version, header_size, size = REGION_HEADER.struct.unpack(
+        source.read(offset, REGION_HEADER.size)
+    )
+    if magic != _MAGIC_NUMBER:
+        raise RegionFault(offset, f"magic {magic:#010x}, expected {_MAGIC_NUMBER:#x}")
+    if version != _REGION_VERSION or header_size != REGION_HEADER.size:
         raise RegionFault(
             offset + 4,
-            f"region version {header.version} with a header of {header.header_size} bytes, "
+            f"region version {version} with a header of {header_size} bytes, "
             f"expected {_REGION_VERSION} and {REGION_HEADER.size}",
         )
-    region_end = offset + REGION_HEADER.size + header.size
+    region_end = offset + REGION_HEADER.size + size
     if region_end > end:
         raise RegionFault(
             offset + REGION_SIZE_OFFSET, f"region ends at {region_end:#x}, its section at {end:#x}"
@@ -203,23 +206,73 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
 def _parse_element(source: Readable, offset: int, end: int) -> Element:
     if offset + ELEMENT_HEADER.size > end:
         raise RegionFault(offset, f"element header leaves its region, which ends at {end:#x}")
-    header = ELEMENT_HEADER.unpack_from(source.read(offset, ELEMENT_HEADER.size))
-    if header.version != ELEMENT_VERSION:
+    # Plain names: libraries have tens of thousands of elements.
+    (
+        kind_number,
+        version,
+        header_size,
+        size,
+        compressed_size,
+        options_offset,
+        _minor,
+        _major,
+        arch_number,
+        name_offset,
+        name_length,
+        flags,
+        _seed,
+        uncompressed_size,
+    ) = ELEMENT_HEADER.struct.unpack(source.read(offset, ELEMENT_HEADER.size))
+    if version != ELEMENT_VERSION:
         raise RegionFault(
-            offset + 2, f"element header version {header.version:#x}, expected {ELEMENT_VERSION:#x}"
+            offset + 2, f"element header version {version:#x}, expected {ELEMENT_VERSION:#x}"
         )
-    if not ELEMENT_HEADER.size <= header.header_size <= _MAX_HEADER_SIZE:
-        raise RegionFault(
-            offset + 4, f"element header of {header.header_size} bytes, expected 64 or more"
-        )
-    payload = offset + header.header_size
-    payload_end = payload + header.size
+    if not ELEMENT_HEADER.size <= header_size <= _MAX_HEADER_SIZE:
+        raise RegionFault(offset + 4, f"element header of {header_size} bytes, expected 64 or more")
+    payload = offset + header_size
+    payload_end = payload + size
     if payload_end > end:
         raise RegionFault(
             offset + 8, f"element payload ends at {payload_end:#x}, its region at {end:#x}"
         )
-    flags = header.flags
-    kind = _KINDS.get(header.kind, ElementKind.UNKNOWN)
+    kind, arch, compression, unreadable = _traits(kind_number, flags, arch_number)
+    packed = compression is not Compression.NONE
+    if packed and unreadable is None and compressed_size > size:
+        unreadable = f"compressed size {compressed_size:#x} exceeds the payload's {size:#x} bytes"
+    identifier = options = None
+    if header_size > ELEMENT_HEADER.size and (name_length or options_offset):
+        texts = source.read(offset, header_size)
+        identifier = _header_text(texts, name_offset, name_length)
+        if options_offset and kind is not ElementKind.CUBIN:
+            options = _header_options(texts, options_offset)
+    return Element(
+        header_offset=offset,
+        payload=Span(payload, payload_end),
+        stored_size=compressed_size if packed and not unreadable else size,
+        unpacked_size=uncompressed_size if packed else size,
+        kind=kind,
+        arch=arch,
+        compression=compression,
+        kind_number=kind_number,
+        flags=flags,
+        identifier=identifier,
+        options=options,
+        unreadable=unreadable,
+    )
+
+
+class _Traits(NamedTuple):
+    """What follows from kind, flags and arch of an element alone."""
+
+    kind: ElementKind
+    arch: SmArch
+    compression: Compression
+    unreadable: str | None
+
+
+@functools.lru_cache(maxsize=1024)
+def _traits(kind_number: int, flags: int, arch: int) -> _Traits:
+    kind = _KINDS.get(kind_number, ElementKind.UNKNOWN)
     if flags & ~_KNOWN_FLAGS:
         # Such a flag may change the kind of the content, or the devices that load it: the flag for
         # ``a`` did when it was new. So the driver's choice must not count on the element.
@@ -232,45 +285,16 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
         else Compression.NONE
     )
     suffix = "a" if flags & _FLAG_ARCH_SPECIFIC else "f" if flags & _FLAG_FAMILY_SPECIFIC else ""
-    packed = compression is not Compression.NONE
-    unreadable = _why_unreadable(header, kind, packed=packed)
-    texts = b""
-    if header.header_size > ELEMENT_HEADER.size and (header.name_length or header.options_offset):
-        texts = source.read(offset, header.header_size)
-    return Element(
-        header_offset=offset,
-        payload=Span(payload, payload_end),
-        stored_size=header.compressed_size if packed and not unreadable else header.size,
-        unpacked_size=header.uncompressed_size if packed else header.size,
-        kind=kind,
-        arch=SmArch.from_number(header.arch, suffix),
-        compression=compression,
-        kind_number=header.kind,
-        flags=flags,
-        identifier=_header_text(texts, header.name_offset, header.name_length),
-        options=None
-        if kind is ElementKind.CUBIN
-        else _header_options(texts, header.options_offset),
-        unreadable=unreadable,
-    )
-
-
-def _why_unreadable(header: ElementHeader, kind: ElementKind, *, packed: bool) -> str | None:
-    flags = header.flags
-    if header.arch == OVERWRITTEN_ARCH:
-        return f"overwritten: it is marked for sm_{OVERWRITTEN_ARCH}, which no device has"
-    if unknown_flags := flags & ~_KNOWN_FLAGS:
-        return f"flags {unknown_flags:#x} are not known"
-    if kind is ElementKind.UNKNOWN:
-        return f"element kind {header.kind} is not known"
-    if flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
-        return f"flags {flags:#x} state both LZ4 and zstd"
-    if packed and header.compressed_size > header.size:
-        return (
-            f"compressed size {header.compressed_size:#x} exceeds the payload's "
-            f"{header.size:#x} bytes"
-        )
-    return None
+    unreadable = None
+    if arch == OVERWRITTEN_ARCH:
+        unreadable = f"overwritten: it is marked for sm_{OVERWRITTEN_ARCH}, which no device has"
+    elif unknown_flags := flags & ~_KNOWN_FLAGS:
+        unreadable = f"flags {unknown_flags:#x} are not known"
+    elif kind is ElementKind.UNKNOWN:
+        unreadable = f"element kind {kind_number} is not known"
+    elif flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
+        unreadable = f"flags {flags:#x} state both LZ4 and zstd"
+    return _Traits(kind, SmArch.from_number(arch, suffix), compression, unreadable)
 
 
 def is_removed(element: Element) -> bool:
@@ -280,15 +304,13 @@ def is_removed(element: Element) -> bool:
 
 
 def _header_text(header: bytes, offset: int, length: int) -> str | None:
-    if not header:
-        return None
     text = header[offset : offset + length].rstrip(b"\0 ")
     return text.decode("utf-8", "backslashreplace") or None
 
 
 def _header_options(header: bytes, offset: int) -> str | None:
     # The same place of a cubin holds attributes of its compatibility, no text.
-    if not offset or offset + 8 > len(header):
+    if offset + 8 > len(header):
         return None
     text_offset, length = struct.unpack_from("<II", header, offset)
     return _header_text(header, text_offset, length)

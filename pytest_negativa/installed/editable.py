@@ -9,9 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from packaging.utils import canonicalize_name
-
-from pytest_negativa.installed.distributions import find_distributions, has_name
+from pytest_negativa.installed.distributions import find_distributions, has_name, normalized
 from pytest_negativa.installed.sites import Places, find_site
 
 _DIRECT_URL = "direct_url.json"
@@ -32,7 +30,7 @@ class OwnLibraries:
             folder = _editable_folder(distribution)
             if folder is not None and has_name(distribution):
                 self._folders.append(folder)
-                self._names.add(canonicalize_name(distribution.metadata["Name"]))
+                self._names.add(normalized(distribution.metadata["Name"]))
 
     def __contains__(self, path: str) -> bool:
         """Whether the library of a real path is the project's own."""
@@ -40,7 +38,7 @@ class OwnLibraries:
         if find_site(Path(path)) is None:
             return any(Path(path).is_relative_to(folder) for folder in self._folders)
         name = self._places.of(path).distribution if self._names else None
-        return name is not None and canonicalize_name(name) in self._names
+        return name is not None and normalized(name) in self._names
 
 
 def _editable_folder(distribution: importlib.metadata.Distribution) -> Path | None:

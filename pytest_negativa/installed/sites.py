@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from pytest_negativa.installed.distributions import (
     find_distributions,
     has_name,
     named_metadata,
+    normalized,
 )
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
@@ -71,18 +70,18 @@ class Site:
 
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
         """Yield the distributions of these names and those that they require, if they are here."""
-        wanted = {canonicalize_name(name) for name in names}
-        found = {canonicalize_name(d.metadata["Name"]): d for d in self._distributions()}
+        wanted = {normalized(name) for name in names}
+        found = {normalized(d.metadata["Name"]): d for d in self._distributions()}
 
         def find(name: str) -> importlib.metadata.PathDistribution | None:
-            return found.get(canonicalize_name(name))
+            return found.get(normalized(name))
 
         closure = {
-            canonicalize_name(d.metadata["Name"])
+            normalized(d.metadata["Name"])
             for name in wanted & found.keys()
             for d in with_requirements(found[name], find)
         }
-        return (one for one in self.installed() if canonicalize_name(one.name) in closure)
+        return (one for one in self.installed() if normalized(one.name) in closure)
 
     def _distributions(self) -> Iterator[importlib.metadata.PathDistribution]:
         return filter(has_name, find_distributions([str(self.folder)]))

@@ -16,7 +16,6 @@ from typing import Any
 
 from pytest_negativa.arch import KNOWN_DEVICES, parse_arch, require_known
 from pytest_negativa.errors import OptionError
-from pytest_negativa.storage.runs import is_run_id
 from pytest_negativa.storage.urls import is_url, place_of
 
 Schema = dict[str, Any]
@@ -227,6 +226,8 @@ class RunName(PathOrUrl):
     """A run's folder, the URL of one, or the id of a run."""
 
     def anchored(self, value: Any, base: str) -> Any:
+        from pytest_negativa.storage.runs import is_run_id  # most commands name no run
+
         # Else the folder of a run that is gone would lead to another one with its id.
         return value if value is not None and is_run_id(value) else super().anchored(value, base)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
-from packaging.utils import canonicalize_name
 
 from pytest_negativa.arch import ComputeCapability, is_for_any
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
@@ -25,6 +24,7 @@ from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import CodeDistribution, find_code_distributions
+from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES, Site
@@ -230,9 +230,9 @@ def packages_by_lock(
     """
     if tree.partial:
         return
-    wanted = canonicalize_name(locked.distribution)
+    wanted = normalized(locked.distribution)
     found = find_code_distributions(map(str, tree.sites))
-    named = [one for one in found if canonicalize_name(one.name) == wanted]
+    named = [one for one in found if normalized(one.name) == wanted]
     same = [one for one in named if one.digest == locked.record_sha256]
     for one in same:
         yield _package_by_lock(tree, manifest, locked, one, source, jobs)

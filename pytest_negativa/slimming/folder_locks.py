@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 
@@ -123,6 +121,8 @@ def _wait(folder: Path, descriptor: int, *, shared: bool, inner: Sequence[Path])
 
 def _holder_without_access(descriptor: int, folders: Sequence[Path]) -> int | None:
     """The process that holds a lock, if all holders belong to users who can't write to folders."""
+    import psutil  # Takes 15 ms, and locks are mostly free.
+
     holders = find_holders(descriptor)
     for pid in holders:
         try:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from pytest_negativa.errors import FormatError, OptionError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.sites import Installed
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
@@ -45,7 +44,7 @@ class Loaded:
         versions: defaultdict[str, set[str | None]] = defaultdict(set)
         for row in rows:
             if row.distribution is not None:
-                versions[canonicalize_name(row.distribution)].add(row.version)
+                versions[normalized(row.distribution)].add(row.version)
         names = {row.path.rpartition("/")[2] for row in rows}
         names |= {row.soname for row in rows if row.soname is not None}
         return cls(
@@ -61,8 +60,7 @@ class Loaded:
         Other versions may load more libraries, also of the distributions that they require.
         """
         return all(
-            one.version in self.versions.get(canonicalize_name(one.name), (one.version,))
-            for one in found
+            one.version in self.versions.get(normalized(one.name), (one.version,)) for one in found
         )
 
     def is_never(self, distribution: str | None, path: Path, names: Iterable[str]) -> bool:

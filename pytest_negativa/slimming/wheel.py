@@ -31,7 +31,6 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
 
-SUFFIX = ".whl"
 NOTICE = "NEGATIVA-NOTICE.txt"
 """Name of the notice, in the wheel's ``.dist-info`` folder."""
 
