@@ -37,12 +37,14 @@
 #ifndef MAX_FAULTS /* a touched page parts a mapping in up to three */
 #define MAX_FAULTS (max_mappings() / 4)
 #endif
+#ifndef MAX_LIBRARIES /* at a time */
+#define MAX_LIBRARIES 4096
+#endif
 
 enum {
     PAGE = 4096,
     CHUNK = 64 << 10, /* the log grows by so much, and by as much as it has: each is a mapping */
     MAX_GROWTH = 1 << 20,
-    MAX_LIBRARIES = 4096,
     MAX_RANGES = 16,
     MAX_SECTIONS = 1024,
     MAX_NAMES = 64 << 10,
@@ -66,9 +68,19 @@ typedef struct {
     uint32_t path_length, bits_offset; /* of a test: its name's length */
 } LogRecord;
 
+/* What fork wipes (MADV_WIPEONFORK): a child has none of it, whatever its id. In a new pid namespace it
+ * may have its parent's. Before Linux 4.14 nothing is wiped, and the ids tell. */
+typedef struct {
+    pid_t pid; /* of the process that the log is of */
+    /* Held while libraries come, go, and become inaccessible again: the id of the process. A child that
+     * another thread forks meanwhile takes it over. */
+    atomic_int owner;
+} Own;
+
+static Own *own_;
+
 static struct {
     char folder[PATH_MAX];
-    pid_t pid;
     uint64_t files;
     char path[PATH_MAX];
     uint64_t length;         /* of the file */
@@ -83,6 +95,14 @@ static int open_file(const char *path, int flags, int mode) {
 }
 
 static void close_file(int fd) { syscall(SYS_close, fd); }
+
+static bool find_own(void) {
+    void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    madvise(memory, PAGE, MADV_WIPEONFORK);
+    own_ = memory;
+    return true;
+}
 
 static void note_lost(void) { atomic_fetch_add(log_.lost ? log_.lost : &log_.own_lost, 1); }
 
@@ -110,7 +130,7 @@ static bool name_log(void) {
     memcpy(log_.path, log_.folder, length);
     char *end = log_.path + length;
     *end++ = '/';
-    end = put_number(end, (uint64_t)log_.pid);
+    end = put_number(end, (uint64_t)own_->pid);
     *end++ = '.';
     end = put_number(end, now_ns());
     *end++ = '.';
@@ -177,8 +197,8 @@ static void repeat_libraries(void);
 static bool start_log(void) {
     static char executable[PATH_MAX];
     pid_t pid = (pid_t)syscall(SYS_getpid);
-    if (log_.pid == pid) return log_.length > 0;
-    log_.pid = pid;
+    if (own_->pid == pid) return log_.length > 0;
+    own_->pid = pid;
     log_.length = log_.used = log_.chunk_size = 0;
     ssize_t length = readlink("/proc/self/exe", executable, sizeof executable);
     if (length < 0) length = 0;
@@ -235,22 +255,18 @@ static atomic_size_t library_count;
 static atomic_ulong faults_left;
 static unsigned long most_faults;
 
-/* Held while libraries come, go, and become inaccessible again. It is the id of the process that
- * holds it: a child that another thread forks meanwhile takes it over. */
-static atomic_int owner;
-
 static void lock(void) {
-    pid_t own = (pid_t)syscall(SYS_getpid);
+    pid_t pid = (pid_t)syscall(SYS_getpid);
     int seen = 0;
-    while (!atomic_compare_exchange_strong(&owner, &seen, own)) {
-        if (seen == own) {
+    while (!atomic_compare_exchange_strong(&own_->owner, &seen, pid)) {
+        if (seen == pid) {
             sched_yield();
             seen = 0;
         }
     }
 }
 
-static void unlock(void) { atomic_store(&owner, 0); }
+static void unlock(void) { atomic_store(&own_->owner, 0); }
 
 static bool is_allowed(const Library *library, uint64_t page) {
     return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
@@ -622,9 +638,18 @@ static const uint8_t *find_allowed(const LogRecord *wanted, size_t bytes) {
     return NULL;
 }
 
+/* A place for a library. One that was closed gives up its own, unless tests have bits: they know
+ * libraries by their number in the log. */
+static size_t find_place(void) {
+    size_t count = atomic_load(&library_count);
+    for (size_t i = 0; i < count && !by_test; i++)
+        if (!atomic_load(&libraries[i].watched)) return i;
+    return count;
+}
+
 static Library *watch(const struct link_map *map) {
     static char path[PATH_MAX];
-    size_t index = atomic_load(&library_count), pages = 0;
+    size_t index = find_place(), pages = 0;
     if (index == MAX_LIBRARIES || !start_log()) {
         note_lost();
         return NULL;
@@ -671,7 +696,7 @@ static Library *watch(const struct link_map *map) {
     publish(record, size);
     if (!watched || pages == 0) return NULL;
     atomic_store(&library->watched, true);
-    atomic_store(&library_count, index + 1);
+    if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
     if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
@@ -709,7 +734,7 @@ EXPORT unsigned int la_version(unsigned int version) {
     most_faults = MAX_FAULTS;
     atomic_store(&faults_left, most_faults);
     const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
-    if (!start_log() || (restricted != NULL && !read_allowed(restricted)) ||
+    if (!find_own() || !start_log() || (restricted != NULL && !read_allowed(restricted)) ||
         !faults_start(serve)) {
         note_lost();
         return 0;

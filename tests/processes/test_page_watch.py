@@ -142,6 +142,39 @@ for name in ("in_main", "in_thread"):
     ]
 
 
+def test_libraries_that_are_closed_leave_their_places_to_others(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    small = compile_shared(
+        "../../../pytest_negativa/processes/pages.c",
+        tmp_path / "small.so",
+        "-DMAX_LIBRARIES=40",
+        "-Wl,-z,now",
+    )
+    environ = unmeasured_environ()
+    environ = {**environ, **watch_environment(environ, logs), "LD_AUDIT": str(small)}
+    kept = shutil.copy(library, tmp_path / "kept.so")
+    code = f"""
+import _ctypes, ctypes
+kept = ctypes.CDLL({str(kept)!r})
+for _ in range(100):
+    handle = _ctypes.dlopen({str(library)!r}, 2)
+    ctypes.CFUNCTYPE(None)(_ctypes.dlsym(handle, "in_main"))()
+    _ctypes.dlclose(handle)
+kept.in_thread()
+"""
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+    assert count_lost(logs) == 0
+    (process,) = read_page_logs(logs)
+    names = symbols_of(library)
+    found = [
+        {names[page] for page in one.pages if page in names}
+        for one in process.libraries
+        if one.path in (str(library), str(kept))
+    ]
+    assert found == [{"in_constructor", "in_thread"}, *[{"in_constructor", "in_main"}] * 100]
+
+
 def test_a_library_whose_addresses_do_not_begin_at_zero(tmp_path: Path, logs: Path) -> None:
     # As prelink(8) leaves them: nothing is mapped where the loader's base address points.
     target = tmp_path / "libbased.so"
@@ -465,6 +498,51 @@ def test_threads_loads_and_forks_while_tests_change(
         odd = int(name.partition(" ")[2]) % 2
         assert "in_main" in functions and ("when_blocked" in functions) == bool(odd)
         assert functions.isdisjoint({"at_exit", "never", "in_grandchild"})
+
+
+def _in_pid_namespace() -> list[str]:
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode != 0:
+        pytest.skip("this system forbids user and pid namespaces")
+    return command
+
+
+def test_a_child_with_its_parents_id_has_a_log_of_its_own(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    others = [shutil.copy(library, tmp_path / f"lib{name}.so") for name in ("child", "parent")]
+    code = f"""
+import ctypes, os
+assert ctypes.CDLL(None).unshare(0x20000000) == 0
+child = os.fork()
+assert os.getpid() == 1
+if child == 0:
+    ctypes.CDLL({str(others[0])!r}).in_main()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+ctypes.CDLL({str(others[1])!r}).in_thread()
+"""
+    run(logs, *_in_pid_namespace(), sys.executable, "-c", code)
+    processes = read_page_logs(logs)
+    names = symbols_of(library)
+    for other, function in zip(others, ("in_main", "in_thread"), strict=True):
+        pages = find(processes, Path(other)).pages
+        assert {names[page] for page in pages & names.keys()} == {"in_constructor", function}
+
+
+@pytest.mark.slow
+def test_a_child_with_its_parents_id_waits_for_no_thread_of_the_parent(
+    tmp_path: Path, library: Path, logs: Path
+) -> None:
+    program = compile_c("pages/namespace.c", tmp_path / "program")
+    other = shutil.copy(library, tmp_path / "other.so")
+    environ = unmeasured_environ()
+    environ |= watch_environment(environ, logs, by_test=True)
+    for _ in range(30):
+        command = [*_in_pid_namespace(), program, library, other]
+        # A lock that nobody gives back would hold it for ever.
+        assert subprocess.run(command, env=environ, timeout=60).returncode == 0
+    assert touched_by_test(logs, library) == {"child": {"in_child"}}
 
 
 @pytest.mark.parametrize(("number", "value"), [(24, 5), (32, 9), (52, 1 << 16)])
