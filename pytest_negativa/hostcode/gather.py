@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from pytest_negativa.hostcode.page_logs import (
 )
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.usage import (
+    FileKey,
     FilePages,
     describe,
     file_key,
@@ -32,7 +34,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.storage.records import decode_versioned, write_record
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 _T = TypeVar("_T", HostFiles, HostUsage)
 
@@ -95,8 +97,9 @@ def gather_by_test(run: Run) -> Gathered | None:
     if (failure := run.failure) is not None:
         incomplete.append(f"{run.run_id} failed: {failure}")
     new = [key for key in pages if key not in known]
+    before = _known_before(run) if new else {}
     with ThreadPoolExecutor() as pool:
-        for key, found in zip(new, pool.map(identify, new), strict=True):
+        for key, found in zip(new, pool.map(identify, new, map(before.get, new)), strict=True):
             if isinstance(found, HostFile):
                 known[key] = found
             else:
@@ -142,6 +145,17 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
     files = {file_key(f): f for f in record.files}
     pages = unite_logs(read_page_logs(run.page_logs))
     return tuple((files[key], pages[key]) for key in pages if key in files)
+
+
+def _known_before(run: Run) -> dict[FileKey, HostFile]:
+    """The files that the last other run of the folder with a trace of CPU code has read."""
+    for other in RunsFolder(run.folder.parent).runs():
+        if other.folder.name != run.folder.name and other.page_log_files.exists():
+            # It only saves time.
+            with contextlib.suppress(StoreError):
+                record = _load(other.page_log_files, HostFiles, HOST_FILES_VERSION)
+                return {file_key(f): f for f in record.files}
+    return {}
 
 
 def require_usage(run: Run) -> HostUsage:

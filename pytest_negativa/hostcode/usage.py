@@ -6,6 +6,7 @@ A library is one by its content. The union is that of sets, so its order does no
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,6 +20,9 @@ from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLi
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Why a library could not be traced."""
+
+# Some file systems count whole seconds, or two.
+_SETTLED_AFTER_NS = 3 * 10**9
 
 
 class FileKey(NamedTuple):
@@ -71,8 +75,14 @@ def file_key(file: HostFile) -> FileKey:
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
 
 
-def identify(key: FileKey) -> HostFile | str:
-    """Read the content of a file, or tell why it is not known."""
+def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
+    """Read the content of a file, or tell why it is not known.
+
+    Args:
+        key: the file as it was when a process loaded it.
+        before: what an earlier run read there. If the file has not changed since, it is not read
+            again.
+    """
     if not key.path:
         return "a library was gone from its path when it was loaded"
     name = os.fsencode(key.path).decode("utf-8", "backslashreplace")
@@ -84,7 +94,13 @@ def identify(key: FileKey) -> HostFile | str:
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
             elf = read_host_elf(source, with_segments=True)
-            sha256 = source.sha256()
+            is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
+            # The cache of library maps asks for the same.
+            now = (status.st_ctime_ns, elf.build_id)
+            if before and is_settled and elf.build_id and (before.ctime_ns, before.build_id) == now:
+                sha256 = before.sha256
+            else:
+                sha256 = source.sha256()
             if not source.is_unchanged():
                 return f"{key.path}: changed while it was read"
     except FormatError as e:
@@ -94,7 +110,13 @@ def identify(key: FileKey) -> HostFile | str:
         for segment in elf.segments
         if segment.kind == "PT_LOAD"
     )
-    return HostFile(**key._asdict(), sha256=sha256, build_id=elf.build_id, segments=segments)
+    return HostFile(
+        **key._asdict(),
+        sha256=sha256,
+        build_id=elf.build_id,
+        segments=segments,
+        ctime_ns=status.st_ctime_ns if is_settled else None,
+    )
 
 
 def describe(file: HostFile, pages: FilePages) -> HostLibrary:

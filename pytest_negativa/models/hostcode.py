@@ -34,6 +34,8 @@ class HostFile(Record, frozen=True, kw_only=True):
         sha256: of its bytes.
         build_id: hex of the GNU build id, if it has one.
         segments: address, file offset and size in the file of each loaded segment.
+        ctime_ns: its change time when it was read; None if it had changed just before, so that
+            another change may have left that time as it is.
     """
 
     path: str
@@ -44,6 +46,7 @@ class HostFile(Record, frozen=True, kw_only=True):
     sha256: str
     build_id: str | None
     segments: tuple[tuple[int, int, int], ...]
+    ctime_ns: int | None = None
 
 
 class HostFiles(Record, frozen=True, kw_only=True):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import functions_within
+from pytest_negativa.hostcode.gather import begin, gather
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
@@ -28,9 +32,11 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
     Processor,
 )
+from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.host_pages import render_host_report
+from pytest_negativa.storage.runs import RunsFolder
 from tests.support.compiling import compile_shared, needs_compiler
-from tests.support.paged import compile_paged, symbols_of
+from tests.support.paged import compile_paged, needs_page_watch, symbols_of
 
 PAGES = st.frozensets(st.integers(0, 20), max_size=10)
 
@@ -168,6 +174,41 @@ def test_a_file_that_was_replaced_has_no_content(tmp_path: Path) -> None:
     assert identify(key) == f"{library}: was replaced after it was loaded"
     library.unlink()
     assert "libpaged.so" in str(identify(key))
+
+
+@needs_compiler
+@needs_page_watch
+def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
+    library = compile_paged(tmp_path)
+
+    def trace() -> HostUsage:
+        """What a new run touched; its file of digests then has others."""
+        run = RunsFolder(tmp_path).new_run()
+        run.page_logs.mkdir(parents=True)
+        begin(run)
+        code = f"import ctypes; ctypes.CDLL({str(library)!r})"
+        environ = {**os.environ, **watch_environment(os.environ, run.page_logs)}
+        subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+        usage = gather(run)
+        assert usage is not None
+        files = msgspec.json.decode(run.page_log_files.read_bytes())
+        for file in files["files"]:
+            file["sha256"] = f"first {file['sha256']}"
+        run.page_log_files.write_bytes(msgspec.json.encode(files))
+        return usage
+
+    first, second = trace(), trace()
+    real = {one.paths[0]: one.sha256 for one in first.libraries}
+    assert all(sha256_of(path) == digest for path, digest in real.items())
+    for one in second.libraries:
+        # This one has changed just before: a second change might not show in its times.
+        known = one.build_id is not None and one.paths[0] != str(library)
+        assert one.sha256 == ("first " if known else "") + real[one.paths[0]]
+    assert any(one.sha256.startswith("first") for one in second.libraries)
+
+
+def sha256_of(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @needs_compiler
