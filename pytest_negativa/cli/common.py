@@ -238,6 +238,13 @@ def run_of(settings: Settings) -> Run:
     return RunsFolder(Path(settings.directory)).find(settings.run)
 
 
+def show(text: str) -> None:
+    """Print text for people, in the width of the terminal."""
+    from pytest_negativa.reporting.text import fit
+
+    click.echo(fit(text))
+
+
 def note_unopened(folder: Path) -> None:
     """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
     from pytest_negativa.images.containers import count_archives

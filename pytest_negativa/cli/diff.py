@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     encode_json,
     run_of,
     settings_of,
+    show,
 )
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
@@ -111,7 +112,7 @@ def diff(
         listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
         click.echo(encode_json(listing), nl=False)
     else:
-        click.echo("\n\n".join(render_difference(difference, shown_as, top)))
+        show("\n\n".join(render_difference(difference, shown_as, top)))
         if globs and not difference.kernels:
             click.echo(f"\n0 of {changed:,} changed kernels match")
     if unread:
@@ -187,7 +188,7 @@ def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) ->
         listing = HistoryList(format_version=LISTING_VERSION, points=_only(glob, points))
         click.echo(encode_json(listing), nl=False)
         return
-    click.echo("\n\n".join(render_history(points, glob)))
+    show("\n\n".join(render_history(points, glob)))
 
 
 def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:

@@ -18,6 +18,7 @@ from pytest_negativa.cli.common import (
     encode_json,
     note_unopened,
     settings_of,
+    show,
     workers_for,
 )
 from pytest_negativa.reporting.text import print_error
@@ -105,7 +106,7 @@ def image_report(
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:
-        click.echo("\n\n".join(render_image_report(report, top)))
+        show("\n\n".join(render_image_report(report, top)))
     if not (report.libraries or report.code_files or is_container(folder)):
         note_unopened(folder)
     for error in report.unreadable[:_MOST_ERRORS]:

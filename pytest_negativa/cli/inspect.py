@@ -18,6 +18,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     note_unopened,
     settings_of,
+    show,
     workers_for,
 )
 from pytest_negativa.reporting.text import print_error
@@ -86,10 +87,11 @@ def inspect(
 ) -> None:
     """Show the GPU code in libraries.
 
-    LIB is a shared library or executable, a folder, an archive (a wheel, ZIP, conda or tar
-    archive), or the name of an installed distribution such as torch. LIB may also be a cubin,
-    fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode file, an object file or a static archive. In
-    folders, archives and distributions, all such files are found by their first bytes.
+    LIB is a shared library or executable, a folder, an archive (a wheel, ZIP, tar, conda
+    or Debian archive), or the name of an installed distribution such as torch. LIB may also be
+    a cubin, fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode file, an object file or a static
+    archive. In folders, archives and distributions, all such files are found by their first
+    bytes.
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
 
@@ -147,7 +149,9 @@ def inspect(
             click.echo(part, nl=False)
     else:
         for number, part in enumerate(render_text(inspected, request)):
-            click.echo(f"\n{part}" if number else part)
+            if number:
+                click.echo()
+            show(part)
     for argument, one in zip(libraries, inspected, strict=True):
         if not one.libraries.paths and not one.mapped:
             note_unopened(Path(argument))

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of
+from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
 from pytest_negativa.settings.flags import click_options
 
 _LOGS = "NEGATIVA_SPARE_LOG"
@@ -50,7 +50,7 @@ def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **f
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:
-        click.echo("\n\n".join(render_misses(report, top=settings.reports.top)))
+        show("\n\n".join(render_misses(report, top=settings.reports.top)))
 
 
 def _default_logs() -> tuple[Path, ...]:

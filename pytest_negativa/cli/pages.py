@@ -13,6 +13,7 @@ from pytest_negativa.cli.common import (
     named_run,
     run_of,
     settings_of,
+    show,
 )
 from pytest_negativa.settings.flags import click_options
 
@@ -52,13 +53,13 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         named = [run, *(named_run(other, settings) for other in others)]
         if len({one.run_id for one in named}) < len(named):
             raise click.BadParameter("name another run than the one shown", param_hint="--similar")
-        click.echo(_compare({one.run_id: require_usage(one) for one in named}))
+        show(_compare({one.run_id: require_usage(one) for one in named}))
         return
     report = replace(summarize(usage), variants=list_variants(usage))
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:
-        click.echo("\n\n".join(render_host_report(report, top=settings.reports.top)))
+        show("\n\n".join(render_host_report(report, top=settings.reports.top)))
 
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:

@@ -21,6 +21,7 @@ from pytest_negativa.cli.common import (
     parse_devices,
     run_of,
     settings_of,
+    show,
 )
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch
 from pytest_negativa.reporting.text import print_error
@@ -958,7 +959,7 @@ def _finish(
         listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
         click.echo(encode_json(listing), nl=False)
     elif text := render(rows, nothing):
-        click.echo(text)
+        show(text)
     for line in render_problems(rows):
         print_error(line)
     if stopped:

@@ -14,10 +14,11 @@ from pytest_negativa.cli.common import (
     encode_json,
     run_of,
     settings_of,
+    show,
     warn_of_hooks,
 )
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.reporting.text import printable, terminal_width, wrap
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def tests(
             for one in pairs[: top or None]
         ]
         headers = (similar, "", "shared", "either", "similarity")
-        click.echo(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
+        show(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
         _tell_rest(len(pairs) - len(shown), "rows")
         return
     usage = _usage(run)
@@ -130,18 +131,18 @@ def tests(
         for line in render_ranges(first, top=top, demangled=settings.reports.demangle):
             click.echo(line)
     else:
-        click.echo(render_tests(first))
+        show(render_tests(first))
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         how = _trace(usage, "launch")
-        _say(f"A test is listed with the kernels that it looked up first; {how} for all.")
+        show(f"A test is listed with the kernels that it looked up first; {how} for all.")
         return
     if ranges and not any(launch.ranges for launch in usage.launches):
         how = _trace(usage, "range")
-        _say(f"The trace has no ranges; {how}, in a program that names them.")
+        show(f"The trace has no ranges; {how}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if any(kernel.launches is None for kernel in kernels):
-        _say(
+        show(
             "Launches of child processes are not counted: their kernels are listed with the test "
             "that looked them up first."
         )
@@ -211,7 +212,7 @@ def needs(
         plan=None if new is None else str(new),
     )
     if not as_json:
-        click.echo("\n\n".join(render_needs(listing)))
+        show("\n\n".join(render_needs(listing)))
     if new is not None:
         from pytest_negativa.analysis.finish import write_results
         from pytest_negativa.storage.outcomes import copy_outcomes
@@ -366,10 +367,6 @@ def _libraries(run: Run) -> dict[str, list[str]]:
         for kernel in plan.used_kernels:
             found[kernel.name].append(plan.library.path)
     return found
-
-
-def _say(text: str) -> None:
-    click.echo(wrap(text, terminal_width()))
 
 
 def _tell_rest(rest: int, what: str) -> None:

@@ -17,7 +17,7 @@ from pytest_negativa.models.library import CodeBlock, Cubin, Element, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable, terminal_width, wrap
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.settings.value_types import one_of
@@ -72,7 +72,7 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         ],
         drop=(3, 1, 2),
     )
-    parts = [wrap(f"{printable(summary.path)}: {', '.join(counts)}", terminal_width(), "  ")]
+    parts = [f"{printable(summary.path)}: {', '.join(counts)}"]
     parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
     if kind.is_link_time:
         parts.append("A linker reads this file, and no program loads it as it is.")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import printable, terminal_width
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _IN_TABLE = {
@@ -34,21 +34,16 @@ def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
     )
     if changed:
         before, after = sum(r.before for r in changed), sum(r.after for r in changed)
-        parts.append(
-            format_table(
-                "lrrrl",
-                ("library", "before", "after", "share", ""),
-                [_cells(row) for row in changed],
-                (
-                    format_items(len(changed), "library", "libraries"),
-                    format_bytes(before),
-                    format_bytes(after),
-                    _share(after, before),
-                    "",
-                ),
-                width=0,
-            )
+        total = (
+            format_items(len(changed), "library", "libraries"),
+            format_bytes(before),
+            format_bytes(after),
+            _share(after, before),
+            "",
         )
+        headers = ("library", "before", "after", "share", "")
+        cells = [_cells(row) for row in changed]
+        parts += _with_details("lrrrl", headers, cells, changed, total)
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
@@ -65,17 +60,9 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
     sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
     parts = []
     if sound:
-        cells = [
-            (
-                printable(r.path),
-                # Of files that were removed, nothing is there.
-                format_bytes(r.after) if r.after else "-",
-                r.status.value,
-                printable(r.detail or ""),
-            )
-            for r in sound
-        ]
-        parts.append(format_table("lrll", ("library", "size", "", ""), cells, width=0))
+        # Of files that were removed, nothing is there.
+        cells = [(r.path, format_bytes(r.after) if r.after else "-", r.status.value) for r in sound]
+        parts += _with_details("lrl", ("library", "size", ""), cells, sound, None)
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
@@ -103,8 +90,33 @@ def _cells(row: SlimRow) -> tuple[str, ...]:
         format_bytes(row.before),
         format_bytes(row.after),
         _share(row.after, row.before),
-        row.status.value + (f", {printable(row.detail)}" if row.detail else ""),
+        row.status.value,
     )
+
+
+def _with_details(
+    align: str,
+    headers: Sequence[str],
+    cells: Sequence[tuple[str, ...]],
+    rows: Sequence[SlimRow],
+    total: tuple[str, ...] | None,
+) -> Iterator[str]:
+    """A table whose last column tells the details, too; lines below it where that is too wide."""
+    drop = [headers.index("share")] if "share" in headers else []
+    details = [
+        f"{one[-1]}, {row.detail}" if row.detail else one[-1]
+        for one, row in zip(cells, rows, strict=True)
+    ]
+    told = [(*one[:-1], detail) for one, detail in zip(cells, details, strict=True)]
+    whole = format_table(align, headers, told, total, width=0)
+    width = terminal_width()
+    if not width or all(len(line) <= width for line in whole.split("\n")):
+        yield whole
+        return
+    yield format_table(align, headers, cells, total, width=width, drop=drop)
+    lines = [(row.detail, f"{row.path}: {row.detail}") for row in rows if row.detail]
+    if lines:
+        yield "\n".join(_united(lines, "libraries"))
 
 
 def _share(after: int, before: int) -> str:

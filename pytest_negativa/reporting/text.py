@@ -12,6 +12,10 @@ _CUT = "..."
 # GitHub Actions runs a printed line that begins so (ActionCommand.TryParseV2 in
 # github.com/actions/runner), or that holds "##[" (TryParse).
 _COMMAND = re.compile(r"^(\s*):(?=:)")
+# Between the headers of a table and its rows.
+_RULE = re.compile(r"-+(?:  -+)*")
+# Of ours, to be copied: not the name alone, as in "slimmed by negativa slim from".
+_OURS = re.compile(r"\bnegativa (?:(?!slim\b)[a-z]|slim (?:-|undo|check|fetch|prune|push))")
 
 
 def printable(text: str) -> str:
@@ -69,6 +73,31 @@ def wrap(text: str, width: int, indent: str = "") -> str:
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(map(_no_command, lines))
+
+
+def fit(text: str) -> str:
+    """``text`` with those lines wrapped that are wider than the terminal, if there is one.
+
+    Tables stay as they are. So does a line that names a command, so that it can be copied.
+    """
+    if not (width := terminal_width()):
+        return text
+    return "\n\n".join(_fit_lines(part.split("\n"), width) for part in text.split("\n\n"))
+
+
+def _fit_lines(lines: list[str], width: int) -> str:
+    if any(map(_RULE.fullmatch, lines)):
+        return "\n".join(lines)
+    # Of several lines, such as a list, each must show where it begins.
+    further = "    " if len(lines) > 1 else ""
+    return "\n".join(
+        line if _OURS.search(line) else wrap(line, width, line[: _indent(line)] + further)
+        for line in lines
+    )
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def print_warning(text: str) -> None:

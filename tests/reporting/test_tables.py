@@ -1,10 +1,13 @@
-"""Tables in terminals of any width."""
+"""Tables and sentences in terminals of any width."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.reporting.slimming import render_check, render_rows
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import fit
 
 HEADERS = ("library", "version", "before", "after")
 ROWS = [
@@ -43,3 +46,59 @@ def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     # A pipe has none.
     monkeypatch.delenv("COLUMNS")
     assert table(None) == table(0)
+
+
+SENTENCE = "A device of compute capability 9.0 loads at most 13.8 MB of this; the rest is dead."
+
+
+def test_sentences_are_wrapped_and_tables_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    table = format_table("llrr", HEADERS, ROWS, width=0)
+    shown = fit(f"{SENTENCE}\n\n{table}\n\nNotes:\n  {SENTENCE}")
+    sentence, found, notes = shown.split("\n\n")
+    assert found == table
+    assert max(map(len, f"{sentence}\n{notes}".split("\n"))) <= 50
+    assert sentence.replace("\n", " ") == SENTENCE
+    # The next line of a list looks like none of its items.
+    assert [len(line) - len(line.lstrip()) for line in notes.split("\n")] == [0, 2, 6]
+    monkeypatch.delenv("COLUMNS")
+    assert fit(SENTENCE) == SENTENCE
+
+
+@pytest.mark.parametrize(
+    ("line", "is_whole"),
+    [
+        ("lib.so: was slimmed, install it again, or run negativa slim undo site-packages", True),
+        ("The runs are too many for one table: negativa runs list --json prints all of them", True),
+        (
+            "7 of these libraries were slimmed by negativa slim from 120.6 MB; listed is the rest",
+            False,
+        ),
+    ],
+)
+def test_a_line_with_a_command_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, line: str, is_whole: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert (fit(line) == line) is is_whole
+
+
+def test_reasons_that_are_too_wide_go_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "its spare was fetched; programs find it with NEGATIVA_SPARE_DIR=/spares"
+    rows = [SlimRow.unchanged(f"lib{n}.so", SlimStatus.SOUND, 1 << 20, reason) for n in range(5)]
+    assert f"sound, {reason}\n" in render_check(rows, "")
+    monkeypatch.setenv("COLUMNS", "80")
+    table, below = render_check(rows, "").split("\n\n")
+    assert max(map(len, table.split("\n"))) <= 80
+    assert below == f"5 libraries: {reason}"
+
+
+def test_long_paths_of_slimmed_libraries_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "lib/python3.13/site-packages/nvidia/cu13/lib/libcudnn_engines_precompiled.so.9"
+    row = SlimRow(path=path, status=SlimStatus.SLIMMED, before=1 << 30, after=1 << 20)
+    assert path in render_rows([row], "")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = render_rows([row], "")
+    assert max(map(len, shown.split("\n"))) <= 80
+    assert "lib/python3.13" in shown
+    assert "precompiled.so.9" in shown
