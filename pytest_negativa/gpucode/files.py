@@ -145,7 +145,9 @@ def _encoded_triples() -> Iterator[bytes]:
         yield (bits >> skipped & (1 << 8 * whole) - 1).to_bytes(whole, "little")
 
 
-class _Member(NamedTuple):
+class ArchiveMember(NamedTuple):
+    """A file in an archive of ``ar``, and where its bytes lie."""
+
     name: str
     start: int
     size: int
@@ -166,7 +168,7 @@ def _read_archive(source: ByteSource) -> HostElf:
     faults: list[tuple[int, str]] = []
     machine = ""
     try:
-        for member in _iter_members(source):
+        for member in iter_members(source):
             window = source.window(member.start, member.size)
             try:
                 found = _read_member(source, window, member)
@@ -188,7 +190,7 @@ def _read_archive(source: ByteSource) -> HostElf:
     )
 
 
-def _read_member(source: ByteSource, window: Window, member: _Member) -> HostElf | None:
+def _read_member(source: ByteSource, window: Window, member: ArchiveMember) -> HostElf | None:
     """The tables of a member with offsets of the archive; None if it is of no known kind."""
     head = window.read(0, min(HEAD_SIZE, window.size))
     kind = kind_of(head)
@@ -214,7 +216,7 @@ def _read_member(source: ByteSource, window: Window, member: _Member) -> HostElf
     )
 
 
-def _iter_members(source: ByteSource) -> Iterator[_Member]:
+def iter_members(source: ByteSource) -> Iterator[ArchiveMember]:
     """The members of an archive; a thin one has none, because its members are other files.
 
     Source: ar(5) of FreeBSD for the header and names in front of the data; the manual of GNU
@@ -253,4 +255,4 @@ def _iter_members(source: ByteSource) -> Iterator[_Member]:
             name = long_names[at : at + _MAX_NAME].split(b"\n", 1)[0]
         shown = (name.removesuffix(b"/") or name).decode("utf-8", "backslashreplace")
         if shown not in _NO_OBJECTS:
-            yield _Member(shown, start, size)
+            yield ArchiveMember(shown, start, size)

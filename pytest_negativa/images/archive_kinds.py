@@ -22,6 +22,7 @@ class ArchiveKind(enum.Enum):
     ZSTD = "zstd"
     BZIP2 = "bzip2"
     XZ = "xz"
+    DEB = "Debian"
 
 
 _MAGICS = {
@@ -31,6 +32,8 @@ _MAGICS = {
     b"\x28\xb5\x2f\xfd": ArchiveKind.ZSTD,
     b"BZh": ArchiveKind.BZIP2,
     b"\xfd7zXZ\0": ArchiveKind.XZ,
+    # deb(5): the first member of the archive of ar has this name.
+    b"!<arch>\ndebian-binary": ArchiveKind.DEB,
 }
 
 

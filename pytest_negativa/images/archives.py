@@ -1,4 +1,4 @@
-"""The files in an archive: a wheel or other ZIP archive, a tar archive, a conda package.
+"""The files in an archive: a wheel or other ZIP archive, a tar archive, a package.
 
 Nothing is unpacked to disk. A file that lies in the archive as it is, or is deflated on its own (in
 a ZIP archive), is a ``Member`` that can be read at any time. Files in a compressed tar archive can
@@ -6,7 +6,8 @@ be read in passing alone.
 
 Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
 specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as
-``pkg-NAME.tar.zst``, and those below ``info/`` as ``info-NAME.tar.zst``.
+``pkg-NAME.tar.zst``, and those below ``info/`` as ``info-NAME.tar.zst``. deb(5): a Debian package
+is an archive of ``ar`` whose member ``data.tar`` holds the files.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import zstandard
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.files import iter_members
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource
 from pytest_negativa.images.archive_kinds import (
     HEAD_SIZE,
@@ -57,6 +59,8 @@ _MAX_GLOBAL_HEADERS = 1000
 _DIGITS = re.compile(rb"\d{256}")
 _STEP = 1 << 20
 _BUFFER = 128 << 10
+# Bytes. xz -9 takes 65 MiB; a header may ask for 4 GiB.
+_MAX_XZ_MEMORY = 256 << 20
 
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -105,6 +109,9 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """
     with ByteSource(path) as source:
         kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
+        if kind is ArchiveKind.DEB:
+            yield from _iter_deb(source, on_problem)
+            return
         if kind is not ArchiveKind.ZIP and path.suffix != WHEEL_SUFFIX:
             yield from iter_tar(Part(source), source.path, source.path, on_problem)
             return
@@ -117,6 +124,15 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
                 part = Part(source, entry.member.start, entry.member.packed_size)
                 label = f"{source.path}/{entry.name}"
                 yield from iter_tar(part, label, source.path, on_problem)
+
+
+def _iter_deb(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
+    for member in iter_members(source):
+        if member.name.startswith("data.tar"):
+            part = Part(source, member.start, member.size)
+            yield from iter_tar(part, f"{source.path}/{member.name}", source.path, on_problem)
+            return
+    raise FormatError(source.path, None, "a Debian package without data.tar; is it damaged?")
 
 
 class Part(io.RawIOBase):
@@ -370,7 +386,13 @@ def iter_tar(
     in_place = kind is ArchiveKind.TAR and archive is not None and isinstance(part, Part)
     with damage(label):
         stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)
-        tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
+        try:
+            tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
+        except tarfile.ReadError as e:
+            if kind is ArchiveKind.TAR:
+                raise
+            problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
+            raise FormatError(label, None, problem) from e
     count = names = 0
     while True:
         with damage(label):
@@ -492,7 +514,44 @@ def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
     if kind is ArchiveKind.ZSTD:
         unpacker = zstandard.ZstdDecompressor()
         return unpacker.stream_reader(stream, read_across_frames=True)
-    found = "not a tar archive" if kind is None else f"a {kind.value} file, which is not read"
+    if kind is ArchiveKind.XZ:
+        return _Xz(stream)
+    found = "not a tar archive" if kind is None else f"a {kind.value} file"
     raise FormatError(
-        label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, zstd"
+        label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, xz, zstd"
     )
+
+
+class _Xz(io.RawIOBase):
+    """What an xz file unpacks to, within a limit of memory, which ``lzma.LZMAFile`` has not."""
+
+    def __init__(self, packed: Any) -> None:
+        self._packed = packed
+        self._unpacker = _new_unpacker()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            packed = b""
+            if self._unpacker.eof:
+                # Another stream may follow, behind zeros.
+                packed = self._unpacker.unused_data.lstrip(b"\0") or self._next().lstrip(b"\0")
+                if not packed:
+                    return 0
+                self._unpacker = _new_unpacker()
+            elif self._unpacker.needs_input and not (packed := self._next()):
+                raise EOFError("it ends in the middle of the packed data")
+            data = self._unpacker.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self) -> bytes:
+        packed: bytes = self._packed.read(_BUFFER)
+        return packed
+
+
+def _new_unpacker() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY)

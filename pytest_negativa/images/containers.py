@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.images.archive_kinds import has_image_list, is_archive
 
-_NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|tar(\.\w+)?)")
+_NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|deb|tar(\.\w+)?)")
 
 
 def is_container(path: Path) -> bool:
@@ -26,7 +26,7 @@ def is_container(path: Path) -> bool:
 
 
 def count_archives(folder: Path) -> int:
-    """How many files below a folder are named as wheels, conda packages or tar archives."""
+    """How many files below a folder are named as wheels, packages or tar archives."""
     return sum(
         _NAMED_AS_ARCHIVE.fullmatch(name) is not None
         for _, _, names in os.walk(folder)
