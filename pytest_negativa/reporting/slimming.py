@@ -27,7 +27,7 @@ def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
         rows: of all libraries.
         nothing: the text if there are no rows.
     """
-    parts = []
+    parts: list[str] = []
     changed = sorted(
         (row for row in rows if row.status in _IN_TABLE),
         key=lambda row: (not row.useless, -row.before, row.path),
@@ -58,7 +58,7 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
         nothing: the text if there are no rows.
     """
     sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
-    parts = []
+    parts: list[str] = []
     if sound:
         # Of files that were removed, nothing is there.
         cells = [(r.path, format_bytes(r.after) if r.after else "-", r.status.value) for r in sound]
