@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from msgspec.structs import replace
 from paper_catalog import WORKLOADS
 from paper_records import (
     BENCHMARK_FILE,
@@ -31,7 +33,7 @@ from paper_tables import render
 from pytest_negativa.models.measurement import Loading
 
 _QUICK_PAIRS, _FULL_PAIRS = 2, 5
-_QUICK_BUDGET_S = 440.0
+_QUICK_BUDGET_S = 540.0
 _EAGER_FACTOR = 1.3
 _SIZES_S = 10.0
 # Eager runs first: there the paper's effects on memory and time are to be expected.
@@ -48,14 +50,21 @@ def main() -> None:
     if arguments.render is not None:
         _finish(arguments.render, read_benchmark(arguments.render))
         return
-    output = arguments.output or Path(tempfile.mkdtemp(prefix="negativa-paper-"))
-    output = output.resolve()
-    if (output / RESULTS).exists():
-        raise SystemExit(f"{output}: has results already; name another folder, or see --render")
-    output.mkdir(parents=True, exist_ok=True)
-    print(f"Results in {output}", file=sys.stderr)
-    benchmark = _run(arguments, output)
+    if arguments.resume is not None:
+        output = arguments.resume.resolve()
+        benchmark = _resume(arguments, output)
+    else:
+        output = arguments.output or Path(tempfile.mkdtemp(prefix="negativa-paper-"))
+        output = output.resolve()
+        if (output / RESULTS).exists():
+            raise SystemExit(f"{output}: has results already; name another folder, or see --resume")
+        output.mkdir(parents=True, exist_ok=True)
+        print(f"Results in {output}", file=sys.stderr)
+        benchmark = _run(arguments, output)
     _finish(output, benchmark)
+    if _is_left_out(benchmark):
+        command = f"python benchmarks/paper --resume {shlex.quote(str(output))}"
+        print(f"Some measurements were left out. Go on with: {command}", file=sys.stderr)
     if any(step.problem and step.status is not None for step in benchmark.steps):
         raise SystemExit(1)
 
@@ -83,6 +92,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a dry run")
     parser.add_argument("--keep", action="store_true", help="keep traces, plans and copies")
     parser.add_argument(
+        "--resume", metavar="DIR", type=Path,
+        help="only measure what an earlier command left out for lack of time, with its results in "
+        "DIR",
+    )  # fmt: skip
+    parser.add_argument(
         "--render", metavar="DIR", type=Path, help="only make tables, from the results in DIR"
     )
     return parser.parse_args()
@@ -91,8 +105,6 @@ def _parse() -> argparse.Namespace:
 def _run(arguments: argparse.Namespace, output: Path) -> Benchmark:
     start = time.monotonic()
     quick = arguments.quick
-    pairs = arguments.pairs or (_QUICK_PAIRS if quick else _FULL_PAIRS)
-    budget = arguments.budget or (_QUICK_BUDGET_S if quick else float("inf"))
     wanted = [w for w in WORKLOADS if not arguments.only or w.name in arguments.only]
     missing = {w.name: w.missing() for w in wanted}
     skipped = {name: reason for name, reason in missing.items() if reason is not None}
@@ -103,38 +115,96 @@ def _run(arguments: argparse.Namespace, output: Path) -> Benchmark:
         for w in wanted
         if w.name not in skipped
     ]
+    benchmark = Benchmark(
+        workloads=tuple(w.name for w in wanted),
+        skipped=skipped,
+        versions=_versions(),
+        quick=quick,
+        pairs=arguments.pairs or (_QUICK_PAIRS if quick else _FULL_PAIRS),
+        seconds=0.0,
+        steps=(),
+    )
+    try:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(Runner.prepare, runners))
+        todo = list(_in_order(runners, _LOADINGS[arguments.loading]))
+        return _measure(arguments, output, benchmark, runners, todo, start)
+    finally:
+        _clean(arguments, output)
+
+
+def _resume(arguments: argparse.Namespace, output: Path) -> Benchmark:
+    start = time.monotonic()
+    benchmark = read_benchmark(output)
+    runners = [
+        Runner(w, output, quick=benchmark.quick, device=arguments.device, together=False)
+        for w in WORKLOADS
+        if w.name in benchmark.workloads and w.name not in benchmark.skipped
+    ]
+    left_out = {(s.workload, s.name) for s in benchmark.steps if s.is_left_out}
+    for runner in runners:
+        runner.steps += [
+            s for s in benchmark.steps if s.workload == runner.workload.name and not s.is_left_out
+        ]
+    todo = [
+        (runner, loading)
+        for runner, loading in _in_order(runners, _LOADINGS["both"])
+        if (runner.workload.name, runner.name_of(loading)) in left_out
+    ]
+    if todo and not (output / WORK).exists():
+        raise SystemExit(f"{output}: its {WORK} folder is gone; start again with another folder")
+    try:
+        return _measure(arguments, output, benchmark, runners, todo, start)
+    finally:
+        _clean(arguments, output)
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    output: Path,
+    before: Benchmark,
+    runners: Sequence[Runner],
+    todo: Sequence[tuple[Runner, Loading]],
+    start: float,
+) -> Benchmark:
+    """Measure, as far as the budget goes."""
+    budget = arguments.budget or (_QUICK_BUDGET_S if before.quick else float("inf"))
 
     def save() -> Benchmark:
         # After each step that takes long: what is known then outlives the end of this process.
-        benchmark = Benchmark(
-            workloads=tuple(w.name for w in wanted),
-            skipped=skipped,
-            versions=_versions(),
-            quick=quick,
-            pairs=pairs,
-            seconds=time.monotonic() - start,
+        benchmark = replace(
+            before,
+            seconds=before.seconds + time.monotonic() - start,
             steps=tuple(step for runner in runners for step in runner.steps),
         )
         write_json(output / BENCHMARK_FILE, benchmark)
         return benchmark
 
-    try:
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(Runner.prepare, runners))
-        save()
-        for runner, loading in _in_order(runners, _LOADINGS[arguments.loading]):
-            left = budget - (time.monotonic() - start)
-            needed = _estimate(runner, output, loading, pairs)
-            if needed > left:
-                reason = f"would take about {needed:.0f} s, and {max(left, 0):.0f} s are left"
-                runner.leave_out(f"measure-{loading.value}", reason)
-            else:
-                runner.measure(loading, pairs)
-            save()
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(output / WORK, ignore_errors=True)
-    return save()
+    for runner, loading in todo:
+        runner.leave_out(runner.name_of(loading), "the benchmark ended before")
+    benchmark = save()
+    for runner, loading in todo:
+        runner.forget(runner.name_of(loading))
+        left = budget - (time.monotonic() - start)
+        needed = _estimate(runner, output, loading, before.pairs)
+        if needed > left:
+            reason = f"would take about {needed:.0f} s, and {max(left, 0):.0f} s are left"
+            runner.leave_out(runner.name_of(loading), reason)
+        else:
+            runner.measure(loading, before.pairs)
+        benchmark = save()
+    return benchmark
+
+
+def _is_left_out(benchmark: Benchmark) -> bool:
+    return any(step.is_left_out for step in benchmark.steps)
+
+
+def _clean(arguments: argparse.Namespace, output: Path) -> None:
+    """Remove traces and copies, unless a later command needs them."""
+    has_figures = (output / BENCHMARK_FILE).exists()
+    if not arguments.keep and not (has_figures and _is_left_out(read_benchmark(output))):
+        shutil.rmtree(output / WORK, ignore_errors=True)
 
 
 def _in_order(

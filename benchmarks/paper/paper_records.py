@@ -45,6 +45,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     problem: str | None = None
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether no time was left for it."""
+        return self.status is None
+
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """What was run. ``skipped`` gives the reason for each workload that wasn't."""

@@ -110,7 +110,7 @@ class Runner:
 
     def measure(self, loading: Loading, pairs: int) -> None:
         """Measure on the copies that are there."""
-        name = f"measure-{loading.value}"
+        name = self.name_of(loading)
         before = self._measurements()
         self._step(
             name,
@@ -124,8 +124,17 @@ class Runner:
         if found:
             self._gather(found[-1], f"measurement-{loading.value}.json", name)
 
+    @staticmethod
+    def name_of(loading: Loading) -> str:
+        """The name of the step that measures."""
+        return f"measure-{loading.value}"
+
     def leave_out(self, name: str, reason: str) -> None:
         self.steps.append(Step(workload=self.workload.name, name=name, problem=reason))
+
+    def forget(self, name: str) -> None:
+        """Forget that a step was left out."""
+        self.steps = [step for step in self.steps if step.name != name]
 
     @property
     def _folder(self) -> tuple[str, str]:

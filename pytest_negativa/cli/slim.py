@@ -663,7 +663,8 @@ def _request(flags: _Flags) -> SlimRequest:
         (
             flags.cpu_pages,
             flags.spare is not None,
-            "--cpu-pages goes with --spare: without a spare, untouched CPU code would crash",
+            "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
+            "ship the spares",
         ),
         (
             flags.target,
