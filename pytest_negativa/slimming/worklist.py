@@ -54,6 +54,7 @@ from pytest_negativa.slimming.spares import (
     note_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.records import utf8
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -521,7 +522,8 @@ def find_by_archs(
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
     folder = _Folder(tree, manifest, keeps_spares=keeps_spares)
     for group in tree.groups:
-        if not is_runtime(tree.root / group.name):
+        # Most names are others, and a path for each would take as long as listing them.
+        if not (group.name.endswith(RUNTIME_NAME) and is_runtime(tree.root / group.name)):
             folder.add_group(group, recipe)
     devices, source = recipe.devices, recipe.source
     packages = packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)

@@ -11,6 +11,7 @@ child process has loaded it.
 
 from __future__ import annotations
 
+import bisect
 import os
 import stat
 from collections.abc import Iterator
@@ -318,14 +319,13 @@ def _compact(
 
 def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
     """Unused code that is not zeros as a whole."""
+    fills = removal.fills
+    starts = [fill.start for fill in fills]
     for decision in plan.decisions if plan is not None else ():
         if decision.kept or not decision.size:
             continue
-        first = next(removal.overlapping(decision.start, decision.end), None)
-        gone = (
-            isinstance(first, Fill) and first.start <= decision.start and decision.end <= first.end
-        )
-        if not gone:
+        at = bisect.bisect_right(starts, decision.start) - 1
+        if at < 0 or fills[at].end < decision.end:
             yield Span(decision.start, decision.end)
 
 

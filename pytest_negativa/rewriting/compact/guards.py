@@ -65,7 +65,6 @@ from pytest_negativa.gpucode.elf_tables import (
     STT_SECTION,
     STT_TLS,
     SYM,
-    Symbol,
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
@@ -165,9 +164,8 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
         else:
             starts.append(start)
             ends.append(end)
-    targets = sorted(_relocation_targets(source, tables, dynamic))
     return Guards(
-        targets=tuple(targets),
+        targets=tuple(sorted(_relocation_targets(source, tables, dynamic))),
         starts=tuple(starts),
         ends=tuple(ends),
         functions=tuple(value for kind, value, _ in symbols if kind in _FUNCTIONS),
@@ -205,7 +203,7 @@ def defined_allocator(source: ByteSource, tables: ElfTables) -> str | None:
     """
     dynamic = read_dynamic(source, tables)
     strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    for symbol in _dynamic_symbols(source, tables, dynamic):
+    for symbol in SYM.iter_unpack(_dynamic_symbols(source, tables, dynamic)):
         name = string_at(strings, symbol.st_name)
         if name is not None and name in _ALLOCATOR and symbol.st_shndx != SHN_UNDEF:
             return name.decode()
@@ -252,28 +250,27 @@ def _defined_symbols(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
 ) -> Iterator[tuple[int, int, int]]:
     """Type, address and size of the dynamic symbols that the library defines."""
-    for symbol in _dynamic_symbols(source, tables, dynamic):
-        defined = symbol.st_shndx not in (SHN_UNDEF, SHN_ABS)
-        if defined and symbol.type not in (STT_SECTION, STT_TLS):
-            yield symbol.type, symbol.st_value, symbol.st_size
+    rows = SYM.struct.iter_unpack(_dynamic_symbols(source, tables, dynamic))
+    for _name, info, _other, section, value, size in rows:
+        # The type is the lower half of st_info.
+        if section not in (SHN_UNDEF, SHN_ABS) and info & 0xF not in (STT_SECTION, STT_TLS):
+            yield info & 0xF, value, size
 
 
-def _dynamic_symbols(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
-) -> Iterator[Symbol]:
+def _dynamic_symbols(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> bytes:
     if not tables.sections:
-        return
+        return b""
     table = next((s for s in tables.sections if s.sh_type == SHT_DYNSYM), None)
     # Only the section tells their number.
     if table is None or table.sh_addr != dynamic.get(DT_SYMTAB):
         raise CannotCompactError(source.path, "has no section with the dynamic symbols")
-    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
-    yield from SYM.iter_unpack(data)
+    return source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
 
 
 def _relocation_targets(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
-) -> Iterator[int]:
+) -> list[int]:
+    targets: list[int] = []
     rela = (DT_RELA, DT_RELASZ, DT_RELAENT, RELA.size)
     rel = (DT_REL, DT_RELSZ, DT_RELENT, REL.size)
     relr = (DT_RELR, DT_RELRSZ, DT_RELRENT, _WORD)
@@ -285,11 +282,12 @@ def _relocation_targets(
                 source.path, f"relocations of {dynamic[entry_tag]} bytes, expected {expected}"
             )
         data = read_at(source, tables, dynamic[tag], dynamic.get(size_tag, 0))
-        yield from _relr_targets(data) if tag == DT_RELR else _offsets(data, expected)
+        targets += _relr_targets(data) if tag == DT_RELR else _offsets(data, expected)
     if DT_JMPREL in dynamic:
         layout = RELA if dynamic.get(DT_PLTREL, DT_RELA) == DT_RELA else REL
         data = read_at(source, tables, dynamic[DT_JMPREL], dynamic.get(DT_PLTRELSZ, 0))
-        yield from _offsets(data, layout.size)
+        targets += _offsets(data, layout.size)
+    return targets
 
 
 def _offsets(data: bytes, entry_size: int) -> list[int]:
