@@ -39,7 +39,7 @@ class ElementKind(str, enum.Enum):
     BITCODE = "bitcode"
     UNKNOWN = "unknown"
 
-    @property
+    @functools.cached_property
     def is_opaque(self) -> bool:
         """Whether no rule tells which devices load it, so that plans keep all of it."""
         return self in (ElementKind.TILE_IR, ElementKind.BITCODE, ElementKind.UNKNOWN)

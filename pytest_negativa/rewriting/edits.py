@@ -148,13 +148,13 @@ class Edits:
             start, end = max(change.start, offset), min(change.end, window_end)
             window[start - offset : end - offset] = change.content(start, end)
 
-    def applied_to(self, data: bytes, offset: int) -> bytes:
+    def applied_to(self, data: bytes, offset: int) -> bytes | bytearray:
         """``data``, which begins at ``offset`` of the file, after the changes."""
         if next(self.overlapping(offset, offset + len(data)), None) is None:
             return data
         window = bytearray(data)
         self.apply(window, offset)
-        return bytes(window)
+        return window
 
     def digest(self) -> str:
         """SHA-256 in hex; only equal edits have the same."""

@@ -84,7 +84,7 @@ def _repack(
     block: CodeBlock, content: bytes, edits: Edits, stored: bytes
 ) -> tuple[list[Change], int]:
     """Pack an edited cubin into its space; also returns the bytes in use there."""
-    edited = edits.applied_to(content, 0)
+    edited = bytes(edits.applied_to(content, 0))
     if block.region is None:
         frame, zeros = repack_frame(edited, stored)
         return [Patch(block.start, frame)], len(frame) - zeros
