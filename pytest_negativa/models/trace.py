@@ -31,6 +31,9 @@ the first.
 DIGESTS_VERSION = 1
 """Of the file of digests. History: 1 is the first."""
 
+PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
+"""Codes of the lack that a process was not traced."""
+
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
 

@@ -47,7 +47,7 @@ from pytest_negativa.tracing.children import outer_sockets
 from pytest_negativa.tracing.detector import Detector, TraceError
 from pytest_negativa.tracing.files import end_former_program
 from pytest_negativa.tracing.gpu import has_gpu
-from pytest_negativa.tracing.start import Tracing, make_header, start_tracing
+from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
 
 
 def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ def _start_own_detector(
         )
         if detector is not None:
             run.make()
-            detector.start()
+            start_detector(detector)
     except NegativaError:
         raise
     except Exception as e:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
+    PROCESS_UNTRACED,
     USAGE_VERSION,
     AnyTraceRecord,
     Context,
@@ -71,7 +72,7 @@ _POLL = 0.2
 _OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "library-gone", "name-unreadable"})
 
 # Lacks by which a process was not traced, or not to its end. Of a sample that says nothing new.
-_OF_TIME = frozenset({"cupti-taken", "cupti-unavailable", "gap", "trace-lost"})
+_OF_TIME = PROCESS_UNTRACED | {"gap", "trace-lost"}
 
 
 def merge_traces(

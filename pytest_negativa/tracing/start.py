@@ -214,7 +214,7 @@ def trace_by(
     Raises:
         TraceError: see ``Detector.start``. The trace says so, too.
     """
-    _start(detector)
+    start_detector(detector)
     if not children:
         detector.warn(CHILDREN_UNTRACED, "child processes are not traced (trace.children)")
         return Tracing(detector, environ, {})
@@ -242,8 +242,12 @@ def trace_by(
     return Tracing(detector, environ, before, children=untraced)
 
 
-def _start(detector: Detector) -> None:
-    """Start the detector, or leave a trace that says why it did not start."""
+def start_detector(detector: Detector) -> None:
+    """Start a detector, or leave a trace that says why it did not start.
+
+    Raises:
+        TraceError: it did not start.
+    """
     try:
         detector.start()
     except TraceError as e:

@@ -10,7 +10,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionKind, SessionResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.trace import PROCESS_UNTRACED, Usage
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run
@@ -69,7 +69,7 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
         )
     outcomes = run.outcomes_file
     if not outcomes.exists():
-        raise StoreError(f"{outcomes}: not there, so outcomes can't be compared; trace again")
+        raise StoreError(_why_no_outcomes(run, usage))
     planned = load_planned(run)
     if settings.granularity is Granularity.KERNEL and any(
         p.plan.granularity != Granularity.KERNEL.value for p in planned
@@ -97,13 +97,9 @@ def command_to_verify(
         StoreError: the run failed, or nothing says how it ended.
     """
     refuse_failed(run, settings)
-    outcomes = run.outcomes_file
-    if not outcomes.exists():
-        raise StoreError(
-            f"{run}: no {outcomes.name}, so nothing says how this run ended (combined runs have "
-            "none); trace again"
-        )
-    session = read_outcomes(outcomes)
+    if not run.outcomes_file.exists():
+        raise StoreError(_why_no_outcomes(run, load_usage(run)))
+    session = read_outcomes(run.outcomes_file)
     if session.kind is SessionKind.PYTEST:
         # As a plain program it has one outcome, and those to compare are its tests'.
         verb, option = ("heal", "--negativa-heal") if healing else ("verify", "--negativa-verify")
@@ -114,6 +110,19 @@ def command_to_verify(
     if not (command := given or session.command):
         raise OptionError(f"{run} does not name the traced command; give it after --")
     return command
+
+
+def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
+    """Why nothing tells how the tests of a run ended, and what to do about it."""
+    for lack in () if usage is None else usage.incomplete:
+        if lack.code in PROCESS_UNTRACED:
+            return f"{run}: not verified: this session was not traced: {lack.text}"
+    if usage is not None and len(usage.run_ids) > 1:
+        return f"{run}: not verified: it unites several runs; verify each of them"
+    return (
+        f"{run}: no {run.outcomes_file.name}, so nothing says how this run ended (combined runs "
+        "have none); trace again"
+    )
 
 
 def refuse_failed(run: Run, settings: Settings) -> None:

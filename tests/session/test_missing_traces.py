@@ -29,6 +29,21 @@ def test_a_worker_in_which_cupti_was_taken(tmp_path: Path, taken: str, fault: Pl
 
 
 @pytest.mark.slow
+def test_a_session_in_which_cupti_was_taken(tmp_path: Path) -> None:
+    """It says so, and so does who asks for its proof."""
+    project = VerifiedProject(tmp_path / "project", SUITE)
+    reason = "CUPTI serves one tool at a time and is taken"
+    done = project.pytest("-q", "--negativa", STANDIN_TAKEN="none")
+    assert "Not covered by the trace" in done.stdout and reason in done.stdout
+    for asked in (
+        project.verify(status=1),
+        project.negativa("verify", status=1).stderr,
+        project.negativa("heal", status=1).stderr,
+    ):
+        assert "not verified: this session was not traced: " in asked and reason in asked
+
+
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "The limit of file sizes cuts the trace of the test process in the middle of the session",
     says="a record could not be written: is the disk full, or a quota reached?",
