@@ -75,6 +75,10 @@ class InspectionRequest:
             devices=self.devices,
             with_map=self.details or bool(self.required),
             slimmed=True,
+            # Empty cubins may be all that is left for a device.
+            left_scope=(
+                Scope(devices=tuple(sorted(map(str, self.required)))) if self.required else None
+            ),
             with_content=self.duplicates,
             any_file=True,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
-from pytest_negativa.models.library import Element, LibraryMap, Section
+from pytest_negativa.models.library import Cubin, Element, Frame, LibraryMap, Section
 from pytest_negativa.models.summary import LoadableCode
 
 # Code that is linked before a device loads it, see ``models.plan.KeepReason.RELOCATABLE``.
@@ -13,14 +13,21 @@ _RELOCATABLE = "__nv_relfatbin"
 
 
 def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> LoadableCode:
-    """Count the regions by the driver's choice for a device, see ``arch.choose_elements``."""
+    """Count the regions by the driver's choice for a device, see ``arch.choose_elements``.
+
+    A cubin that is known to be empty is no code: device linkers make one for each arch.
+    """
     sections = _loaded_sections(library_map)
     chosen = [
-        [region.elements[index] for index in choose_elements(region.elements, device)]
+        [
+            element
+            for index in choose_elements(region.elements, device)
+            if not _is_stub(element := region.elements[index])
+        ]
         for section in sections
         for region in section.regions
     ]
-    frames = sum(f.runs_on(device) for s in sections for f in s.frames)
+    frames = sum(f.runs_on(device) and not _is_stub(f) for s in sections for f in s.frames)
     compiled = [elements for elements in chosen if elements and not _is_machine_code(elements)]
     return LoadableCode(
         device=str(device),
@@ -35,6 +42,13 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
 def _loaded_sections(library_map: LibraryMap) -> Sequence[Section]:
     loaded = [section for section in library_map.sections if section.name != _RELOCATABLE]
     return loaded or library_map.sections
+
+
+def _is_stub(code: Element | Frame) -> bool:
+    content = code.content
+    return isinstance(content, Cubin) and not (
+        content.kernels or content.device_functions or content.global_data or content.constant_data
+    )
 
 
 def _is_machine_code(elements: Sequence[Element]) -> bool:

@@ -61,6 +61,7 @@ class MapRequest:
 
     Attributes:
         scope: how much to read.
+        left_scope: the same for slimmed libraries; None: ``scope``.
         devices: the devices that the ``loaded`` figures of the summaries are for.
         with_map: whether the results have maps.
         with_summary: whether results from the cache have summaries; others always have.
@@ -78,6 +79,7 @@ class MapRequest:
     with_summary: bool = True
     with_digest: bool = False
     slimmed: bool = False
+    left_scope: Scope | None = None
     with_content: bool = False
     any_file: bool = False
 
@@ -603,7 +605,7 @@ def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
     """Read a slimmed library. It is never cached: little is left to read."""
-    library_map, removed = map_slimmed(source, request.scope)
+    library_map, removed = map_slimmed(source, request.left_scope or request.scope)
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
     if _lacks_digest(library_map, request):

@@ -9,9 +9,18 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
+from pytest_negativa.cli.main import main
 from pytest_negativa.storage.records import shipped_schema
+from tests.support.builders import (
+    CubinSpec,
+    ElementSpec,
+    build_cubin,
+    build_region,
+)
 from tests.support.commands import inspect
+from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, golden_elements
 from tests.support.sites import install
 
@@ -59,6 +68,21 @@ class TestRequired:
         done = inspect(tmp_path, "--require-arch", "80,90")
         assert done.exit_code == 1
         assert done.stderr.endswith(": no GPU code that devices load, so none for sm_80, sm_90\n")
+
+    @needs_compiler
+    def test_empty_cubins_that_slim_left(self, tmp_path: Path) -> None:
+        """They are what the device linker makes for each arch, and no code to run."""
+        kernels = {"fill": bytes(range(256)) * 1024}
+        contents = [CubinSpec(arch=80, kernels=kernels), CubinSpec(arch=90)]
+        cubins = [ElementSpec(content=build_cubin(c).data, arch=c.arch) for c in contents]
+        library = build(tmp_path, fatbin=build_region(cubins), ldata=b"")
+        assert inspect(library, "--require-arch=90").exit_code == 0
+        words = ["slim", "--arch=sm_90", "--no-load-check", str(tmp_path)]
+        slimmed = CliRunner().invoke(main, words)
+        assert slimmed.exit_code == 0, slimmed.output
+        done = inspect(library, "--require-arch=90")
+        assert f"{library}: no code that sm_90 can load" in done.stderr, slimmed.output
+        assert row(done.stdout, library.name)[0][-1] == "ALL"
 
     def test_regions_without_code(self) -> None:
         [library] = as_json(BIN / "libplaces.so", "--require-arch", "80,90")["libraries"]
