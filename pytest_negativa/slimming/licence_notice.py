@@ -1,4 +1,4 @@
-"""A note on NVIDIA's terms, shown to each user once."""
+"""A note on the terms of libraries, shown to each user once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from pytest_negativa.storage.user_folders import user_state
 
 _NOTICE = """\
-negativa: note: NVIDIA's licence agreements limit how its libraries may be changed and passed on. \
-negativa slim changes the copies on this machine; check the terms before you pass them on, in an \
-image for instance: see docs/explanation/licences.md. This note is shown once."""
+negativa: note: the licence of a library may limit how it is changed and passed on; NVIDIA's \
+licence agreements do. negativa slim changes the copies on this machine; check the terms of each \
+vendor before you pass them on, in an image for instance: see docs/explanation/licences.md. This \
+note is shown once."""
 _SHOWN = "eula-notice"
 
 

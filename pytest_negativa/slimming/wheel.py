@@ -18,6 +18,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence, Set
+from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -26,6 +27,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.slimming.code_files import is_named_like_code
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
@@ -46,9 +48,20 @@ This wheel is not the original. negativa slim (pytest-negativa) removed GPU code
 RECORD has their new digests. A program that needs the removed code fails with a CUDA error, or
 finds no file; then install the original wheel of the same version.
 
-The licence of the original applies. NVIDIA's licence agreements limit how its libraries may be
-changed and passed on: check the terms before you pass this wheel on.
+The licence of the original applies to it. The wheel's METADATA says:
+
+{terms}
+
+A licence may limit how libraries are changed and passed on. NVIDIA's agreements do, and the wheel
+of another vendor may have libraries of NVIDIA. Check the terms before you pass this wheel on.
 """
+_TERMS = {
+    "distribution": ("Name", "Version"),
+    "from": ("Author", "Author-email", "Maintainer", "Maintainer-email"),
+    "licence": ("License-Expression", "License"),
+    "its text": ("License-File",),
+}
+_MAX_TERM = 200
 
 
 def slim_wheel(
@@ -200,7 +213,8 @@ def _add_notice(info_folder: Path, rows: Sequence[SlimRow]) -> None:
         return
     lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
     files = "\n".join(f"    {line}" for line in lines)
-    notice = _NOTICE_TEXT.format(files=files).encode()
+    terms = "\n".join(f"    {line}" for line in _terms(info_folder))
+    notice = _NOTICE_TEXT.format(files=files, terms=terms).encode()
     (info_folder / NOTICE).write_bytes(notice)
     digest = record_digest(hashlib.sha256(notice).hexdigest())
     record = info_folder / RECORD
@@ -209,6 +223,17 @@ def _add_notice(info_folder: Path, rows: Sequence[SlimRow]) -> None:
     row = f"{info_folder.name}/{NOTICE},{digest},{len(notice)}".encode()
     text = text if text.endswith(b"\n") else text + line_end
     record.write_bytes(text + row + line_end)
+
+
+def _terms(info_folder: Path) -> Iterator[str]:
+    """Who made the original, and under which licence, as its metadata has them."""
+    metadata = BytesHeaderParser().parsebytes((info_folder / "METADATA").read_bytes())
+    for what, names in _TERMS.items():
+        # "License" may hold the whole text of one.
+        values = [str(value).strip() for name in names for value in metadata.get_all(name, ())]
+        lines = [value.splitlines()[0] for value in values if value]
+        text = printable(", ".join(line[:_MAX_TERM] for line in lines))
+        yield f"{what}: {text or 'not told'}"
 
 
 def _pack(
