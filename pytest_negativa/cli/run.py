@@ -259,6 +259,7 @@ def _combine(
     )
     from pytest_negativa.hostcode.gather import combine as combine_pages
     from pytest_negativa.settings.globs import PathRules
+    from pytest_negativa.storage.results import combine_tests
 
     paths = PathRules(settings.paths)
     parts, left_out = choose_parts(parts, mode, accept_failed=settings.trace.accept_failed)
@@ -269,8 +270,10 @@ def _combine(
     warn_of_hooks([part.run for part in parts])
     healed = healed_at(paths, parts)
     copies = copy_traces(parts, run, paths)
-    combine_pages(run, [part.run for part in parts])
-    combine_opened(run, [part.run for part in parts])
+    runs = [part.run for part in parts]
+    combine_pages(run, runs, paths)
+    combine_opened(run, runs)
+    combine_tests(run, runs)
     run.mark_partial(why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()

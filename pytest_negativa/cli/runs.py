@@ -182,7 +182,12 @@ def _details(run: Run) -> RunDetails:
     from pytest_negativa.models.listing import LISTING_VERSION, RunDetails
     from pytest_negativa.reporting.rows import code_files_rows
     from pytest_negativa.storage.outcomes import read_outcomes
-    from pytest_negativa.storage.results import load_files_plans, load_plans, load_usage
+    from pytest_negativa.storage.results import (
+        load_files_plans,
+        load_plans,
+        load_tests,
+        load_usage,
+    )
 
     session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
     usage = load_usage(run)
@@ -193,7 +198,7 @@ def _details(run: Run) -> RunDetails:
         format_version=LISTING_VERSION,
         run=_row(run),
         command=None if session is None else session.command,
-        tests={} if session is None else Counter(test.outcome.value for test in session.tests),
+        tests=Counter(test.outcome.value for test in load_tests(run)),
         devices=None
         if usage is None
         else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),
@@ -214,6 +219,7 @@ def _lines(details: RunDetails) -> Iterator[str]:
     yield f"state     {printable(details.run.state)}"
     if details.command is not None:
         yield f"command   {printable(shlex.join(details.command))}"
+    if details.command is not None or details.tests:
         outcomes = ", ".join(f"{n:,} {outcome}" for outcome, n in details.tests.items())
         yield f"tests     {outcomes or 'none'}"
     if details.devices is not None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NeededLibrary,
         SimilarPair,
     )
+    from pytest_negativa.models.outcomes import TestResult
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.trace import Usage
     from pytest_negativa.planning.by_tests import Likeness
@@ -179,7 +180,6 @@ def needs(
     from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
     from pytest_negativa.reporting.needs import render_needs
     from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.outcomes import read_outcomes
     from pytest_negativa.storage.results import load_healed, load_plans
     from pytest_negativa.storage.runs import RunsFolder
 
@@ -190,7 +190,12 @@ def needs(
     usage = _usage(run)
     plans = load_plans(run)
     _require_launches(run, usage)
-    recorded = read_outcomes(run.outcomes_file).tests
+    recorded = _recorded(run)
+    if write and not run.outcomes_file.exists():
+        raise StoreError(
+            f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
+            "several"
+        )
     root = usage.processes[0].header.root
     wanted = resolve_nodeids(nodeids, recorded, root=Path(root), cwd=Path.cwd())
     chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
@@ -261,6 +266,19 @@ def _usage(run: Run) -> Usage:
     if usage is None:
         raise StoreError(run.why_unplanned())
     return usage
+
+
+def _recorded(run: Run) -> tuple[TestResult, ...]:
+    """The tests of the run.
+
+    Raises:
+        StoreError: it has none, or their file can't be read.
+    """
+    from pytest_negativa.storage.results import load_tests
+
+    if not (tests := load_tests(run)):
+        raise StoreError(f"{run}: tells no tests; trace them with pytest --negativa")
+    return tests
 
 
 def _require_launches(run: Run, usage: Usage) -> None:
@@ -376,9 +394,7 @@ def _tell_rest(rest: int, what: str) -> None:
 
 def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
     """The test itself, its module or its markers, by node id."""
-    from pytest_negativa.storage.outcomes import read_outcomes
-
-    tests = read_outcomes(run.outcomes_file).tests
+    tests = _recorded(run)
     if kind == "test":
         return {test.nodeid: (test.nodeid,) for test in tests}
     if kind == "module":
@@ -413,8 +429,8 @@ def _functions_alike(run: Run, groups: Mapping[str, Sequence[str]]) -> list[Like
     pages = gather_by_test(run)
     if pages is None or not pages.by_test:
         raise StoreError(
-            f"{run}: CPU code was not traced by test, or the run unites several; trace with "
-            "--negativa-cpu and --negativa-level=launch"
+            f"{run}: CPU code was not traced by test; trace with --negativa-cpu and "
+            "--negativa-level=launch"
         )
     return compare_bits(functions_by_group(pages.by_test, lambda test: groups.get(test, ())))
 

@@ -11,19 +11,80 @@ import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.elf import HostElf
 from pytest_negativa.hostcode.functions import function_starts
-from pytest_negativa.hostcode.page_logs import PAGE, LoggedTest
+from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.summary import open_traced
-from pytest_negativa.models.hostcode import HostFile
+from pytest_negativa.models.hostcode import HOST_TESTS_VERSION, HostTests, TestedLibrary
+from pytest_negativa.settings.globs import PathRules
 
 _Ranges = tuple[tuple[int, int], ...]
 
 
+class PagesOfTest(NamedTuple):
+    """What a test touched of one library, see ``TestedLibrary``; ``pages`` is a bit for each."""
+
+    test: str
+    sha256: str
+    size: int
+    build_id: str | None
+    paths: tuple[str, ...]
+    ranges: _Ranges
+    pages: int
+
+
+def unite_tests(touched: Iterable[PagesOfTest], paths: PathRules) -> HostTests:
+    """The union for each test, library and ranges.
+
+    Args:
+        paths: rules for the paths of the libraries.
+    """
+    pages: defaultdict[tuple[str, _Ranges], defaultdict[str, int]]
+    pages = defaultdict(lambda: defaultdict(int))
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    files = {}
+    for one in touched:
+        pages[one.sha256, one.ranges][one.test] |= one.pages
+        places[one.sha256].update(map(paths.apply, one.paths))
+        files[one.sha256] = one.size, one.build_id
+    return HostTests(
+        format_version=HOST_TESTS_VERSION,
+        libraries=tuple(
+            TestedLibrary(
+                sha256=sha256,
+                size=files[sha256][0],
+                build_id=files[sha256][1],
+                paths=tuple(sorted(places[sha256])),
+                ranges=ranges,
+                tests={test: f"{bits:x}" for test, bits in sorted(by_test.items())},
+            )
+            for (sha256, ranges), by_test in sorted(pages.items())
+        ),
+    )
+
+
+def iter_pages(known: HostTests) -> Iterator[PagesOfTest]:
+    """The same, test by test.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    for one in known.libraries:
+        for test, text in one.tests.items():
+            try:
+                bits = int(text, 16)
+            except ValueError:
+                raise StoreError(
+                    f"pages of {test!r}: {text[:20]!r} is no hex; combine again"
+                ) from None
+            yield PagesOfTest(test, one.sha256, one.size, one.build_id, one.paths, one.ranges, bits)
+
+
 def functions_by_group(
-    touched: Iterable[tuple[HostFile, LoggedTest]], groups_of: Callable[[str], Collection[str]]
+    touched: Iterable[PagesOfTest], groups_of: Callable[[str], Collection[str]]
 ) -> dict[str, int]:
     """The functions on pages that each group of tests touched; it called no more than these.
 
@@ -33,18 +94,18 @@ def functions_by_group(
         touched: see ``gather.Gathered``.
         groups_of: the groups that a test belongs to.
     """
-    pages: defaultdict[tuple[HostFile, _Ranges], defaultdict[str, int]]
+    pages: defaultdict[tuple[_File, _Ranges], defaultdict[str, int]]
     pages = defaultdict(lambda: defaultdict(int))
-    for file, test in touched:
-        for group in groups_of(test.name):
-            pages[file, test.library.ranges][group] |= test.pages
+    for one in touched:
+        for group in groups_of(one.test):
+            pages[_File(*one[1:5]), one.ranges][group] |= one.pages
     found: defaultdict[str, int] = defaultdict(int)
     first_bits: dict[str, int] = {}
     free = 0
     for (file, ranges), by_group in pages.items():
         with (
             contextlib.suppress(FormatError),
-            open_traced(file.path, file.size, file.build_id) as (source, elf),
+            open_traced(file.paths, file.size, file.build_id) as (source, elf),
         ):
             starts = function_starts(source, elf) or ()
             if file.sha256 not in first_bits:
@@ -54,6 +115,13 @@ def functions_by_group(
                 spans = _in_code(elf, _spans(ranges, bits))
                 found[group] |= _functions(starts, spans) << first_bits[file.sha256]
     return dict(found)
+
+
+class _File(NamedTuple):
+    sha256: str
+    size: int
+    build_id: str | None
+    paths: tuple[str, ...]
 
 
 def _spans(ranges: _Ranges, pages: int) -> Iterator[tuple[int, int]]:

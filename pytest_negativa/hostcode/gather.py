@@ -8,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.page_logs import (
-    LoggedTest,
-    count_lost,
-    prepare_logs,
-    read_page_logs,
-)
+from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
+from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.usage import (
     FileKey,
@@ -25,18 +23,22 @@ from pytest_negativa.hostcode.usage import (
     key_of,
     unite,
     unite_logs,
+    with_paths,
 )
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
+    HOST_TESTS_VERSION,
     HOST_USAGE_VERSION,
     HostFile,
     HostFiles,
+    HostTests,
     HostUsage,
 )
+from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
 
-_T = TypeVar("_T", HostFiles, HostUsage)
+_T = TypeVar("_T", HostFiles, HostTests, HostUsage)
 
 
 class Gathered(NamedTuple):
@@ -45,11 +47,11 @@ class Gathered(NamedTuple):
     Attributes:
         usage: of all processes.
         by_test: what each test touched, of each file whose content is known. A run that does not
-            tell its tests apart, or unites several, has none.
+            tell its tests apart has none.
     """
 
     usage: HostUsage
-    by_test: tuple[tuple[HostFile, LoggedTest], ...]
+    by_test: tuple[PagesOfTest, ...]
 
 
 def begin(run: Run) -> None:
@@ -86,7 +88,11 @@ def gather_by_test(run: Run) -> Gathered | None:
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
-        return Gathered(_load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION), ())
+        usage = _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
+        if not run.host_tests_file.exists():
+            return Gathered(usage, ())
+        tests = _load(run.host_tests_file, HostTests, HOST_TESTS_VERSION)
+        return Gathered(usage, tuple(iter_pages(tests)))
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
     known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
@@ -108,9 +114,8 @@ def gather_by_test(run: Run) -> Gathered | None:
         [
             HostUsage(
                 format_version=HOST_USAGE_VERSION,
-                run_ids=(run.run_id,),
                 processors=(record.processor,),
-                processes=len(processes),
+                processes={run.run_id: len(processes)},
                 libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
                 incomplete=tuple(incomplete),
             )
@@ -126,7 +131,15 @@ def gather_by_test(run: Run) -> Gathered | None:
     return Gathered(
         usage,
         tuple(
-            (file, one)
+            PagesOfTest(
+                test=one.name,
+                sha256=file.sha256,
+                size=file.size,
+                build_id=file.build_id,
+                paths=(file.path,),
+                ranges=one.library.ranges,
+                pages=one.pages,
+            )
             for process in processes
             for one in process.tests
             if (file := known.get(key_of(one.library))) is not None
@@ -184,13 +197,27 @@ def load_usage(path: Path) -> HostUsage:
     return _load(path, HostUsage, HOST_USAGE_VERSION)
 
 
-def combine(run: Run, parts: Sequence[Run]) -> HostUsage | None:
-    """Write what all of several runs touched to a new run; None if one was not traced."""
-    usages = [usage for part in parts if (usage := gather(part)) is not None]
-    if len(usages) < len(parts):
+def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | None:
+    """Write what all of several runs touched to a new run; None if one was not traced.
+
+    Args:
+        paths: rules for the paths of libraries.
+    """
+    found = [one for part in parts if (one := gather_by_test(part)) is not None]
+    if len(found) < len(parts):
         return None
-    usage = unite(usages)
+    usage = unite(
+        [
+            replace(
+                one.usage,
+                libraries=tuple(with_paths(library, paths) for library in one.usage.libraries),
+            )
+            for one in found
+        ]
+    )
     write_record(run.host_usage_file, usage)
+    if by_test := [pages for one in found for pages in one.by_test]:
+        write_record(run.host_tests_file, unite_tests(by_test, paths))
     return usage
 
 

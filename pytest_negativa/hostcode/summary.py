@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -30,7 +31,7 @@ def summarize(usage: HostUsage) -> HostReport:
         format_version=HOST_REPORT_VERSION,
         run_ids=usage.run_ids,
         processors=tuple(dict.fromkeys(processor.model for processor in usage.processors)),
-        processes=usage.processes,
+        processes=sum(usage.processes.values()),
         libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
         incomplete=usage.incomplete,
     )
@@ -83,16 +84,19 @@ def touched_functions(usage: HostUsage) -> Iterator[tuple[str, int]]:
 
 
 def _open(library: HostLibrary) -> AbstractContextManager[tuple[ByteSource, HostElf]]:
-    return open_traced(library.paths[0], library.size, library.build_id)
+    return open_traced(library.paths, library.size, library.build_id)
 
 
 @contextlib.contextmanager
-def open_traced(path: str, size: int, build_id: str | None) -> Iterator[tuple[ByteSource, HostElf]]:
-    """A library at a path where it was traced.
+def open_traced(
+    paths: Sequence[str], size: int, build_id: str | None
+) -> Iterator[tuple[ByteSource, HostElf]]:
+    """A library at the first path that is here of those where it was traced.
 
     Raises:
         FormatError: it can't be read, or another one is there.
     """
+    path = next(filter(os.path.exists, paths), paths[0])
     with ByteSource(path) as source:
         elf = read_host_elf(source, with_segments=True)
         if source.size != size or elf.build_id != build_id:

@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
+from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Why a library could not be traced."""
@@ -160,14 +163,27 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
     processors = {processor for usage in usages for processor in usage.processors}
     return HostUsage(
         format_version=HOST_USAGE_VERSION,
-        run_ids=tuple(sorted({run_id for usage in usages for run_id in usage.run_ids})),
         processors=tuple(sorted(processors, key=lambda p: (p.model, p.flags))),
-        processes=sum(usage.processes for usage in usages),
+        processes=_most_processes(usages),
         libraries=tuple(
             sorted(map(_unite_libraries, by_content.values()), key=lambda x: (x.paths, x.sha256))
         ),
         incomplete=tuple(sorted({text for usage in usages for text in usage.incomplete})),
     )
+
+
+def _most_processes(usages: Sequence[HostUsage]) -> dict[str, int]:
+    """By run; a run may have been gathered before all of its processes began."""
+    found: defaultdict[str, int] = defaultdict(int)
+    for usage in usages:
+        for run_id, count in usage.processes.items():
+            found[run_id] = max(found[run_id], count)
+    return dict(sorted(found.items()))
+
+
+def with_paths(library: HostLibrary, paths: PathRules) -> HostLibrary:
+    """The library with the paths that it has here."""
+    return replace(library, paths=tuple(sorted({paths.apply(path) for path in library.paths})))
 
 
 def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:

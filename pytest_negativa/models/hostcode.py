@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Offset, Record, Span
 
-HOST_USAGE_VERSION = 1
-"""Of ``cpu.json``. History: 1 is the first."""
+HOST_USAGE_VERSION = 2
+"""Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
+
+HOST_TESTS_VERSION = 1
+"""Of ``cpu-tests.json``. History: 1 is the first."""
 
 HOST_REPORT_VERSION = 1
 """Of ``negativa pages --json``. History: 1 is the first."""
@@ -96,19 +99,53 @@ class HostUsage(Record, frozen=True, kw_only=True):
     never are.
 
     Attributes:
-        run_ids: the runs, sorted.
         processors: where they ran.
-        processes: how many processes were traced.
+        processes: by run, how many processes were traced.
         libraries: sorted by their first path.
         incomplete: why processes may have touched more than is known; all code counts as used.
     """
 
     format_version: int
-    run_ids: tuple[str, ...]
     processors: tuple[Processor, ...]
-    processes: int
+    processes: dict[str, int]
     libraries: tuple[HostLibrary, ...]
     incomplete: tuple[str, ...]
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs, sorted."""
+        return tuple(sorted(self.processes))
+
+
+class TestedLibrary(Record, frozen=True, kw_only=True):
+    """What the tests of several runs touched of one library.
+
+    Attributes:
+        sha256, size, build_id, paths: see ``HostLibrary``.
+        ranges: first and end address, in the ELF file, of what was watched.
+        tests: by name, the pages of the ranges, one range after the other: a number in hex, whose
+            bit n is page n.
+    """
+
+    __test__ = False
+
+    sha256: str
+    size: Offset
+    build_id: str | None
+    paths: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...]
+    tests: dict[str, str]
+
+
+class HostTests(Record, frozen=True, kw_only=True):
+    """The file ``cpu-tests.json`` of a combined run.
+
+    Attributes:
+        libraries: sorted by content, then by ranges.
+    """
+
+    format_version: int
+    libraries: tuple[TestedLibrary, ...]
 
 
 class HostRow(Record, frozen=True, kw_only=True):

@@ -100,6 +100,30 @@ def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
     writer.close()
 
 
+def unite_tests(sessions: Iterable[Sequence[TestResult]]) -> tuple[TestResult, ...]:
+    """How the tests of several sessions ended, see ``CombinedTests``; their order is no matter."""
+    found: defaultdict[str, list[TestResult]] = defaultdict(list)
+    for test in itertools.chain.from_iterable(sessions):
+        found[test.nodeid].append(test)
+    return tuple(_gravest(found[nodeid]) for nodeid in sorted(found))
+
+
+def _gravest(ends: Sequence[TestResult]) -> TestResult:
+    bare = [msgspec.structs.replace(end, markers=(), keywords=()) for end in ends]
+    return msgspec.structs.replace(
+        min(
+            bare,
+            key=lambda end: (
+                _GRAVEST.index(end.outcome),
+                -end.duration,
+                msgspec.json.encode(end, order="deterministic"),
+            ),
+        ),
+        markers=tuple(sorted({name for end in ends for name in end.markers})),
+        keywords=tuple(sorted({name for end in ends for name in end.keywords})),
+    )
+
+
 def fold(records: Iterable[OutcomeRecord], cut_short: Outcome) -> SessionResult:
     """Records of one session to its result; see ``read_outcomes``."""
     session = _Session()

@@ -20,7 +20,7 @@ from pytest_negativa.models.code_files import (
     FilesPlans,
     OpenedFiles,
 )
-from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, CombinedTests, TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
@@ -28,7 +28,7 @@ from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.digests import save_digests
-from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
 from pytest_negativa.storage.records import (
     decode_versioned,
     load_map,
@@ -47,7 +47,7 @@ _MAX_BASELINE = 64 << 20
 _PLAN_AGAIN = "plan again (negativa locate)"
 
 _T = TypeVar("_T")
-_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict, OpenedFiles, FilesPlans)
+_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict, OpenedFiles, FilesPlans, CombinedTests)
 
 
 def write_run(
@@ -306,12 +306,28 @@ def load_history(run: Run) -> tuple[RunReport, ...]:
 
 
 def load_tests(run: Run) -> tuple[TestResult, ...]:
-    """How the tests of a run ended; none if no pytest session ran.
+    """How the tests of a run, or of the runs that it unites, ended; none if no pytest session ran.
 
     Raises:
         StoreError: the file can't be read.
     """
-    return read_outcomes(run.outcomes_file).tests if run.outcomes_file.exists() else ()
+    if run.outcomes_file.exists():
+        return read_outcomes(run.outcomes_file).tests
+    combined = _load_if_there(
+        run.combined_tests_file, CombinedTests, COMBINED_TESTS_VERSION, "tests", "combine again"
+    )
+    return () if combined is None else combined.tests
+
+
+def combine_tests(run: Run, parts: Iterable[Run]) -> None:
+    """Write how the tests of several runs ended to a new run.
+
+    Raises:
+        StoreError: a file can't be read or written.
+    """
+    if tests := unite_tests(map(load_tests, parts)):
+        record = CombinedTests(format_version=COMBINED_TESTS_VERSION, tests=tests)
+        write_record(run.combined_tests_file, record)
 
 
 def load_verdict(run: Run) -> Verdict | None:

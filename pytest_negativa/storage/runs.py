@@ -4,10 +4,11 @@ A run's folder, ``.negativa/RUN/``, holds:
 
 - ``trace/``: what each of its processes used, a file for each process; ``digests.json``: what the
   libraries held that these name.
-- ``tests.jsonl``: how its tests ended.
+- ``tests.jsonl``: how its tests ended; ``combined-tests.json``: the same of combined runs.
 - ``usage.json``: what its traces add up to; ``trace.json``: the same, as Negativa-ML has it.
 - ``cpu/``: which pages of CPU code its processes touched, a file for each process, and
-  ``files.json``, the contents of the libraries; ``cpu.json``: what these add up to.
+  ``files.json``, the contents of the libraries; ``cpu.json``: what these add up to;
+  ``cpu-tests.json``: what the logs of combined runs tell of their tests.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``opened.json``: which files that are GPU code themselves were opened; ``files.json``: what is
   decided about them.
@@ -116,6 +117,11 @@ class Run:
         return self.folder / "tests.jsonl"
 
     @property
+    def combined_tests_file(self) -> Path:
+        """How the tests of combined runs ended."""
+        return self.folder / "combined-tests.json"
+
+    @property
     def usage_file(self) -> Path:
         return self.folder / "usage.json"
 
@@ -135,6 +141,11 @@ class Run:
     @property
     def host_usage_file(self) -> Path:
         return self.folder / "cpu.json"
+
+    @property
+    def host_tests_file(self) -> Path:
+        """Of a combined run: which of these pages each test touched."""
+        return self.folder / "cpu-tests.json"
 
     @property
     def page_verdict_file(self) -> Path:

@@ -22,6 +22,7 @@ from tests.support.faults import PlantedFault
 from tests.support.libraries import ROOT
 from tests.support.recordings import Lines, rewrite
 from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
+from tests.support.verified import VerifiedProject
 
 TRACES = ROOT / "tests" / "data" / "traces"
 
@@ -310,3 +311,40 @@ def test_nothing_to_combine(project: Project) -> None:
     done = project.negativa("combine", "empty", status=1)
     assert f"its last run is {Path('empty', 'latest')}" in done.stderr
     assert not project.results.exists()
+
+
+LAUNCHES = """
+from standin_gpu import launch
+
+@pytest.mark.alpha
+def test_one():
+    use(LIB, 0)
+    launch("vector_add")
+
+@pytest.mark.beta
+def test_two():
+    use(LIB, 0, 1)
+    launch("vector_add")
+
+def test_three():
+    use(LIB, 2)
+    launch("statistics_weighted_sum")
+"""
+
+
+@pytest.mark.slow
+def test_shards_that_count_launches(tmp_path: Path) -> None:
+    """All that a run tells of its tests, but no proof."""
+    project = VerifiedProject(tmp_path / "project", LAUNCHES)
+    project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")
+    for selected in ("one", "two or three"):
+        project.trace("--negativa-level=launch", "-k", selected)
+    project.negativa("combine", *project.runs())
+    rows = project.negativa("tests", "--similar=marker").stdout.splitlines()[2:]
+    assert [line.split() for line in rows] == [["alpha", "beta", "1", "1", "1.00"]]
+    needed = project.negativa("needs", "-m", "alpha").stdout
+    assert needed.startswith("1 of 3 tests: 4.1 kB of 67.2 kB")
+    refused = project.negativa("needs", "-m", "alpha", "--plan", status=1).stderr
+    assert "nothing proves a plan for tests of several" in refused
+    for asked in (project.verify(status=1), project.negativa("verify", status=1).stderr):
+        assert "it unites several runs; verify each of them" in asked

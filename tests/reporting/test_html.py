@@ -107,7 +107,7 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
         watched=(Span(0, 8192),), touched=(Span(4096, 8192),),
     )  # fmt: skip
     host = HostUsage(
-        format_version=HOST_USAGE_VERSION, run_ids=("run",), processors=(), processes=1,
+        format_version=HOST_USAGE_VERSION, processors=(), processes={"run": 1},
         libraries=(traced, replace(traced, unwatched="it is a main program")),
         incomplete=("a log is lost",),
     )  # fmt: skip

@@ -136,9 +136,8 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     history = tuple(replace(report, run_id=f"2026112{n}T010101Z-00000{n}") for n in range(3))
     host = HostUsage(
         format_version=HOST_USAGE_VERSION,
-        run_ids=("run",),
         processors=(),
-        processes=1,
+        processes={"run": 1},
         libraries=(
             HostLibrary(
                 sha256="0",

@@ -128,7 +128,7 @@ def test_workers_of_xdist(project: Project, library: Path) -> None:
     project.pytest("-q", "--negativa", "-n", "2")
     project.negativa("pages")
     usage = usage_of(project)
-    assert usage.processes >= 3
+    assert sum(usage.processes.values()) >= 3
     assert functions_in(library, find(usage, library).touched) >= {"in_main", "in_child", "at_exit"}
 
 
@@ -288,11 +288,11 @@ def functions_by_test(project: Project, library: Path) -> dict[str, set[str]]:
     found: defaultdict[str, set[str]] = defaultdict(set)
     gathered = gather_by_test(Run(project.results / "latest"))
     assert gathered is not None
-    for file, one in gathered.by_test:
-        if file.path == str(library):
-            pages = [page for s, end in one.library.ranges for page in range(s, end, PAGE)]
+    for one in gathered.by_test:
+        if one.paths == (str(library),):
+            pages = [page for s, end in one.ranges for page in range(s, end, PAGE)]
             touched = [page for bit, page in enumerate(pages) if one.pages >> bit & 1]
-            found[one.name] |= functions_in(library, (Span(at, at + PAGE) for at in touched))
+            found[one.test] |= functions_in(library, (Span(at, at + PAGE) for at in touched))
     return {name.partition("::")[2]: functions for name, functions in found.items() if functions}
 
 
@@ -328,4 +328,33 @@ def test_functions_of_each_test(project: Project, library: Path, workers: tuple[
 def test_a_run_that_does_not_tell_tests_apart(project: Project, library: Path) -> None:
     project.pytest("-q", "--negativa", "-k", "calls")
     error = project.negativa("tests", "--similar=test", "--functions", status=1).stderr
-    assert "CPU code was not traced by test, or the run unites several; trace with " in error
+    assert "CPU code was not traced by test; trace with --negativa-cpu" in error
+
+
+@pytest.mark.slow
+def test_shards_are_united_by_test(project: Project, library: Path) -> None:
+    """A test that both ran has what it touched in either; a run given again changes nothing."""
+    project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")
+    project.write("test_cpu.py", BY_TEST)
+    for selected in ("own or same", "same or child"):
+        project.pytest("-q", "--negativa", "--negativa-level=launch", "-k", selected)
+    parts = project.runs()
+    elsewhere = f"{library.parent}=/elsewhere"
+    project.negativa("combine", *parts)
+    assert functions_by_test(project, library) == {
+        "test_own": {"in_main", "in_thread", "at_exit"},
+        "test_same": {"in_main", "in_thread", "at_exit"},
+        "test_child": {"in_constructor", "in_child"},
+    }
+    pair = project.negativa("tests", "--similar=marker", "--functions").stdout.splitlines()[2:]
+    assert [line.split()[:2] for line in pair] == [["alpha", "beta"]]
+    assert "tests     3 passed" in project.negativa("runs", "show").stdout
+    whole = (project.results / "latest").resolve()
+    project.negativa("combine", whole, *parts)
+    for name in ("cpu.json", "cpu-tests.json", "combined-tests.json"):
+        assert (project.results / "latest" / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(usage_of(project).processes.values()) == [1, 2]
+    project.negativa("combine", whole, f"--path={elsewhere}")
+    paths = {path for one in usage_of(project).libraries for path in one.paths}
+    assert "/elsewhere/libpaged.so" in paths and str(library) not in paths
+    assert not functions_by_test(project, library)

@@ -757,9 +757,8 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
 def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
     usage = HostUsage(
         format_version=HOST_USAGE_VERSION,
-        run_ids=("run",),
         processors=(read_processor(),),
-        processes=1,
+        processes={"run": 1},
         libraries=(),
         incomplete=("3 loads were not recorded",),
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
@@ -20,9 +22,10 @@ from pytest_negativa.models.outcomes import (
     SessionFinished,
     SessionResult,
     SessionStarted,
+    TestResult,
     TestStarted,
 )
-from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes
+from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes, unite_tests
 
 SECOND = 10**9
 BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q"), time_ns=0)
@@ -30,6 +33,31 @@ BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q")
 
 def start(nodeid: str, at: int = 1) -> TestStarted:
     return TestStarted(nodeid=nodeid, time_ns=at * SECOND)
+
+
+ENDS = st.lists(
+    st.builds(
+        TestResult,
+        nodeid=st.sampled_from(("a", "b")),
+        outcome=st.sampled_from(tuple(Outcome)),
+        duration=st.sampled_from((0.5, 1.5)),
+        markers=st.sampled_from(((), ("gpu",), ("gpu", "slow"))),
+        aspects=st.sampled_from(({}, {Aspect.SKIP_REASON: ("x",), Aspect.XFAIL_REASON: ("y",)})),
+    ),
+    max_size=4,
+)
+
+
+@given(ENDS, ENDS, ENDS)
+def test_sessions_are_united_in_any_order(
+    first: list[TestResult], second: list[TestResult], third: list[TestResult]
+) -> None:
+    whole = unite_tests([first, second, third])
+    assert unite_tests([unite_tests([third, first]), second, whole]) == whole
+    for end in (*first, *second, *third):
+        [united] = (one for one in whole if one.nodeid == end.nodeid)
+        assert set(end.markers) <= set(united.markers)
+        assert end.outcome is not Outcome.CRASHED or united.outcome is Outcome.CRASHED
 
 
 def phase(

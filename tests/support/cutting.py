@@ -49,9 +49,8 @@ def trace_of(library: Path) -> HostUsage:
     assert sha256 is not None
     return HostUsage(
         format_version=HOST_USAGE_VERSION,
-        run_ids=("run",),
         processors=(read_processor(),),
-        processes=1,
+        processes={"run": 1},
         libraries=(
             HostLibrary(
                 sha256=sha256,
