@@ -39,6 +39,9 @@ FIRST_USES = {
 }
 KERNELS = tuple(FIRST_USES)
 
+# On a loaded machine, a search of a dozen rounds with workers takes more than two minutes.
+_HANGS_S = 900
+
 Done = subprocess.CompletedProcess[str]
 
 
@@ -105,7 +108,11 @@ class Project:
         **environ: str,
     ) -> Done:
         started = self.start(*command, **environ)
-        out, err = started.communicate(timeout=120)
+        try:
+            out, err = started.communicate(timeout=_HANGS_S)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            raise
         if f"it was not tested on {platform.machine()}" in out + err:
             pytest.skip(f"nothing is proved on {platform.machine()}")
         if platform.machine() != "x86_64" and "libquickstart.so: cannot open" in out + err:
