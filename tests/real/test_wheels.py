@@ -11,7 +11,6 @@ import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import pytest
 
 from tests.support.libraries import NEGATIVA
 from tests.support.scanner import scan
+from tests.support.wheels import unpack_wheel
 
 pytestmark = pytest.mark.wheels
 
@@ -87,26 +87,9 @@ def unpacked(
     with (tmp_path_factory.getbasetemp().parent / "wheels.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            yield name, _unpack(f"{name}=={wheel.version}", tmp_path)
+            yield name, unpack_wheel(f"{name}=={wheel.version}", tmp_path)
         finally:
             shutil.rmtree(tmp_path)
-
-
-def _unpack(requirement: str, folder: Path) -> list[Path]:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--only-binary=:all:", f"--dest={folder}", requirement]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    [archive] = folder.glob("*.whl")
-    found = []
-    with zipfile.ZipFile(archive) as file:
-        for member in file.infolist():
-            with file.open(member) as opened:
-                is_elf = opened.read(5) == b"\x7fELF\x02"
-            if is_elf:
-                found.append(Path(file.extract(member, folder)))
-    archive.unlink()
-    return sorted(found)
 
 
 def inspect(libraries: list[Path]) -> tuple[dict[str, Any], float, float]:
