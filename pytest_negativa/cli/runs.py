@@ -243,10 +243,10 @@ def _state(run: Run) -> str:
 
 
 def _is_replay(run: Run) -> bool:
-    """Whether a run replays a recording. All traces of a run do, or none."""
+    """Whether a run replays a recording, or one of those that it unites does."""
     from pytest_negativa.tracing.files import TraceReader
 
-    headers = (TraceReader(path).header for path in run.trace_files()[:1])
+    headers = (TraceReader(path).header for path in run.trace_files())
     return any(header is not None and header.replay is not None for header in headers)
 
 

@@ -64,6 +64,16 @@ def test_combine(shards: Project) -> None:
     assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
 
 
+def test_a_replay_among_other_runs(shards: Project) -> None:
+    """The result is marked as a replay, wherever the replay's trace is among the others."""
+    shards.write("test_a.py", "def test_a():\n    pass\n")
+    shards.pytest("-q", "--negativa", "--negativa-replay", "first/trace")
+    replay = shards.runs()[0].name
+    for others in (["first"], ["second"], ["first", "second"]):
+        shards.negativa("combine", f".negativa/{replay}", *others)
+        assert "state     planned (replay)" in shards.negativa("runs", "show").stdout
+
+
 @pytest.mark.planted_fault(
     "A lock is made of samples of a service alone, which show what it used and no more",
     says="only samples of processes outside of tests used it",
