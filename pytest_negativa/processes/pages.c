@@ -34,8 +34,8 @@
 #include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#ifndef MAX_FAULTS /* a touched page parts a mapping in up to three */
-#define MAX_FAULTS (max_mappings() / 4)
+#ifndef MAX_PARTS /* mappings that touched pages may add to the process's own */
+#define MAX_PARTS (max_mappings() / 2)
 #endif
 #ifndef MAX_LIBRARIES /* at a time */
 #define MAX_LIBRARIES 4096
@@ -248,12 +248,15 @@ typedef struct {
     atomic_uchar *bits;
     _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
     const uint8_t *allowed;            /* bits; NULL: all pages */
+    /* Pages that came one by one, in this process alone: a forked child has a copy, as of the mappings.
+     * NULL: no memory. */
+    atomic_uchar *open;
 } Library;
 
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
-static atomic_ulong faults_left;
-static unsigned long most_faults;
+static atomic_long parts_left;
+static long most_parts;
 
 static void lock(void) {
     pid_t pid = (pid_t)syscall(SYS_getpid);
@@ -294,6 +297,21 @@ static bool give_up(Library *library) {
     return done;
 }
 
+static bool is_open(const Library *library, const Range *range, uintptr_t at) {
+    uint64_t page = range->first + (at - range->start) / PAGE;
+    return range->start <= at && at < range->end &&
+           (atomic_load(&library->open[page / 8]) >> (page % 8) & 1);
+}
+
+/* How many mappings more there are when a page becomes accessible: 2, 0 or -2. */
+static long open_page(const Library *library, const Range *range, uintptr_t at) {
+    if (library->open == NULL) return 2;
+    uint64_t page = range->first + (at - range->start) / PAGE;
+    unsigned char bit = (unsigned char)(1u << (page % 8));
+    if (atomic_fetch_or(&library->open[page / 8], bit) & bit) return 0;
+    return 2 - 2 * is_open(library, range, at - PAGE) - 2 * is_open(library, range, at + PAGE);
+}
+
 /* Two threads may serve one page: the second does the same again. */
 static bool serve(uintptr_t address, unsigned long error, int si_code) {
     if (si_code != SEGV_ACCERR || (error & FAULT_WRITE)) return false;
@@ -312,9 +330,8 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 touch(library, range, start, end);
                 return false;
             }
-            unsigned long left = atomic_load(&faults_left);
-            if (left > 0) {
-                atomic_store(&faults_left, left - 1);
+            if (atomic_load(&parts_left) > 0) {
+                atomic_fetch_sub(&parts_left, open_page(library, range, start));
             } else {
                 /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
                 start -= (start - range->start) % (COARSE * PAGE);
@@ -389,6 +406,8 @@ static void repeat_libraries(void) {
 
 /* Makes pages inaccessible that the process has touched before. */
 static void watch_again(Library *library) {
+    for (size_t i = 0; library->open != NULL && i < library->bit_bytes; i++)
+        atomic_store(&library->open[i], 0);
     for (size_t i = 0; i < library->range_count && !atomic_load(&library->kept); i++) {
         const Range *range = &library->ranges[i];
         if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
@@ -410,7 +429,7 @@ static bool enter_test(const char *name) {
     if (test != NULL) {
         for (size_t i = 0; i < count; i++)
             if (atomic_load(&libraries[i].watched)) watch_again(&libraries[i]);
-        atomic_store(&faults_left, most_faults);
+        atomic_store(&parts_left, most_parts);
     }
     unlock();
     return true;
@@ -695,6 +714,9 @@ static Library *watch(const struct link_map *map) {
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;
+    void *open = mmap(NULL, library->bit_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    library->open = open == MAP_FAILED ? NULL : open;
     atomic_store(&library->watched, true);
     if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
     if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
@@ -731,8 +753,8 @@ EXPORT unsigned int la_version(unsigned int version) {
     if (folder == NULL || folder[0] != '/' || strlen(folder) >= sizeof log_.folder) return 0;
     strcpy(log_.folder, folder);
     open_lost();
-    most_faults = MAX_FAULTS;
-    atomic_store(&faults_left, most_faults);
+    most_parts = (long)(MAX_PARTS);
+    atomic_store(&parts_left, most_parts);
     const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
     if (!find_own() || !start_log() || (restricted != NULL && !read_allowed(restricted)) ||
         !faults_start(serve)) {
@@ -780,6 +802,7 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
         mprotect((void *)range->start, range->end - range->start, range->protection);
     }
     atomic_store(&library->watched, false);
+    if (library->open != NULL) munmap(library->open, library->bit_bytes);
     unlock();
     return 0;
 }

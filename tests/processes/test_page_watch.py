@@ -200,8 +200,8 @@ library.never()
 
 
 def watch_with_few_mappings(tmp_path: Path, most: int) -> Path:
-    """The watcher, which opens no more than so many single pages."""
-    options = (f"-DMAX_FAULTS={most}", "-Wno-error", "-Wl,-z,now")
+    """The watcher, which adds about so many mappings, and opens whole blocks then."""
+    options = (f"-DMAX_PARTS={most}", "-Wno-error", "-Wl,-z,now")
     return compile_shared(PAGES, tmp_path / "forced.so", *options)
 
 
@@ -209,13 +209,24 @@ def test_a_process_with_few_mappings_left_counts_whole_blocks(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
     # Never wrong: what is not watched any more counts as touched.
-    forced = watch_with_few_mappings(tmp_path, 3)
+    forced = watch_with_few_mappings(tmp_path, 6)
     environ = unmeasured_environ()
     environ = {**environ, **watch_environment(environ, logs), "LD_AUDIT": str(forced)}
     code = f"import ctypes; ctypes.CDLL({str(library)!r}).in_main()"
     subprocess.run([sys.executable, "-c", code], env=environ, check=True)
     found = find(read_page_logs(logs), library)
     assert len(found.pages) == sum(end - start for start, end in found.ranges) // 4096
+
+
+def test_pages_side_by_side_are_one_mapping(
+    tmp_path: Path, library: Path, program: Path, logs: Path
+) -> None:
+    forced = watch_with_few_mappings(tmp_path, 10)
+    run(logs, program, library, LD_AUDIT=str(forced))
+    names = symbols_of(library)
+    # Eight pages; each would be two mappings more if it were alone.
+    pages = find(read_page_logs(logs), library).pages
+    assert {names[page] for page in pages if page in names} == FUNCTIONS
 
 
 def test_a_limit_on_file_sizes_loses_libraries_not_the_process(
@@ -464,7 +475,7 @@ def test_mappings_of_one_test_are_not_missing_in_the_next(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
     program = compile_c("pages/tests.c", tmp_path / "tests")
-    forced = watch_with_few_mappings(tmp_path, 100)
+    forced = watch_with_few_mappings(tmp_path, 200)
     environ = unmeasured_environ()
     watched = watch_environment(environ, logs, by_test=True)
     subprocess.run(
