@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.processes.file_users import users_of, wait_for_users
+from tests.support.emulators import IS_PROGRAM, not_in_qemu
 
 USES = {
     "open": "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()",
@@ -21,6 +22,7 @@ USES = {
 
 
 @pytest.mark.parametrize("how", USES)
+@not_in_qemu(IS_PROGRAM)
 def test_a_process_without_environment_is_found(tmp_path: Path, how: str) -> None:
     file, other = tmp_path / "a.so", tmp_path / "b.so"
     file.write_bytes(b"a" * 5000)

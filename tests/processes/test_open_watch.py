@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.processes.open_watch import OpenWatch
+from tests.support.emulators import IS_PROGRAM, not_in_qemu
 from tests.support.libraries import IS_ROOT, ROOT
 
 # Opens the file, maps it, and closes it.
@@ -32,6 +33,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@not_in_qemu(IS_PROGRAM)
 def test_a_process_without_environment_is_seen_and_named(file: Path) -> None:
     linked = file.with_name("linked.so")
     linked.hardlink_to(file)

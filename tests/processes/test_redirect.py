@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import stat
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.elf_tables import EHDR_32, PF_R, PT_INTERP, ElfHeader
+from pytest_negativa.processes.auditors import MACHINES
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
     RedirectError,
@@ -32,6 +34,7 @@ from pytest_negativa.processes.redirect import (
     write_table,
 )
 from tests.support.compiling import compile_c, needs_compiler
+from tests.support.emulators import not_in_qemu
 from tests.support.faults import PlantedFault
 
 pytestmark = needs_compiler
@@ -831,7 +834,7 @@ def test_a_users_own_tunable_stays(stage: Stage) -> None:
 
 
 def test_this_machine_is_supported() -> None:
-    assert why_unsupported() is None
+    assert (why_unsupported() is None) == (platform.machine() in MACHINES)
 
 
 # ---- Processes without a log ----
@@ -845,6 +848,7 @@ def test_a_static_executable(stage: Stage) -> None:
     assert why_not_redirected(stage.loader) is None
 
 
+@not_in_qemu("runs it as the caller, unless it is registered with the flag C")
 def test_a_program_for_another_user(stage: Stage) -> None:
     program = stage.folder / "loader"
     program.chmod(0o6755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 from tests.support.compiling import CC, SOURCES, needs_compiler
 from tests.support.libraries import ROOT
 
-pytestmark = needs_compiler
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="page faults are served on x86-64"),
+]
 
 # As setup.py compiles them.
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")

@@ -65,6 +65,14 @@ def import_path(folder: Path) -> str:
     return f"{folder}{os.pathsep}{already}" if already else str(folder)
 
 
+def skip_unsupported(output: str) -> None:
+    """Skip the test if a session's output says that this machine can't do what it tests."""
+    if f"it was not tested on {platform.machine()}" in output:
+        pytest.skip(f"nothing is proved on {platform.machine()}")
+    if platform.machine() != "x86_64" and "libquickstart.so: cannot open" in output:
+        pytest.skip(NO_FIXTURES)
+
+
 class Project:
     """A project's folder and what is run in it."""
 
@@ -113,10 +121,7 @@ class Project:
         except subprocess.TimeoutExpired:
             started.kill()
             raise
-        if f"it was not tested on {platform.machine()}" in out + err:
-            pytest.skip(f"nothing is proved on {platform.machine()}")
-        if platform.machine() != "x86_64" and "libquickstart.so: cannot open" in out + err:
-            pytest.skip(NO_FIXTURES)
+        skip_unsupported(out + err)
         assert started.returncode == status, out + err
         return Done(command, started.returncode, out, err)
 

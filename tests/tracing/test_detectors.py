@@ -32,6 +32,7 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
+from tests.support.emulators import ANSWERS_FOR_MAPS, not_in_qemu
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, IS_ROOT, ROOT, SUPPORT
 from tests.support.scenario import tables_first
@@ -267,6 +268,7 @@ def test_a_chained_library_is_initialised_too(tmp_path: Path, library: Path) -> 
     says="driver call 678: FileNotFoundError",
 )
 @pytest.mark.skipif(not IS_ROOT, reason="only root may change the root")
+@not_in_qemu(ANSWERS_FOR_MAPS)
 def test_a_test_process_in_a_chroot(tmp_path: Path, fault: PlantedFault) -> None:
     code = (
         "import ctypes, os, sys; from pathlib import Path; from tests.support.scenario import *\n"

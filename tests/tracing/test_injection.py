@@ -17,6 +17,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import compile_shared, needs_compiler
+from tests.support.emulators import ANSWERS_FOR_MAPS, not_in_qemu
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels
 from tests.support.libraries import IS_ROOT, MULTIARCH, NO_FIXTURES, PLAIN
@@ -264,6 +265,7 @@ def test_a_full_disk(injected: Injected, tmp_path: Path, fault: PlantedFault) ->
 
 
 @pytest.mark.slow
+@not_in_qemu("writes its /proc/self/maps to a file, which the limit cuts")
 def test_a_limit_at_every_place(injected: Injected) -> None:
     """Wherever writing fails, the trace is told from a whole one."""
     statements = "start(); use('k' * 300); use('other', 1)\n"
@@ -419,6 +421,7 @@ def test_a_library_that_is_replaced_is_another_library(injected: Injected, tmp_p
     says="/proc/self/maps cannot be read",
 )
 @pytest.mark.skipif(not IS_ROOT, reason="only root may change the root")
+@not_in_qemu(ANSWERS_FOR_MAPS)
 def test_chroot(injected: Injected, tmp_path: Path, fault: PlantedFault) -> None:
     injected.play(
         "start()\n"

@@ -17,7 +17,7 @@ from pytest_negativa.tracing.mappings import (
     parse_maps,
     split_deleted,
 )
-from tests.support.libraries import PLAIN
+from tests.support.compiling import compile_shared, needs_compiler
 
 
 def test_maps_are_parsed() -> None:
@@ -39,14 +39,16 @@ def test_maps_are_parsed() -> None:
     assert library.package_path == "y.so"
 
 
-def test_an_address_in_a_library_is_a_file_offset() -> None:
+@needs_compiler
+def test_an_address_in_a_library_is_a_file_offset(tmp_path: Path) -> None:
     mappings = Mappings()
-    library = ctypes.CDLL(str(PLAIN))
+    compiled = compile_shared("value.c", tmp_path / "libvalue.so", "-DVALUE=1", "-DSIZE=1")
+    library = ctypes.CDLL(str(compiled))
     handle = library._handle
     link_map_address = ProcessMemory().read_exactly(handle, 8)
     assert link_map_address is not None
     base = int.from_bytes(link_map_address, "little")
-    path = str(PLAIN.resolve())
+    path = str(compiled.resolve())
     for _ in range(2):
         assert mappings.find(base + 0x10) == ((path, Path(path).stat().st_ino), 0x10)
     assert path in {file.path for file in mappings.new_libraries()}
