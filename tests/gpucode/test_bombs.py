@@ -34,6 +34,7 @@ from tests.support.builders import (
     patched,
     zstd_frame,
 )
+from tests.support.emulators import not_in_qemu
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -166,6 +167,7 @@ def test_many_bombs_do_not_spend_time_without_end(tmp_path: Path) -> None:
     assert found["seconds"] < 20
 
 
+@not_in_qemu("takes ten times the CPU time")
 def test_bomb_in_a_frame(tmp_path: Path) -> None:
     size = 500 * MIB
     whole = (size - len(IMAGE)) // (128 << 10)
@@ -180,6 +182,7 @@ def test_bomb_in_a_frame(tmp_path: Path) -> None:
     assert found["seconds"] < 10
 
 
+@not_in_qemu("keeps tables of all memory that was ever mapped")
 def test_frames_that_state_a_huge_window(tmp_path: Path) -> None:
     # Each is looked into to see whether it holds a cubin; none may cost its window in memory.
     frame = build_frame([Block(0, b"text" * 16)], 511 * MIB) + bytes(400)
