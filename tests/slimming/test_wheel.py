@@ -110,14 +110,14 @@ def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: s
 
 
 @pytest.mark.slow
-def test_the_notice_names_vendor_and_licence(simple: Path, tmp_path: Path) -> None:
+def test_the_notice_names_vendor_and_licence(original: Path, tmp_path: Path) -> None:
     """As the wheel's metadata has them, which may hold the whole text of a licence."""
     terms = (
         "Author: Example Ltd.\nAuthor-email: gpu@example.com\nLicense: Example EULA\n"
         "        You may not\x1b[31m ...\nLicense-File: LICENSE.txt\nLicense-File: NOTICE\n"
     )
-    wheel = tmp_path / simple.name
-    with zipfile.ZipFile(simple) as old, zipfile.ZipFile(wheel, "w") as new:
+    wheel = tmp_path / original.name
+    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
         for info in old.infolist():
             more = terms if info.filename.endswith("METADATA") else ""
             new.writestr(info, old.read(info) + more.encode())
