@@ -19,12 +19,14 @@ def format_bytes(size: int) -> str:
 def format_share(part: int, whole: int) -> str:
     """``part`` of ``whole`` in percent; a dash where there is no whole.
 
-    100.0% is said of the whole alone: almost all is ``>99.9%``.
+    100.0% is said of the whole alone, and 0.0% of nothing: almost all is ``>99.9%``.
     """
     if not whole:
         return "-"
     share = 100 * part / whole
-    return ">99.9%" if part < whole and share >= 99.95 else f"{share:.1f}%"
+    if part < whole and share >= 99.95:
+        return ">99.9%"
+    return "<0.1%" if part > 0 and share < 0.05 else f"{share:.1f}%"
 
 
 def format_growth(before: int, after: int) -> str:

@@ -242,6 +242,35 @@ def test_no_header_is_cut(page: Page, contents: ReportContents, tmp_path: Path) 
             assert one.run(cut) == [], route
 
 
+def test_long_names_keep_their_ends(page: Page, contents: ReportContents, tmp_path: Path) -> None:
+    """Kernels of a family have names that differ at the end."""
+    (library,) = contents.libraries
+    names = tuple(f"gemm_{'x' * 200}_{number}_of_the_family" for number in range(3))
+    plan = replace(library.plan, unused_kernels=names)
+    many = another(
+        page,
+        replace_fields(contents, libraries=(replace_fields(library, plan=plan),)),
+        tmp_path,
+    )
+    many.open("kernels?q=family")
+    assert set(many.rows()) == set(names)
+    ends = many.run(
+        "return [...document.querySelectorAll('tbody td:first-child')].map((cell) => {"
+        "const [head, tail] = cell.querySelector('.cut').children;"
+        "return [tail.getBoundingClientRect().right <= cell.getBoundingClientRect().right,"
+        "tail.scrollWidth <= tail.clientWidth, head.scrollWidth > head.clientWidth] })"
+    )
+    assert ends == [[True, True, True]] * 3
+
+
+def test_the_page_of_a_library_names_it_once(page: Page) -> None:
+    heads = "return [...document.querySelectorAll('th')].map((head) => head.textContent)"
+    page.open("library/0")
+    assert "Library" not in page.run(heads)
+    page.open("test/0")
+    assert "Library" in page.run(heads)
+
+
 def test_growth_within_a_day_has_times(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:

@@ -96,7 +96,9 @@ def test_names_that_a_terminal_would_act_on(name: str, text: str) -> None:
     assert format_table("l", ["name"], [[name]]).split("\n")[2:] == [text]
 
 
-def test_share_of_almost_all_is_not_all() -> None:
+def test_share_of_almost_all_or_nothing_says_so() -> None:
     assert format_share(99_999, 100_000) == ">99.9%"
     assert format_share(100_000, 100_000) == "100.0%"
     assert format_share(99_940, 100_000) == "99.9%"
+    assert format_share(1, 100_000) == "<0.1%"
+    assert format_share(50, 100_000) == "0.1%"

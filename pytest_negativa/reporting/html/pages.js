@@ -224,6 +224,9 @@ const elementName = (data, i) => {
   return `${texts[elements.arch[i]]} ${texts[elements.kind[i]]} ${place}`;
 };
 
+// The rows of one library need no column for it on a page that names it.
+const libraryColumn = (data, column, width) => ({ id: "library", title: "Library", width, hide: width ? "wide" : "middle", cell: (i) => data.libraryNames[column[i]], key: (i) => data.libraryNames[column[i]].toLowerCase() });
+
 function elementTable(data, params, onChange, only) {
   const { elements, texts } = data, text = (column) => (i) => (column[i] < 0 ? "" : texts[column[i]]);
   const arch = text(elements.arch), reason = text(elements.reason), detail = text(elements.detail), kind = text(elements.kind), section = text(elements.section);
@@ -239,7 +242,7 @@ function elementTable(data, params, onChange, only) {
     ],
     columns: [
       { id: "element", title: "Element", cell: (i) => marked(data.category[i], elementName(data, i)), key: (i) => elements.library[i] * 1e12 + elements.start[i], kind: undefined },
-      { id: "library", title: "Library", hide: "middle", cell: (i) => data.libraryNames[elements.library[i]], key: (i) => data.libraryNames[elements.library[i]].toLowerCase() },
+      ...(only ? [] : [libraryColumn(data, elements.library)]),
       { id: "section", title: "Section", width: 130, hide: "wide", cell: section, key: section },
       stateColumn((i) => data.category[i]),
       num({ id: "size", title: "Size", width: 84, cell: (i) => formatBytes(elements.size[i]), key: (i) => elements.size[i] }),
@@ -248,7 +251,7 @@ function elementTable(data, params, onChange, only) {
   });
 }
 
-function kernelTable(data, params, onChange, only, counts) {
+function kernelTable(data, params, onChange, only, counts, ofLibrary) {
   const { kernels, tests, texts } = data;
   const name = (i) => texts[kernels.name[i]];
   const categoryOf = (i) => (kernels.first[i] >= 0 ? 0 : 2);
@@ -262,8 +265,8 @@ function kernelTable(data, params, onChange, only, counts) {
       { id: "state", label: "Used or not", options: STATES, key: (i) => (kernels.first[i] >= 0 ? "used" : "unused") },
     ],
     columns: [
-      { id: "name", title: "Kernel", cell: (i) => marked(categoryOf(i), name(i)), key: name },
-      { id: "library", title: "Library", width: 230, hide: "wide", cell: (i) => data.libraryNames[kernels.library[i]], key: (i) => data.libraryNames[kernels.library[i]].toLowerCase() },
+      { id: "name", title: "Kernel", cell: (i) => marked(categoryOf(i), cutInside(name(i))), key: name },
+      ...(ofLibrary ? [] : [libraryColumn(data, kernels.library, 230)]),
       ...(counts ? [] : [stateColumn(categoryOf)]),
       num({ id: "size", title: "Code", width: 88, hide: counts ? "middle" : undefined, cell: (i) => (kernels.size[i] ? formatBytes(kernels.size[i]) : "-"), key: (i) => kernels.size[i] }),
       ...(counts ? launchColumns(counts) : [{ id: "first", title: "Used first in", width: 260, hide: "wide", cell: first, key: first }]),
@@ -315,7 +318,7 @@ function testTable(data, params, onChange, only, counts) {
     search: name, href: (i) => `#/test/${i}`,
     filters: outcomes.length ? [{ id: "outcome", label: "All outcomes", options: outcomes.map((text) => [text, text]), key: outcome }] : [],
     columns: [
-      { id: "name", title: "Test", cell: name, key: name },
+      { id: "name", title: "Test", cell: (i) => cutInside(name(i)), key: name },
       { id: "outcome", title: outcomeTitle(data), width: data.report.replay ? 145 : 100, hide: "middle", cell: outcome, key: outcome },
       num({ id: "time", title: "Time", width: 90, hide: "middle", cell: (i) => (tests.outcome[i] < 0 ? "-" : formatTime(tests.milliseconds[i])), key: (i) => tests.milliseconds[i] }),
       ...(counts ? launchColumns(counts) : [
@@ -348,7 +351,7 @@ function libraryPage(data, i) {
       ])),
       card("Reasons", null, barRows([...row.unused, ...row.kept].map((part) => [(REASONS[part.reason] || [0, part.reason])[1], `#/elements?library=${i}&reason=${part.reason}`, [[CATEGORIES[data.categoryOf(part.reason)].id, part.bytes]], formatBytes(part.bytes)]), "tall"))),
     own.length ? make("section", {}, make("h2", {}, "Elements"), elementTable(data, new URLSearchParams(), undefined, own).root) : null,
-    ownKernels.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, ownKernels).root) : null,
+    ownKernels.length ? make("section", {}, make("h2", {}, "Kernels"), kernelTable(data, new URLSearchParams(), undefined, ownKernels, undefined, true).root) : null,
   ];
 }
 
@@ -368,7 +371,7 @@ function elementPage(data, i) {
       ["Decision", data.category[i] < 2 ? "stays" : "unused"],
       elements.detail[i] < 0 ? null : ["Because of", texts[elements.detail[i]]],
     ])),
-    make("section", {}, make("h2", {}, "Kernels in it"), inside.length ? kernelTable(data, new URLSearchParams(), undefined, inside).root
+    make("section", {}, make("h2", {}, "Kernels in it"), inside.length ? kernelTable(data, new URLSearchParams(), undefined, inside, undefined, true).root
       : make("p", { class: "quiet" }, "None that the tested GPU could load is known here.")),
   ];
 }

@@ -25,7 +25,8 @@ function formatBytes(size) {
 function formatShare(part, whole) {
   if (!whole) return "-";
   const share = (100 * part) / whole;
-  return part < whole && share >= 99.95 ? ">99.9%" : `${share.toFixed(1)}%`;
+  if (part < whole && share >= 99.95) return ">99.9%";
+  return part > 0 && share < 0.05 ? "<0.1%" : `${share.toFixed(1)}%`;
 }
 const formatCount = (count) => count.toLocaleString("en-US");
 const plural = (count, one, many) => `${formatCount(count)} ${count === 1 ? one : many}`;
@@ -41,6 +42,9 @@ function formatGpuTime(nanoseconds) {
   }
   return `${value.toFixed(1)} s`;
 }
+// A name that is cut keeps its end, which tells the kernels of a family apart.
+const TAIL = 22;
+const cutInside = (name) => (name.length < 2 * TAIL ? name : make("span", { class: "cut" }, make("span", {}, name.slice(0, -TAIL)), make("span", {}, name.slice(-TAIL))));
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const swatch = (category) => make("span", { class: `swatch ${CATEGORIES[category].id}`, "aria-hidden": "true" });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
