@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.arch import ComputeCapability, SmArch
-from pytest_negativa.gpucode.loadable import loadable_code
+from pytest_negativa.gpucode.loadable import loadable_code, loaded_sections
 from pytest_negativa.gpucode.mapping import MappedLibrary
 from pytest_negativa.installed.libraries import LibrarySet
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import LibraryMap, Section
 from pytest_negativa.models.summary import DeadCode, LibrarySummary, LoadableCode
 
 Inspected = tuple[LibrarySet, tuple[MappedLibrary, ...]]
@@ -45,12 +45,12 @@ def missing_archs(
         if not with_code and _loads_nothing(mapped_libraries):
             yield f"{libraries.label}: no GPU code that devices load, so none for {_names(devices)}"
         for mapped in with_code:
-            assert mapped.library_map is not None and mapped.summary is not None
+            assert mapped.library_map is not None
             for loadable in what_devices_load(mapped.library_map, devices):
                 if loadable.is_missing:
                     yield (
                         f"{mapped.path}: no code that {_name(loadable.device)} can load; it has "
-                        f"{_archs_of(mapped.summary)}"
+                        f"{_archs_of(mapped.library_map)}"
                     )
 
 
@@ -111,8 +111,18 @@ def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:
     )
 
 
-def _archs_of(summary: LibrarySummary) -> str:
-    return ", ".join(f"{row.kind} {row.arch}" for row in summary.code)
+def _archs_of(library_map: LibraryMap) -> str:
+    """The code that devices load, and apart from it what only a linker reads."""
+    loaded = _distinct(loaded_sections(library_map))
+    others = [name for name in _distinct(library_map.sections) if name not in loaded]
+    text = ", ".join(loaded)
+    return f"{text}, and for a linker alone {', '.join(others)}" if others else text
+
+
+def _distinct(sections: Sequence[Section]) -> list[str]:
+    blocks = [block for section in sections for block in section.iter_code()]
+    found = sorted({(block.arch, block.kind.value) for block in blocks})
+    return [f"{kind} {arch}" for arch, kind in found]
 
 
 def _name(device: str) -> str:

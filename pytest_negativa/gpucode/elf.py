@@ -160,6 +160,17 @@ def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -
     return host._replace(segments=_read_segments(header, tables)) if with_segments else host
 
 
+# By first bytes. What can be unpacked holds libraries that can be read.
+_UNPACK = "which is not read; unpack it, and name the folder"
+_FOREIGN = {
+    b"MZ": "a program or DLL of Windows, which is not read",
+    b"\xcf\xfa\xed\xfe": "a Mach-O file of macOS, which is not read",
+    b"\xed\xab\xee\xdb": f"an RPM package, {_UNPACK}",
+    b"hsqs": f"a SquashFS image, {_UNPACK}",
+    b"7z\xbc\xaf": f"a 7z archive, {_UNPACK}",
+}
+
+
 def _check_magic(source: ByteSource | Window) -> ElfHeader:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")
@@ -169,6 +180,8 @@ def _check_magic(source: ByteSource | Window) -> ElfHeader:
         found = f"it starts with {head[:4].hex()}, not with 7f454c46"
         if kind is not None:
             found = f"it is {kind.described}"
+        elif (foreign := next((k for k in _FOREIGN if head.startswith(k)), None)) is not None:
+            found = f"it is {_FOREIGN[foreign]}"
         raise FormatError(source.path, None, f"not an ELF file, as libraries are: {found}")
     if source.size < EHDR.size:
         raise FormatError(

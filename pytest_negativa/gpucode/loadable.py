@@ -17,7 +17,7 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
 
     A cubin that is known to be empty is no code: device linkers make one for each arch.
     """
-    sections = _loaded_sections(library_map)
+    sections = loaded_sections(library_map)
     chosen = [
         [
             element
@@ -39,7 +39,8 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
     )
 
 
-def _loaded_sections(library_map: LibraryMap) -> Sequence[Section]:
+def loaded_sections(library_map: LibraryMap) -> Sequence[Section]:
+    """The sections that a device loads code of; all if a library has relocatable code alone."""
     loaded = [section for section in library_map.sections if section.name != _RELOCATABLE]
     return loaded or library_map.sections
 

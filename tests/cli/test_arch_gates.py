@@ -14,10 +14,14 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.builders import (
+    PTX,
     CubinSpec,
     ElementSpec,
     build_cubin,
+    build_host,
+    build_ptx,
     build_region,
+    fatbin_section,
 )
 from tests.support.commands import inspect
 from tests.support.compacting import build, needs_compiler
@@ -54,6 +58,20 @@ class TestRequired:
             ["8.0", "0", "1", "290", "B", "ptx", "sm_75", "0"]
         ]
         assert row(done.stdout, "liblto.so")[0][-3:] == ["lto-ir", "sm_80", "0"]
+
+    def test_ptx_that_only_a_linker_reads(self, tmp_path: Path) -> None:
+        cubin = ElementSpec(content=build_cubin(CubinSpec(kernels={"k": b"code"})).data)
+        ptx = ElementSpec(content=build_ptx(), kind=PTX)
+        sections = [
+            fatbin_section(build_region([cubin])),
+            fatbin_section(build_region([cubin, ptx]), name="__nv_relfatbin"),
+        ]
+        path = tmp_path / "librdc.so"
+        path.write_bytes(build_host(sections).data)
+        done = inspect(path, "--require-arch", "12.0")
+        assert done.exit_code == 1
+        has = "it has cubin sm_90, and for a linker alone ptx sm_90\n"
+        assert done.stderr.endswith(f"no code that sm_120 can load; {has}")
 
     def test_no_code_for_one(self) -> None:
         done = inspect(MULTIARCH, BIN / "libdebug.so", "--require-arch", "90,80")

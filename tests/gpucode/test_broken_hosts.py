@@ -61,6 +61,8 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
         pytest.param(SOUND.data[:63], 0, "truncated ELF header: 63 bytes", id="63-bytes"),
         pytest.param(SOUND.data[:64], None, "section headers end at", id="header-alone"),
         pytest.param(b"#!/bin/sh\n" * 10, None, "it starts with 23212f62", id="script"),
+        pytest.param(b"MZ" + bytes(64), None, "it is a program or DLL of Windows", id="dll"),
+        pytest.param(b"hsqs" + bytes(64), None, "it is a SquashFS image, which", id="squashfs"),
         pytest.param(
             b"!<arch>\nlib.o/ 0 0 0 100644 4 `\nabcd" + bytes(64),
             None,
