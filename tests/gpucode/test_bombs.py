@@ -67,7 +67,7 @@ json.dump({**found, "bytes": peak() - before, "seconds": time.process_time()}, s
 def read_apart(library: Path) -> dict[str, Any]:
     """What a process of its own finds, with the memory and the processor time that it takes."""
     done = subprocess.run(
-        [sys.executable, "-c", READER, str(library)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", READER, str(library)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

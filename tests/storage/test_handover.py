@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from pytest_negativa.models.environment import SESSION_VARIABLE
 from pytest_negativa.storage.handover import Handover, find_handover, identify_process
+from tests.support.emulators import not_in_qemu
 
 SHOW = """
 import json, os, sys
@@ -26,6 +27,7 @@ def test_a_session_travels_as_text() -> None:
         assert find_handover({SESSION_VARIABLE: text}) is None
 
 
+@not_in_qemu("starts anew when a program calls execv")
 def test_a_process_keeps_its_identity_when_execv_replaces_its_program() -> None:
     done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True)
     before, after = map(json.loads, done.stdout.splitlines())
