@@ -120,6 +120,8 @@ class Reporter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
+        if self._traced.why_broken is not None:
+            return result
         self._is_over = True
         if os.getpid() != self._pid:
             return result  # A test forked, and its child came here. The report is the parent's.

@@ -19,6 +19,8 @@ from pytest_negativa.tracing.start import Tracing
 
 SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
 
+_CLOSED = "its standard output was closed before its end (as by head)"
+
 
 class NotTraced(NamedTuple):
     """Why a process is not traced.
@@ -190,6 +192,13 @@ class TracedProcess:
         with self._hook("pytest_unconfigure"):
             return (yield)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """End a session whose output is closed, even if pytest's message fits into a buffer."""
+        if isinstance(excinfo.value, BrokenPipeError) and _is_stdout_closed():
+            self.why_broken = _CLOSED
+            raise excinfo.value
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, object, object]:
         """Note that the session ended; an error of its last hooks passes through here."""
@@ -198,7 +207,7 @@ class TracedProcess:
         except BaseException as e:
             detail = printable_id(f"{self.where}, which raised {describe_fault(e)}")
             if isinstance(e, BrokenPipeError) and _is_stdout_closed():
-                self.why_broken = "its standard output was closed before its end (as by head)"
+                self.why_broken = _CLOSED
             else:
                 self.why_broken = f"an error ended the session in {detail}"
             self._current = Context(phase=Phase.SESSION, detail=detail)

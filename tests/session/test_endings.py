@@ -280,7 +280,8 @@ def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> Non
     assert len(list(Path(inner, ".negativa").glob("2*"))) == 2
 
 
-def test_a_session_whose_output_is_closed_plans_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_session_whose_output_is_closed_plans_nothing(tmp_path: Path, unbuffered: str) -> None:
     suite = """
 def test_first():
     use(LIB, 0)
@@ -291,7 +292,8 @@ def test_second():
 """
     project = VerifiedProject(tmp_path / "project", suite)
 
-    with project.start(sys.executable, "-m", "pytest", "-v", "--negativa") as session:
+    command = (sys.executable, "-m", "pytest", "-v", "--negativa")
+    with project.start(*command, PYTHONUNBUFFERED=unbuffered) as session:
         assert session.stdout is not None and session.stderr is not None
         while "test_first PASSED" not in session.stdout.readline():
             pass
