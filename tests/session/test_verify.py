@@ -553,7 +553,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "detail"),
     [
-        ("tests.jsonl", None, "tests.jsonl: not there"),
+        ("tests.jsonl", None, "no tests.jsonl, so nothing says how this run ended"),
         ("tests.jsonl", "x\n{}\n", "tests.jsonl:1: not a record of test outcomes"),
         ("usage.json", "{", "not the usage of a traced run of this release"),
         ("plan/lib.so.json", "{}", "plan/lib.so.json: not a plan of this release"),
