@@ -116,8 +116,10 @@ def test_a_failed_write_is_noted_and_not_raised(tmp_path: Path, fault: PlantedFa
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from tests.support.traces import *\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n"
+        "_soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))\n"
         "write(Path(sys.argv[1]), header(), records(*['k' * 50] * 30))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))  # for what measures the test\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     (path,) = tmp_path.iterdir()
