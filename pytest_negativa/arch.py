@@ -263,6 +263,8 @@ class Candidate(Protocol):
 
 _SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
 
+_COMPILED = (ElementKind.PTX, ElementKind.LTO_IR)
+
 
 def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) -> tuple[int, ...]:
     """The driver's choice: indices of the elements of one region that ``device`` loads.
@@ -281,23 +283,15 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
     Returns:
         The indices; empty if the device can load nothing of the region.
     """
-    if len(candidates) == 1:
-        return (0,) if _can_load(candidates[0], device) else ()
-    fitting = [
-        i
-        for i, c in enumerate(candidates)
-        if c.kind is ElementKind.CUBIN and cubin_runs_on(c.arch, device)
-    ]
-    if fitting:
-        return _best(candidates, fitting)
+    fitting = [i for i, candidate in enumerate(candidates) if _can_load(candidate, device)]
+    if len(fitting) < 2:
+        return tuple(fitting)
+    cubins = [i for i in fitting if candidates[i].kind is ElementKind.CUBIN]
+    if cubins:
+        return _best(candidates, cubins)
     chosen: tuple[int, ...] = ()
-    for kind in (ElementKind.PTX, ElementKind.LTO_IR):
-        usable = [
-            i
-            for i, c in enumerate(candidates)
-            if c.kind is kind and can_be_compiled_for(c.arch, device)
-        ]
-        if usable:
+    for kind in _COMPILED:
+        if usable := [i for i in fitting if candidates[i].kind is kind]:
             chosen += _best(candidates, usable)
     return tuple(sorted(chosen))
 
@@ -305,8 +299,7 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
 def _can_load(candidate: Candidate, device: ComputeCapability) -> bool:
     if candidate.kind is ElementKind.CUBIN:
         return cubin_runs_on(candidate.arch, device)
-    compiled = (ElementKind.PTX, ElementKind.LTO_IR)
-    return candidate.kind in compiled and can_be_compiled_for(candidate.arch, device)
+    return candidate.kind in _COMPILED and can_be_compiled_for(candidate.arch, device)
 
 
 def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int, ...]:

@@ -198,7 +198,9 @@ def _details(run: Run) -> RunDetails:
         format_version=LISTING_VERSION,
         run=_row(run),
         command=None if session is None else session.command,
-        tests=Counter(test.outcome.value for test in load_tests(run)),
+        tests=Counter(
+            test.outcome.value for test in (load_tests(run) if session is None else session.tests)
+        ),
         devices=None
         if usage is None
         else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),

@@ -551,7 +551,7 @@ def test_a_child_with_its_parents_id_waits_for_no_thread_of_the_parent(
     environ |= watch_environment(environ, logs, by_test=True)
     for _ in range(30):
         command = [*_in_pid_namespace(), program, library, other]
-        # A lock that nobody gives back would hold it for ever.
+        # If a thread of the parent held the lock, the child must not wait for it.
         assert subprocess.run(command, env=environ, timeout=60).returncode == 0
     assert touched_by_test(logs, library) == {"child": {"in_child"}}
 
