@@ -18,7 +18,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence, Set
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -227,13 +227,16 @@ def _add_notice(info_folder: Path, rows: Sequence[SlimRow]) -> None:
 
 def _terms(info_folder: Path) -> Iterator[str]:
     """Who made the original, and under which licence, as its metadata has them."""
-    metadata = BytesHeaderParser().parsebytes((info_folder / "METADATA").read_bytes())
+    path = info_folder / "METADATA"
+    # Its headers are UTF-8, unlike those of a mail.
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    metadata = HeaderParser().parsestr(text)
     for what, names in _TERMS.items():
         # "License" may hold the whole text of one.
         values = [str(value).strip() for name in names for value in metadata.get_all(name, ())]
         lines = [value.splitlines()[0] for value in values if value]
-        text = printable(", ".join(line[:_MAX_TERM] for line in lines))
-        yield f"{what}: {text or 'not told'}"
+        told = printable(", ".join(line[:_MAX_TERM] for line in lines))
+        yield f"{what}: {told or 'not told'}"
 
 
 def _pack(

@@ -113,7 +113,7 @@ def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: s
 def test_the_notice_names_vendor_and_licence(original: Path, tmp_path: Path) -> None:
     """As the wheel's metadata has them, which may hold the whole text of a licence."""
     terms = (
-        "Author: Example Ltd.\nAuthor-email: gpu@example.com\nLicense: Example EULA\n"
+        "Author: Exämple Ltd.\nAuthor-email: gpu@example.com\nLicense: Example EULA\n"
         "        You may not\x1b[31m ...\nLicense-File: LICENSE.txt\nLicense-File: NOTICE\n"
     )
     wheel = tmp_path / original.name
@@ -125,8 +125,22 @@ def test_the_notice_names_vendor_and_licence(original: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
         notice = made.read(f"{INFO}/{NOTICE}").decode()
-    assert "    from: Example Ltd., gpu@example.com\n    licence: Example EULA\n" in notice
+    assert "    from: Exämple Ltd., gpu@example.com\n    licence: Example EULA\n" in notice
     assert "    its text: LICENSE.txt, NOTICE\n" in notice and "You may not" not in notice
+
+
+@pytest.mark.slow
+def test_the_notice_of_a_wheel_without_metadata(original: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / original.name
+    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
+        for info in old.infolist():
+            if not info.filename.endswith("METADATA"):
+                new.writestr(info, old.read(info))
+    result = slim(wheel, "--target", tmp_path / "out", "--arch", "sm_90", "--no-load-check")
+    assert result.exit_code == 0, result.output
+    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
+        notice = made.read(f"{INFO}/{NOTICE}").decode()
+    assert "    distribution: not told\n" in notice
 
 
 @pytest.mark.slow
