@@ -9,19 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "calls.h"
+
 static const char *other;
 static atomic_int loads;
 static atomic_bool ended;
-
-static void require(int fulfilled, int step) {
-    if (!fulfilled) _exit(step);
-}
-
-static void call(void *from, const char *name) {
-    void (*function)(void) = (void (*)(void))dlsym(from, name);
-    require(function != NULL, 90);
-    function();
-}
 
 static void *run_loader(void *unused) {
     for (; !ended; loads++) {

@@ -10,19 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "calls.h"
+
 static void *library;
 static const char *other;
 static atomic_bool ended;
-
-static void require(int fulfilled, int step) {
-    if (!fulfilled) _exit(step);
-}
-
-static void call(void *from, const char *name) {
-    void (*function)(void) = (void (*)(void))dlsym(from, name);
-    require(function != NULL, 90);
-    function();
-}
 
 static void enter(const char *test) {
     require(mprotect((void *)0x6e656761746976, (size_t)test, PROT_NONE) == 0, 91);
