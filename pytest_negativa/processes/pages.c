@@ -22,6 +22,7 @@
  * see lock(), so static buffers suffice.
  */
 #include "faults.h"
+#include "wiped.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -68,8 +69,7 @@ typedef struct {
     uint32_t path_length, bits_offset; /* of a test: its name's length */
 } LogRecord;
 
-/* What fork wipes (MADV_WIPEONFORK): a child has none of it, whatever its id. In a new pid namespace it
- * may have its parent's. Before Linux 4.14 nothing is wiped, and the ids tell. */
+/* What fork wipes, see wiped.h: a child has none of it. */
 typedef struct {
     pid_t pid; /* of the process that the log is of */
     /* Held while libraries come, go, and become inaccessible again: the id of the process. A child that
@@ -95,14 +95,6 @@ static int open_file(const char *path, int flags, int mode) {
 }
 
 static void close_file(int fd) { syscall(SYS_close, fd); }
-
-static bool find_own(void) {
-    void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return false;
-    madvise(memory, PAGE, MADV_WIPEONFORK);
-    own_ = memory;
-    return true;
-}
 
 static void note_lost(void) { atomic_fetch_add(log_.lost ? log_.lost : &log_.own_lost, 1); }
 
@@ -756,7 +748,8 @@ EXPORT unsigned int la_version(unsigned int version) {
     most_parts = (long)(MAX_PARTS);
     atomic_store(&parts_left, most_parts);
     const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
-    if (!find_own() || !start_log() || (restricted != NULL && !read_allowed(restricted)) ||
+    own_ = map_wiped();
+    if (own_ == NULL || !start_log() || (restricted != NULL && !read_allowed(restricted)) ||
         !faults_start(serve)) {
         note_lost();
         return 0;

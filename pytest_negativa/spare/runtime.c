@@ -28,6 +28,7 @@
  * Sources: mremap(2); _dl_find_object in glibc's elf/dl-find_object.c (2.35).
  */
 #include "../processes/faults.h"
+#include "../processes/wiped.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -496,8 +497,8 @@ static void log_beside(const Library *library, uint64_t offset, uint64_t size) {
 
 /* ---- One thread at a time ---- */
 
-/* 1: a thread looks at pages and puts some. fork wipes it (MADV_WIPEONFORK): the thread is not in
- * the child. */
+/* 1: a thread looks at pages and puts some. fork wipes it (wiped.h): the thread is not in the child.
+ * Where nothing is wiped, a child may wait once: see PATIENCE. */
 static _Atomic uint32_t *entered;
 
 enum {
@@ -893,12 +894,8 @@ __attribute__((constructor)) static void begin(int count, char **words, char **e
     spare_folder = variable(environment, "NEGATIVA_SPARE_DIR");
     log_folder = variable(environment, "NEGATIVA_SPARE_LOG");
     if (log_folder) mkdir(log_folder, 0777);
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    void *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (shared == MAP_FAILED) refuse("no memory is left");
-    /* If the system can't (before Linux 4.14), a child may wait once: see PATIENCE. */
-    madvise(shared, PAGE, MADV_WIPEONFORK);
-    entered = shared;
+    entered = map_wiped();
+    if (entered == NULL) refuse("no memory is left");
     if (!faults_start(bring_back)) refuse("the handler of SIGSEGV can't be set");
     if (!faults_wrap_libc(libc.dlfo_link_map) ||
         !faults_wrap(libc.dlfo_link_map, own_wrappers, OWN_WRAPPERS))

@@ -14,6 +14,8 @@
  * trust a pointer (memory is read by system call), one lock, one write() for each line.
  */
 #define _GNU_SOURCE
+#include "../processes/wiped.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -124,7 +126,7 @@ static atomic_int ranges_on; /* NVTX ranges go to CUPTI */
 static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *subscriber;
 static int trace_fd = -1;
-static pid_t trace_pid; /* the process that opened it */
+static pid_t *trace_owner; /* the process that opened it; fork wipes it, see wiped.h */
 static long next_id;
 static bool devices_known;
 static long open_gap;
@@ -293,11 +295,14 @@ static void lose(const char *problem) {
     tell(problem);
 }
 
+/* Whether this process opened the trace, and is no forked child of that one. */
+static bool is_owner(void) { return trace_owner != NULL && *trace_owner == getpid(); }
+
 /* Takes the lock; false: this thread has it. A signal handler interrupted a record, and calls exit(),
  * or the driver. False, too, in a child of _Fork or clone, which pthread_atfork doesn't see: the trace
  * is its parent's, and a thread of the parent may have had the lock. */
 static bool take_lock(void) {
-    if (getpid() != trace_pid) return false;
+    if (!is_owner()) return false;
     bool taken = pthread_mutex_lock(&lock) == 0;
     if (!taken) lose("a signal handler interrupted a record");
     return taken;
@@ -1360,6 +1365,11 @@ static void watch_forks(void) {
 
 static bool open_trace(const char *folder, const char *run_id, const char *role,
                        const char *worker, const char *root, const char *detector) {
+    if (trace_owner == NULL) trace_owner = map_wiped();
+    if (trace_owner == NULL) {
+        snprintf(last_error, sizeof last_error, "no memory is left");
+        return false;
+    }
     do {
         unsigned int random = 0;
         if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
@@ -1385,7 +1395,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         trace_fd = -1;
         return false;
     }
-    trace_pid = getpid();
+    *trace_owner = getpid();
     trace_device = status.st_dev;
     trace_inode = status.st_ino;
     trace_links = status.st_nlink;
@@ -1477,6 +1487,8 @@ static bool has_room(const char *folder) {
 }
 
 static void keep_cupti(void) {
+    /* In a child of _Fork or clone the thread that has the lock may be missing. */
+    if (!is_owner()) return;
     pthread_mutex_lock(&limit_lock);
     is_ending = true;
     pthread_mutex_unlock(&limit_lock);

@@ -255,7 +255,8 @@ def test_a_runtime_of_an_earlier_version_in_the_process(
     assert text.count(" VERSION = 2,") == 1
     source.write_text(text.replace(" VERSION = 2,", " VERSION = 1,"))
     (tmp_path / "processes").mkdir()
-    shutil.copy(RUNTIME_SOURCE.parents[1] / "processes" / "faults.h", tmp_path / "processes")
+    for header in (RUNTIME_SOURCE.parents[1] / "processes").glob("*.h"):
+        shutil.copy(header, tmp_path / "processes")
     flags = ("-std=gnu11", "-O2", "-fvisibility=hidden", "-Wl,-z,initfirst", "-Wl,-z,nodelete")
     runtime = one.library.with_name(RUNTIME_NAME)
     command = ["gcc", "-shared", "-fPIC", *flags, str(source), "-o", str(runtime)]

@@ -379,6 +379,27 @@ def test_the_first_process_of_a_namespace(injected: Injected) -> None:
         assert len(injected.usage().incomplete) == 1
 
 
+@pytest.mark.parametrize("call", ["_Fork()", CLONE])
+def test_a_child_with_its_parents_id_made_behind_libcs_back(injected: Injected, call: str) -> None:
+    start = ("unshare", "-Urpf")
+    if not works(*start, "true"):
+        pytest.skip("no namespaces")
+    injected.play(
+        f"{USES}libc = ctypes.CDLL(None)\n"
+        "assert libc.unshare(0x20000000) == 0\n"
+        f"child = libc.{call}\n"
+        "assert os.getpid() == 1\n"
+        "if child == 0: libc.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert use('later') == 0\n"
+        "os._exit(0)",
+        *start,
+    )
+    [process] = injected.usage().processes
+    assert not process.ended
+    assert kernels(injected.usage()) == {MULTIARCH.name: ["k", "later"]}
+
+
 @pytest.mark.planted_fault(
     "A test starts a session with --negativa, and a child of that session uses the GPU.",
     says="it is traced into another run",
