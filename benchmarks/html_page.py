@@ -35,10 +35,10 @@ from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.trace import Context, Launches, LibraryUsage, Phase
+from pytest_negativa.models.trace import Context, LibraryUsage, Phase
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings
-from tests.support.usages import library_usage, usage_of
+from tests.support.usages import Launched, library_usage, usage_of, with_launches
 
 _TESTS = 59
 _USED = 40  # Of so many regions, a test uses one.
@@ -84,14 +84,14 @@ def _contents(site: Path, times: int, folder: Path) -> ReportContents:
     )
     analysis = replace(analysis, libraries=libraries)
     kernels = sorted({one.name for library in libraries for one in library.plan.used_kernels})
-    launches = tuple(
-        Launches(name=name, context=(number + more) % _TESTS, count=more + 1, gpu_ns=9000)
+    launches = (
+        Launched(name, context=(number + more) % _TESTS, launches=more + 1, gpu_ns=9000)
         for number, name in enumerate(kernels)
         for more in range(5)
     )
     report = build_report(analysis, options, run_id="run", directory="run", files=())
     tests = tuple(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in names)
-    usage = msgspec.structs.replace(usage, launches=launches)
+    usage = with_launches(usage, *launches)
     return ReportContents(report, libraries, usage, tests, (report,) * 3)
 
 

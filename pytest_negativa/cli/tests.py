@@ -138,7 +138,7 @@ def tests(
         how = _trace(usage, "launch")
         show(f"A test is listed with the kernels that it looked up first; {how} for all.")
         return
-    if ranges and not any(launch.ranges for launch in usage.launches):
+    if ranges and not usage.ranges:
         how = _trace(usage, "range")
         show(f"The trace has no ranges; {how}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)

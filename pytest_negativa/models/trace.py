@@ -15,17 +15,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import Offset, Record, Row
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 5
+USAGE_VERSION = 6
 """Of the usage file.
 
-History: 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3
-renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is
-the first.
+History: 6 groups launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and ``ranges``
+to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds
+``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 1
@@ -323,7 +323,8 @@ class LaunchRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, t
 
     Attributes:
         gpu_ns: how long the GPU ran it, all launches together.
-        ranges: the NVTX ranges around the launches, see ``Launches``.
+        ranges: names of the NVTX ranges in which the thread that launched it was, the outermost
+            first; empty outside of ranges, or if the detector doesn't tell.
     """
 
     name: str
@@ -504,20 +505,26 @@ class UsageProcess(Record, frozen=True, kw_only=True):
     last: Context | None = None
 
 
-class Launches(Record, frozen=True, kw_only=True):
-    """How often a kernel was launched in a context (index into ``Usage.contexts``).
+class LaunchRow(Row, frozen=True):
+    """How often a kernel was launched in a context: ``[context, count, gpu_ns, ranges]``.
 
     Attributes:
+        context: index into ``Usage.contexts``.
         gpu_ns: how long the GPU ran it, all launches together; None if a trace doesn't tell.
-        ranges: names of the NVTX ranges in which the thread that launched it was, the outermost
-            first; empty outside of ranges, or if the trace doesn't tell.
+        ranges: index into ``Usage.ranges``; None outside of ranges, or if the trace doesn't tell.
     """
 
-    name: str
     context: int
     count: int
     gpu_ns: int | None = None
-    ranges: tuple[str, ...] = ()
+    ranges: int | None = None
+
+
+class Launches(Record, frozen=True, kw_only=True):
+    """The launches of a kernel, by context and ranges. A large run has a million rows."""
+
+    name: str
+    rows: tuple[LaunchRow, ...]
 
 
 class Gap(Record, frozen=True, kw_only=True):
@@ -546,6 +553,8 @@ class Usage(Record, frozen=True, kw_only=True):
         memory_images: cubins and fatbins that no library holds at an address: unpacked by
             a library from its own file, or compiled at run time. By sha256.
         compiled: PTX text and what was linked at run time, which have no place in any file.
+        launches: by kernel; empty if no trace counts launches.
+        ranges: each nesting of NVTX ranges around launches, see ``LaunchRecord``.
         incomplete: why more may have been used than is listed here; empty if nothing is
             missing. A plan from an incomplete usage must keep.
         replay: set where the records come from an earlier run on another machine.
@@ -560,6 +569,7 @@ class Usage(Record, frozen=True, kw_only=True):
     contexts: tuple[Context, ...]
     processes: tuple[UsageProcess, ...]
     launches: tuple[Launches, ...]
+    ranges: tuple[tuple[str, ...], ...]
     gaps: tuple[Gap, ...]
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
@@ -568,6 +578,16 @@ class Usage(Record, frozen=True, kw_only=True):
     def context_of(self, first: FirstUse) -> Context:
         """The test, or the phase of the session, in which something was first seen."""
         return self.contexts[first.context]
+
+    def iter_launches(self) -> Iterator[tuple[str, LaunchRow]]:
+        """The rows of all launches, each with the kernel's name."""
+        for kernel in self.launches:
+            for row in kernel.rows:
+                yield kernel.name, row
+
+    def ranges_of(self, row: LaunchRow) -> tuple[str, ...]:
+        """Names of the NVTX ranges around launches; empty for none."""
+        return () if row.ranges is None else self.ranges[row.ranges]
 
     def first_uses(self) -> Iterator[tuple[str | None, Context]]:
         """Where each image and each kernel was first seen, with the path of its library.

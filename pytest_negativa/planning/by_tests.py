@@ -34,10 +34,10 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
     """
     blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
     launches: defaultdict[str, dict[str, KernelRun]] = defaultdict(dict)
-    for launch in usage.launches:
-        test = usage.contexts[launch.context].place
-        before = launches[launch.name].get(test, KernelRun(test, 0, 0))
-        launches[launch.name][test] = before.add(launch.count, launch.gpu_ns)
+    for name, row in usage.iter_launches():
+        test = usage.contexts[row.context].place
+        before = launches[name].get(test, KernelRun(test, 0, 0))
+        launches[name][test] = before.add(row.count, row.gpu_ns)
     first: dict[str, FirstUse] = {}
     uncounted: set[str] = set()
     for image in images:
@@ -62,11 +62,11 @@ def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str,
     """
     found: defaultdict[str, defaultdict[tuple[str, ...], dict[str, KernelRun]]]
     found = defaultdict(lambda: defaultdict(dict))
-    for launch in usage.launches:
-        test = usage.contexts[launch.context].place
-        kernels = found[test][launch.ranges]
-        before = kernels.get(launch.name, KernelRun(test, 0, 0))
-        kernels[launch.name] = before.add(launch.count, launch.gpu_ns)
+    for name, row in usage.iter_launches():
+        test = usage.contexts[row.context].place
+        kernels = found[test][usage.ranges_of(row)]
+        before = kernels.get(name, KernelRun(test, 0, 0))
+        kernels[name] = before.add(row.count, row.gpu_ns)
     for name, runs in kernel_runs(usage, usage.iter_images()).items():
         for run in runs:
             if run.launches is None:
@@ -105,9 +105,9 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
     }
     launched = {launch.name for launch in usage.launches}
     context_of: dict[str, int] = {}
-    for launch in usage.launches:
-        if launch.context in chosen:
-            context_of.setdefault(launch.name, launch.context)
+    for name, row in usage.iter_launches():
+        if row.context in chosen:
+            context_of.setdefault(name, row.context)
 
     def of_use(use: ImageUse) -> ImageUse | None:
         if use.whole or use.data or blind.intersection(use.processes):
@@ -137,7 +137,11 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
         ),
         memory_images=tuple(of_images(usage.memory_images)),
         compiled=tuple(of_images(usage.compiled)),
-        launches=tuple(launch for launch in usage.launches if launch.context in chosen),
+        launches=tuple(
+            replace(launch, rows=rows)
+            for launch in usage.launches
+            if (rows := tuple(row for row in launch.rows if row.context in chosen))
+        ),
     )
 
 

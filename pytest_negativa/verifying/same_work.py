@@ -145,8 +145,8 @@ class Originals:
 def launches_of(usage: Usage) -> dict[str, set[str]]:
     """Launched kernels by test, or by the phase of the session outside of tests."""
     launched: dict[str, set[str]] = defaultdict(set)
-    for launch in usage.launches:
-        launched[usage.contexts[launch.context].place].add(launch.name)
+    for name, row in usage.iter_launches():
+        launched[usage.contexts[row.context].place].add(name)
     return launched
 
 

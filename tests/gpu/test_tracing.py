@@ -89,11 +89,11 @@ def test_each_launch_has_its_range(tmp_path: Path) -> None:
     usage, _ = play(tmp_path, "range", "ranges")
     assert not [w.text for w in usage.warnings if w.code == "ranges-unavailable"]
     counts: Counter[tuple[tuple[str, ...], str]] = Counter()
-    for launch in usage.launches:
-        assert launch.gpu_ns
+    for name, row in usage.iter_launches():
+        assert row.gpu_ns
         for part in ("sin_kernel", "cos_kernel", "tanh_kernel", "exp_kernel", "gemm"):
-            if part in launch.name.lower():
-                counts[launch.ranges, part] += launch.count
+            if part in name.lower():
+                counts[usage.ranges_of(row), part] += row.count
     assert counts[(), "sin_kernel"] == 1
     assert counts[("outer",), "cos_kernel"] == 2
     assert counts[("outer", "inner"), "tanh_kernel"] == 3

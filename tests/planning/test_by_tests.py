@@ -16,7 +16,6 @@ from pytest_negativa.models.trace import (
     DataKind,
     FirstUse,
     ImageUse,
-    Launches,
     LibraryImage,
     LibraryUsage,
     Phase,
@@ -35,7 +34,7 @@ from pytest_negativa.planning.by_tests import (
 )
 from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
 from tests.support.traces import header
-from tests.support.usages import image_use, usage_of
+from tests.support.usages import Launched, image_use, usage_of, with_launches
 
 A, B, FIXTURE = 0, 1, 2
 CONTEXTS = (
@@ -68,16 +67,13 @@ def usage(*images: ImageUse, **launches: tuple[int, ...]) -> Usage:
     process = UsageProcess(
         header=header(role=Role.SOLO), trace="t", ended=True, torn=False, counts_launches=True
     )
-    return replace(
-        usage_of(library),
-        contexts=CONTEXTS,
-        processes=(process,),
-        launches=tuple(
-            Launches(name=name, context=context, count=3)
-            for name, contexts in launches.items()
-            for context in contexts
-        ),
+    counted = (
+        Launched(name, context=context, launches=3)
+        for name, contexts in launches.items()
+        for context in contexts
     )
+    whole = replace(usage_of(library), contexts=CONTEXTS, processes=(process,))
+    return with_launches(whole, *counted)
 
 
 def used_by(whole: Usage, *tests: str) -> dict[int, set[str]]:
@@ -94,21 +90,19 @@ def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
     [library] = part.libraries
     # No context of a test that is left out.
     assert {first.context for first in library.images[0].use.firsts()} == {B}
-    assert [launch.context for launch in part.launches] == [B]
+    assert [row.context for _, row in part.iter_launches()] == [B]
     assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
     assert kernels_of_test(whole, "t.py::c") is None
 
 
 def test_launches_and_gpu_time_add_up_by_range() -> None:
-    whole = replace(
+    whole = with_launches(
         usage(image(A, x=A, y=A)),
-        launches=(
-            Launches(name="x", context=A, count=2, gpu_ns=100, ranges=("forward", "mm")),
-            Launches(name="x", context=A, count=1, gpu_ns=40),
-            Launches(name="launched without a look-up", context=A, count=1, gpu_ns=7),
-            Launches(name="x", context=FIXTURE, count=1, gpu_ns=5),
-            Launches(name="x", context=B, count=1, gpu_ns=None),
-        ),
+        Launched("x", context=A, launches=2, gpu_ns=100, ranges=("forward", "mm")),
+        Launched("x", context=A, launches=1, gpu_ns=40),
+        Launched("launched without a look-up", context=A, launches=1, gpu_ns=7),
+        Launched("x", context=FIXTURE, launches=1, gpu_ns=5),
+        Launched("x", context=B, launches=1),
     )
     a, fixture = "t.py::a", "t.py (fixture)"
     assert kernels_of_test(whole, a) == {"x": KernelRun(a, 3, 140)}

@@ -10,7 +10,6 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, KernelUse, LibraryPlan
 from pytest_negativa.models.trace import (
     Context,
-    Launches,
     LibraryImage,
     LibraryUsage,
     Phase,
@@ -21,7 +20,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.planning.coverage import cover_library, split_signature
 from tests.support.traces import header
-from tests.support.usages import TEST, image_use, usage_of
+from tests.support.usages import TEST, Launched, image_use, usage_of, with_launches
 
 FIXTURE = Context(phase=Phase.FIXTURE, nodeid="tests/test_a.py", detail="model")
 SETUP = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_c")
@@ -46,13 +45,12 @@ def plan(*used: str, unused: tuple[str, ...] = ()) -> LibraryPlan:
     )
 
 
-def usage(*launches: Launches, counts: bool = True) -> Usage:
+def usage(*launches: Launched, counts: bool = True) -> Usage:
     process = UsageProcess(
         header=header(role=Role.SOLO), trace="t", ended=True, torn=False, counts_launches=counts
     )
-    return replace(
-        usage_of(USED), contexts=(TEST, FIXTURE, SETUP), processes=(process,), launches=launches
-    )
+    whole = replace(usage_of(USED), contexts=(TEST, FIXTURE, SETUP), processes=(process,))
+    return with_launches(whole, *launches)
 
 
 def runs(found: LibraryCoverage) -> dict[str, list[tuple[str, int | None]]]:
@@ -70,11 +68,11 @@ def test_at_level_lookup_a_kernel_ran_in_the_test_that_looked_it_up_first() -> N
 
 def test_at_level_launch_a_kernel_ran_in_the_tests_that_launched_it() -> None:
     launches = (
-        Launches(name="a", context=0, count=2),
-        Launches(name="a", context=1, count=1),
-        Launches(name="a", context=2, count=4),
+        Launched("a", context=0, launches=2),
+        Launched("a", context=1, launches=1),
+        Launched("a", context=2, launches=4),
         # Of another library: the plan has it as unused.
-        Launches(name="c", context=0, count=1),
+        Launched("c", context=0, launches=1),
     )
     found = cover_library(plan("a", "b", unused=("c",)), USED, usage(*launches))
     assert runs(found) == {
@@ -91,7 +89,7 @@ def test_at_level_launch_a_kernel_ran_in_the_tests_that_launched_it() -> None:
 
 
 def test_a_process_that_counts_no_launches_runs_what_it_looks_up() -> None:
-    launch = Launches(name="a", context=0, count=2)
+    launch = Launched("a", context=0, launches=2)
     found = cover_library(plan("a", "b"), USED, usage(launch, counts=False))
     assert runs(found)["b"] == [("tests/test_a.py::test_b", None)]
 

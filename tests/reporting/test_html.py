@@ -27,7 +27,7 @@ from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, Hos
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import Page
 from pytest_negativa.models.report import ProofRow
-from pytest_negativa.models.trace import Context, Launches, Phase, Usage
+from pytest_negativa.models.trace import Context, Phase, Usage
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.html.render import render_html
@@ -35,7 +35,7 @@ from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.pages import unpacked
 from tests.support.sessions import unmeasured_environ
-from tests.support.usages import TEST
+from tests.support.usages import TEST, Launched, with_launches
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -154,15 +154,12 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     usage = used(QUICKSTART_LIBRARY, regions=(0,))
     name = usage.libraries[0].images[0].use.kernels[0].name
     other = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_other")
-    usage = replace(
-        usage,
-        contexts=(*usage.contexts, other),
-        launches=(
-            Launches(name=name, context=0, count=2, gpu_ns=900),
-            Launches(name=name, context=0, count=1, gpu_ns=50, ranges=("outer", "inner")),
-            Launches(name=name, context=1, count=4),
-            Launches(name="compiled at run time", context=1, count=5),
-        ),
+    usage = with_launches(
+        replace(usage, contexts=(*usage.contexts, other)),
+        Launched(name, context=0, launches=2, gpu_ns=900),
+        Launched(name, context=0, launches=1, gpu_ns=50, ranges=("outer", "inner")),
+        Launched(name, context=1, launches=4),
+        Launched("compiled at run time", context=1, launches=5),
     )
     found = contents_of(tmp_path, usage)
     results = (TestResult(nodeid="tests/test_a.py::test_b", outcome=Outcome.PASSED, duration=1.25),)

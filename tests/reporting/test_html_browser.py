@@ -19,11 +19,12 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.plan import KernelUse
-from pytest_negativa.models.trace import Context, Launches, Phase
+from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.reports import code_files
+from tests.support.usages import Launched, with_launches
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -119,14 +120,11 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     report = build_report(analysis, options, run_id=HOSTILE, directory="run", files=())
     report = replace(report, warnings=(HOSTILE,), crossed=(HOSTILE,), not_covered=(HOSTILE,) * 4)
     report = replace(report, code_files=(code_files(distribution=HOSTILE, note=HOSTILE),))
-    usage = replace(
-        usage,
-        contexts=(*usage.contexts, hostile_test),
-        launches=(
-            *(Launches(name=use.name, context=1, count=3) for use in uses),
-            Launches(name=HOSTILE, context=0, count=1_990, gpu_ns=4_000_000),
-            Launches(name=HOSTILE, context=0, count=10, gpu_ns=1_500, ranges=("outer", HOSTILE)),
-        ),
+    usage = with_launches(
+        replace(usage, contexts=(*usage.contexts, hostile_test)),
+        *(Launched(use.name, context=1, launches=3) for use in uses),
+        Launched(HOSTILE, context=0, launches=1_990, gpu_ns=4_000_000),
+        Launched(HOSTILE, context=0, launches=10, gpu_ns=1_500, ranges=("outer", HOSTILE)),
     )
     nodeids = ("tests/test_a.py::test_b", str(hostile_test.nodeid), "tests/test_a.py::test_idle")
     tests = (

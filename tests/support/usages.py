@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.trace import (
@@ -12,6 +16,8 @@ from pytest_negativa.models.trace import (
     FirstUse,
     ImageForm,
     ImageUse,
+    Launches,
+    LaunchRow,
     LibraryImage,
     LibraryUsage,
     MemoryImage,
@@ -91,7 +97,29 @@ def usage_of(
         contexts=(TEST,),
         processes=(),
         launches=(),
+        ranges=(),
         gaps=(),
         warnings=(),
         incomplete=tuple(incomplete),
     )
+
+
+class Launched(NamedTuple):
+    """Launches of a kernel in a context, as a trace has them."""
+
+    name: str
+    context: int
+    launches: int
+    gpu_ns: int | None = None
+    ranges: tuple[str, ...] = ()
+
+
+def with_launches(usage: Usage, *launches: Launched) -> Usage:
+    """The usage of a run that counted launches."""
+    ranges = sorted({one.ranges for one in launches if one.ranges})
+    by_name: defaultdict[str, list[LaunchRow]] = defaultdict(list)
+    for name, context, count, gpu_ns, around in launches:
+        number = ranges.index(around) if around else None
+        by_name[name].append(LaunchRow(context, count, gpu_ns, number))
+    rows = (Launches(name=name, rows=tuple(found)) for name, found in by_name.items())
+    return replace(usage, launches=tuple(rows), ranges=tuple(ranges))

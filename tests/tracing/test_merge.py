@@ -169,6 +169,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         LaunchRecord(name="k", count=2, context=2, gpu_ns=70),
         LaunchRecord(name="k", count=3, context=2, gpu_ns=50),
         LaunchRecord(name="k", count=1, context=2, gpu_ns=9, ranges=("outer", "inner")),
+        LaunchRecord(name="old", count=1, context=2, gpu_ns=1, ranges=("inner",)),
         # As of a recording without times.
         LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
         LaunchRecord(name="old", count=1, context=2),
@@ -177,11 +178,17 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     use = usage.libraries[0].images[0].use
     assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
     assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
-    assert [(x.name, x.count, x.gpu_ns, x.ranges) for x in usage.launches] == [
+    assert [
+        (name, row.count, row.gpu_ns, usage.ranges_of(row)) for name, row in usage.iter_launches()
+    ] == [
         ("k", 5, 120, ()),
         ("k", 1, 9, ("outer", "inner")),
         ("old", 2, None, ()),
+        ("old", 1, 1, ("inner",)),
     ]
+    # The file has each name once.
+    assert [kernel.name for kernel in usage.launches] == ["k", "old"]
+    assert usage.ranges == (("inner",), ("outer", "inner"))
 
 
 def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary
+from pytest_negativa.models.trace import LaunchRecord, LibraryRecord, Role, TracedLibrary
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests, save_digests
 from pytest_negativa.storage.runs import Run, find_traces
@@ -33,6 +33,11 @@ def shard(folder: Path, number: int, kernels: Sequence[str], digest: str | None)
     lines = [
         replace(line, library=library) if isinstance(line, LibraryRecord) else line
         for line in records(*kernels, nodeid=f"test_{number % 3}", time_ns=number % 2)
+    ]
+    ranges = ((), ("outer",), ("outer", f"{number}"))
+    lines += [
+        LaunchRecord(name=kernel, count=number + 1, context=2, gpu_ns=number, ranges=ranges[at % 3])
+        for at, kernel in enumerate(kernels, number)
     ]
     run_id = f"20260102T030405Z-{number:06x}"
     write(folder, header(7 + number % 2, run_id=run_id, start_ns=number % 2), lines)

@@ -18,7 +18,6 @@ from pytest_negativa.models.trace import (
     FirstUse,
     ImageForm,
     ImageUse,
-    Launches,
     LibraryImage,
     LibraryUsage,
     MemoryImage,
@@ -42,7 +41,7 @@ from pytest_negativa.verifying.same_work import (
 )
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
-from tests.support.usages import usage_of
+from tests.support.usages import Launched, usage_of, with_launches
 
 NO_COPIES = Places(Reconstruction(format_version=1, root="/", fill=1, libraries=(), refused=()))
 A, B = (Context(phase=Phase.CALL, nodeid=f"test_a.py::test_{name}") for name in "ab")
@@ -82,19 +81,20 @@ def usage(
         )
         for path, images in (libraries or {}).items()
     ]
-    return replace(
+    usage = replace(
         usage_of(*rows),
         contexts=(*CONTEXTS, PROCESS),
         memory_images=tuple(
             MemoryImage(sha256=sha256, size=1, use=image(kernels, context))
             for sha256, kernels in (memory or {}).items()
         ),
-        launches=tuple(
-            Launches(name=name, context=number, count=1)
-            for number, names in (launched or {}).items()
-            for name in names
-        ),
     )
+    launches = (
+        Launched(name, context=number, launches=1)
+        for number, names in (launched or {}).items()
+        for name in names
+    )
+    return with_launches(usage, *launches)
 
 
 def compare(

@@ -229,13 +229,14 @@ class _Builder:
                 by_name[kernel.mangled].append(number)
         counts: defaultdict[tuple[int, int, TextIndex], list[int]] = defaultdict(lambda: [0, 0])
         usage = self._contents.usage
-        for launch in usage.launches:
-            test = self._phase(usage.contexts[launch.context])
-            around = self._texts.index(" > ".join(launch.ranges) or None) if by_range else -1
-            for kernel_number in by_name[self._texts.index(launch.name)]:
+        for name, launched in usage.iter_launches():
+            test = self._phase(usage.contexts[launched.context])
+            ranges = " > ".join(usage.ranges_of(launched)) or None
+            around = self._texts.index(ranges) if by_range else -1
+            for kernel_number in by_name[self._texts.index(name)]:
                 row = counts[kernel_number, test, around]
-                row[0] += launch.count
-                row[1] += launch.gpu_ns or 0
+                row[0] += launched.count
+                row[1] += launched.gpu_ns or 0
         return [
             (kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
@@ -245,10 +246,10 @@ class _Builder:
         """Launches and GPU time in ns by row of the test."""
         totals: dict[int, tuple[int, int]] = {}
         usage = self._contents.usage
-        for launch in usage.launches:
-            test = self._phase(usage.contexts[launch.context])
+        for _, launched in usage.iter_launches():
+            test = self._phase(usage.contexts[launched.context])
             count, gpu_ns = totals.get(test, (0, 0))
-            totals[test] = count + launch.count, gpu_ns + (launch.gpu_ns or 0)
+            totals[test] = count + launched.count, gpu_ns + (launched.gpu_ns or 0)
         return totals
 
     def _history(self) -> HistoryColumns:
