@@ -359,9 +359,11 @@ class Run:
     def remove_untraced(self) -> None:
         """Remove the folder of a run in which no process left a trace."""
         with contextlib.suppress(OSError):
-            self.outcomes_file.unlink()
-            for folder in (self.trace_dir, self.folder):
-                folder.rmdir()
+            for file in (self.outcomes_file, self.round_file):
+                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self.trace_dir.rmdir()
+            self.folder.rmdir()
             RunsFolder(self.folder.parent).remove_empty()
 
     def plan_files(self) -> tuple[Path, ...]:

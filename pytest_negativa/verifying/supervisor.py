@@ -81,6 +81,8 @@ def verify_program(
                 _say_unproved(reason)
             _say("negativa: nothing to verify: the traced run has no plan")
             report(run)
+            if run.is_empty:
+                run.remove_untraced()
             return status or 1
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
@@ -129,8 +131,9 @@ def _say_unproved(reason: str) -> None:
 
 def _trace(program: Program, settings: Settings) -> RoundResult:
     """Run the traced session."""
-    folder = RunsFolder(Path(settings.directory)).new_run()
-    round_spec = program.new_round(RoundKind.TRACE, folder)
+    runs = RunsFolder(Path(settings.directory))
+    runs.make()
+    round_spec = program.new_round(RoundKind.TRACE, runs.new_run())
     return run_round(program, round_spec, program.environ, None)
 
 

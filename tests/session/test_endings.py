@@ -227,6 +227,14 @@ def test_no_gpu_and_no_recording(project: Project) -> None:
     assert not project.results.exists()
 
 
+def test_a_session_to_verify_that_traces_nothing_leaves_no_run(project: Project) -> None:
+    project.write("test_a.py", PASSES)
+    for option, status in (("-kpasses", 1), ("-knone", 5), ("--unknown-option", 4)):
+        done = project.pytest("--negativa", "--negativa-verify", option, status=status)
+        assert "nothing to verify: the traced run has no plan" in done.stdout
+        assert not project.results.exists()
+
+
 @pytest.mark.planted_fault(
     "the CI machine lost its GPU, and nothing is traced",
     says="nothing was traced: no GPU here, and no recorded trace to replay (trace.replay); "
