@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from tests.support.sessions import KERNELS, Project, copy_quickstart, used_kerne
 from tests.support.stores import S3, s3_server
 
 pytestmark = pytest.mark.slow
+
+LARGE = bytes(range(256)) * (101 << 12)
+"""Of more bytes than s3fs sends in one part."""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +114,34 @@ def test_a_push_that_is_killed_and_goes_on(project: Project, s3: S3, fault: Plan
     assert len(blobs_of(url)) > 5
 
 
+def test_a_push_that_is_killed_within_a_large_file(project: Project, s3: S3) -> None:
+    """The store has no half object; its parts stay there, unseen, until the store gives them up."""
+    bucket = s3.new_bucket()
+    url = Url(f"{bucket}/build/shard")
+    [run] = project.runs()
+    (run / "large").write_bytes(LARGE)
+    name = f"build/cas/sha256/{hashlib.sha256(LARGE).hexdigest()}"
+    blob = Url(f"{bucket}/{name}")
+    s3.plan_faults("PUT partNumber=2 hold")
+    pushing = project.start(NEGATIVA, "runs", "push", url.text)
+    s3.wait_until_held()
+    pushing.send_signal(signal.SIGKILL)
+    pushing.communicate()
+
+    assert s3.unfinished(bucket) == [name]
+    assert blob.size() is None
+    assert (
+        "there is no manifest.json" in project.negativa("runs", "fetch", url.text, status=1).stderr
+    )
+    s3.plan_faults()
+    project.negativa("runs", "push", url.text)
+    # It was sent anew, and the parts of before are still there.
+    assert blob.size() == len(LARGE) and s3.unfinished(bucket) == [name]
+    shutil.rmtree(project.results)
+    project.negativa("runs", "fetch", url.text)
+    assert (project.runs()[0] / "large").read_bytes() == LARGE
+
+
 def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
     project.negativa("runs", "push", url.text)
@@ -199,7 +231,7 @@ def test_two_writers_at_once(s3: S3, tmp_path: Path) -> None:
 
 def test_a_large_file(s3: S3, tmp_path: Path) -> None:
     """In several parts, both ways."""
-    (tmp_path / "large").write_bytes(bytes(range(256)) * (101 << 12))
+    (tmp_path / "large").write_bytes(LARGE)
     url = Url(f"{s3.new_bucket()}/build/large")
     publish("large", {"large": tmp_path / "large"}, url)
     fetch(url, load_manifest(url), tmp_path / "fetched", max_bytes=1 << 30)

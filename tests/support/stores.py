@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 from pytest_negativa.storage.urls import Url
 from tests.support.modules import require_modules
@@ -54,6 +55,8 @@ class S3:
 
     def plan_faults(self, *lines: str) -> None:
         """Spoil the next requests; see ``s3_proxy``."""
+        # Of an earlier test, whose request will never be answered.
+        (self._folder / "held").unlink(missing_ok=True)
         (self._folder / "log").write_text("")
         (self._folder / "faults").write_text("\n".join(lines))
 
@@ -65,6 +68,12 @@ class S3:
         """Path and status of each request since ``plan_faults``."""
         lines = (self._folder / "log").read_text().splitlines()
         return [line.partition(" ")[2] for line in lines if line.startswith(f"{method} ")]
+
+    def unfinished(self, bucket: str) -> list[str]:
+        """The names of the objects whose uploads in parts have neither ended nor been given up."""
+        answer = _request(f"{self._server}/{bucket.removeprefix('s3://')}?uploads", "GET")
+        keys = ElementTree.fromstring(answer).iterfind(".//{*}Key")
+        return [key.text or "" for key in keys]
 
     @contextlib.contextmanager
     def accounts(self) -> Iterator[None]:
@@ -124,12 +133,13 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _request(url: str, method: str, data: bytes | None = None) -> None:
+def _request(url: str, method: str, data: bytes | None = None) -> bytes:
     headers = {"Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=60) as answer:
-        answer.read()
+        body: bytes = answer.read()
+        return body
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
