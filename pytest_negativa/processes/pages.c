@@ -3,6 +3,9 @@
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first
  * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
+ * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do it:
+ * a page costs less than half, and no mapping. Elsewhere mprotect does. It also does where tests are
+ * told apart, because a guard discards what a program wrote to a page.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
@@ -38,6 +41,10 @@
 #ifndef MAX_PARTS /* mappings that touched pages may add to the process's own */
 #define MAX_PARTS (max_mappings() / 2)
 #endif
+#ifndef GUARD_INSTALL /* of madvise; not in glibc's headers before 2.41 */
+#define GUARD_INSTALL 102
+#endif
+#define GUARD_REMOVE 103
 #ifndef MAX_LIBRARIES /* at a time */
 #define MAX_LIBRARIES 4096
 #endif
@@ -232,6 +239,7 @@ typedef struct {
 typedef struct {
     atomic_bool watched;
     atomic_bool kept; /* stays accessible: no test's touches are known any more */
+    bool guarded;     /* by guard pages, not by mprotect */
     uintptr_t base, low, high;
     size_t range_count;
     Range ranges[MAX_RANGES];
@@ -240,8 +248,8 @@ typedef struct {
     atomic_uchar *bits;
     _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
     const uint8_t *allowed;            /* bits; NULL: all pages */
-    /* Pages that came one by one, in this process alone: a forked child has a copy, as of the mappings.
-     * NULL: no memory. */
+    /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as of the
+     * mappings. NULL: no memory. */
     atomic_uchar *open;
 } Library;
 
@@ -277,6 +285,11 @@ static void touch(Library *library, const Range *range, uintptr_t start, uintptr
     }
 }
 
+static bool show(const Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    if (library->guarded) return madvise((void *)start, end - start, GUARD_REMOVE) == 0;
+    return mprotect((void *)start, end - start, range->protection) == 0;
+}
+
 /* All of it counts as touched, and nothing is watched any more. */
 static bool give_up(Library *library) {
     bool done = true;
@@ -284,7 +297,7 @@ static bool give_up(Library *library) {
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         touch(library, range, range->start, range->end);
-        done &= mprotect((void *)range->start, range->end - range->start, range->protection) == 0;
+        done &= show(library, range, range->start, range->end);
     }
     return done;
 }
@@ -306,7 +319,6 @@ static long open_page(const Library *library, const Range *range, uintptr_t at) 
 
 /* Two threads may serve one page: the second does the same again. */
 static bool serve(uintptr_t address, unsigned long error, int si_code) {
-    if (si_code != SEGV_ACCERR || (error & FAULT_WRITE)) return false;
     size_t count = atomic_load(&library_count);
     for (size_t i = 0; i < count; i++) {
         Library *library = &libraries[i];
@@ -315,16 +327,20 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             if (address < range->start || address >= range->end) continue;
-            if ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC)) return false;
+            /* Behind a guard the access may be forbidden, too: then it faults again. */
+            if (si_code != (library->guarded ? SEGV_MAPERR : SEGV_ACCERR)) return false;
+            if (!library->guarded &&
+                ((error & FAULT_WRITE) || ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC))))
+                return false;
             uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
             uint64_t page = range->first + (start - range->start) / PAGE;
             if (!is_allowed(library, page)) {
                 touch(library, range, start, end);
                 return false;
             }
-            if (atomic_load(&parts_left) > 0) {
+            if (!library->guarded && atomic_load(&parts_left) > 0) {
                 atomic_fetch_sub(&parts_left, open_page(library, range, start));
-            } else {
+            } else if (!library->guarded) {
                 /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
                 start -= (start - range->start) % (COARSE * PAGE);
                 end = start + COARSE * PAGE;
@@ -336,8 +352,7 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                     if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
             touch(library, range, start, end);
-            if (mprotect((void *)start, end - start, range->protection) != 0)
-                return give_up(library);
+            if (!show(library, range, start, end)) return give_up(library);
             /* Has a test begun meanwhile? It would not see this page. */
             touch(library, range, start, end);
             return true;
@@ -445,7 +460,9 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            touch(library, range, from, end < range->end ? end : range->end);
+            uintptr_t to = end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
+            touch(library, range, from, to);
+            if (library->guarded && from < to) show(library, range, from, to);
         }
     }
 }
@@ -658,6 +675,26 @@ static size_t find_place(void) {
     return count;
 }
 
+/* Nobody runs a library's code yet. */
+static void hide(Library *library) {
+    library->guarded = !by_test;
+    for (size_t i = 0; i < library->range_count && library->guarded; i++) {
+        const Range *range = &library->ranges[i];
+        void *start = (void *)range->start;
+        library->guarded = madvise(start, range->end - range->start, GUARD_INSTALL) == 0;
+    }
+    if (library->guarded) return;
+    void *open = mmap(NULL, library->bit_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    library->open = open == MAP_FAILED ? NULL : open;
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        madvise((void *)range->start, range->end - range->start, GUARD_REMOVE);
+        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
+            give_up(library);
+    }
+}
+
 static Library *watch(const struct link_map *map) {
     static char path[PATH_MAX];
     size_t index = find_place(), pages = 0;
@@ -706,17 +743,10 @@ static Library *watch(const struct link_map *map) {
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;
-    void *open = mmap(NULL, library->bit_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    library->open = open == MAP_FAILED ? NULL : open;
     atomic_store(&library->watched, true);
     if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
     if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
-    for (size_t i = 0; i < library->range_count; i++) {
-        const Range *range = &library->ranges[i];
-        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
-            give_up(library);
-    }
+    hide(library);
     return library;
 }
 
@@ -792,7 +822,7 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     lock();
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
-        mprotect((void *)range->start, range->end - range->start, range->protection);
+        show(library, range, range->start, range->end);
     }
     atomic_store(&library->watched, false);
     if (library->open != NULL) munmap(library->open, library->bit_bytes);

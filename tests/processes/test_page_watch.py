@@ -48,6 +48,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(tmp_path_factory.mktemp("pages"))
 
 
+# As on a kernel without guard pages for files.
+WITHOUT_GUARDS = ("-DGUARD_INSTALL=-1", "-Wno-error", "-Wl,-z,now")
+
+
+@pytest.fixture(scope="module", params=["guards", "mprotect"])
+def watcher(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Variables for a process that is watched in each of two ways."""
+    if request.param == "guards":
+        return {}
+    made = tmp_path_factory.mktemp("watcher") / "mprotect.so"
+    return {"LD_AUDIT": str(compile_shared(PAGES, made, *WITHOUT_GUARDS))}
+
+
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     folder = tmp_path / "logs"
@@ -75,9 +90,9 @@ def find(processes: tuple[LoggedProcess, ...], library: Path) -> LoggedLibrary:
 
 
 def test_pages_of_threads_children_handlers_constructor_and_exit(
-    library: Path, program: Path, logs: Path
+    library: Path, program: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
-    run(logs, program, library)
+    run(logs, program, library, **watcher)
     found = find(read_page_logs(logs), library)
     status = library.stat()
     assert (found.device, found.inode, found.size) == (
@@ -96,7 +111,7 @@ def test_a_program_behaves_the_same_without_us(library: Path, program: Path) -> 
 
 
 def test_exceptions_through_unwind_tables_that_come_page_by_page(
-    tmp_path: Path, logs: Path
+    tmp_path: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
@@ -105,7 +120,7 @@ def test_exceptions_through_unwind_tables_that_come_page_by_page(
     source = Path(__file__).parents[1] / "support/sources/pages/throwing.cpp"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-pthread"], check=True)
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).catch_many(1000))"
-    assert run(logs, sys.executable, "-c", code) == "1000\n"
+    assert run(logs, sys.executable, "-c", code, **watcher) == "1000\n"
     (process,) = read_page_logs(logs)
     paths = {Path(one.path).name for one in process.libraries}
     assert "libthrowing.so" in paths and any(name.startswith("libstdc++") for name in paths)
@@ -186,7 +201,9 @@ def test_a_library_whose_addresses_do_not_begin_at_zero(tmp_path: Path, logs: Pa
     assert {names[page] for page in found.pages if page in names} == {"in_constructor", "in_main"}
 
 
-def test_code_that_a_program_makes_accessible_counts_as_touched(library: Path, logs: Path) -> None:
+def test_code_that_a_program_makes_accessible_counts_as_touched(
+    library: Path, logs: Path, watcher: dict[str, str]
+) -> None:
     address = next(at for at, name in symbols_of(library).items() if name == "never")
     code = f"""
 import ctypes
@@ -195,14 +212,83 @@ at = ctypes.cast(library.never, ctypes.c_void_p).value
 assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), 4096, 5) == 0
 library.never()
 """
-    run(logs, sys.executable, "-c", code)
+    run(logs, sys.executable, "-c", code, **watcher)
     assert address in find(read_page_logs(logs), library).pages
+
+
+def test_code_that_a_program_writes_is_its_own(
+    library: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    address = next(at for at, name in symbols_of(library).items() if name == "never")
+    code = f"""
+import ctypes, sys
+library = ctypes.CDLL({str(library)!r})
+at = ctypes.cast(library.never, ctypes.c_void_p).value
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "libc":
+    assert libc.mprotect(ctypes.c_void_p(at), 4096, 7) == 0
+else:
+    assert libc.syscall(10, ctypes.c_void_p(at), ctypes.c_long(4096), ctypes.c_long(7)) == 0
+ctypes.memmove(at, bytes.fromhex("b82a000000c3"), 6)  # mov eax, 42; ret
+assert library.never() == 42
+"""
+    run(logs, sys.executable, "-c", code, "libc", **watcher)
+    assert address in find(read_page_logs(logs), library).pages
+    run(logs, sys.executable, "-c", code, "system call", **watcher)
+
+
+def test_a_write_to_code_is_the_programs_own_fault(
+    library: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    code = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+ctypes.memset(ctypes.cast(library.never, ctypes.c_void_p).value, 0, 1)
+"""
+    environ = unmeasured_environ()
+    environ = {**environ, **watch_environment(environ, logs), **watcher}
+    assert subprocess.run([sys.executable, "-c", code], env=environ).returncode == -11
+
+
+def has_file_guards() -> bool:
+    """Whether the kernel has guard pages for files (Linux 6.15)."""
+    import mmap
+
+    with (
+        open(sys.executable, "rb") as file,
+        mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory,
+    ):
+        try:
+            memory.madvise(102)  # MADV_GUARD_INSTALL
+        except OSError:
+            return False
+    return True
+
+
+def test_guarded_pages_take_no_mappings(tmp_path: Path, logs: Path) -> None:
+    if not has_file_guards():
+        pytest.skip("needs guard pages for files (Linux 6.15)")
+    source = tmp_path / "many.c"
+    source.write_text(
+        "".join(
+            f"__attribute__((aligned(8192))) int touch{i}(void) {{ return {i}; }}\n"
+            for i in range(300)
+        )
+    )
+    library = compile_shared(str(source), tmp_path / "libmany.so")
+    code = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+assert all(library[f"touch{{i}}"]() == i for i in range(300))
+print(sum("libmany" in line for line in open("/proc/self/maps")))
+"""
+    assert int(run(logs, sys.executable, "-c", code)) < 10
+    assert len(find(read_page_logs(logs), library).pages) == 300
 
 
 def watch_with_few_mappings(tmp_path: Path, most: int) -> Path:
     """The watcher, which adds about so many mappings, and opens whole blocks then."""
-    options = (f"-DMAX_PARTS={most}", "-Wno-error", "-Wl,-z,now")
-    return compile_shared(PAGES, tmp_path / "forced.so", *options)
+    return compile_shared(PAGES, tmp_path / "few.so", f"-DMAX_PARTS={most}", *WITHOUT_GUARDS)
 
 
 def test_a_process_with_few_mappings_left_counts_whole_blocks(
@@ -262,11 +348,15 @@ def test_a_range_that_the_record_cannot_hold_is_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_no_undefined_behaviour(tmp_path: Path, library: Path, program: Path, logs: Path) -> None:
+@pytest.mark.parametrize("options", [(), WITHOUT_GUARDS], ids=["guards", "mprotect"])
+def test_no_undefined_behaviour(
+    tmp_path: Path, library: Path, program: Path, logs: Path, options: tuple[str, ...]
+) -> None:
     checked = compile_shared(
         PAGES,
         tmp_path / "checked.so",
         *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
+        *options,
     )
     run(logs, program, library, LD_AUDIT=str(checked))
     found = find(read_page_logs(logs), library)
@@ -301,7 +391,7 @@ def test_bits_that_a_record_cannot_hold_forbid_nothing(
 
 
 def test_a_forbidden_page_is_the_programs_own_fault(
-    tmp_path: Path, library: Path, logs: Path
+    tmp_path: Path, library: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
     code = f"import ctypes, sys; getattr(ctypes.CDLL({str(library)!r}), sys.argv[1])()"
     run(logs, sys.executable, "-c", code, "in_main")
@@ -317,7 +407,7 @@ def test_a_forbidden_page_is_the_programs_own_fault(
         rerun = tmp_path / function
         rerun.mkdir()
         prepare_logs(rerun)
-        environ |= watch_environment(environ, rerun, allowed)
+        environ |= {**watch_environment(environ, rerun, allowed), **watcher}
         done = subprocess.run([sys.executable, "-c", code, function], env=environ)
         assert done.returncode == status
         found = find(read_page_logs(rerun), library)
