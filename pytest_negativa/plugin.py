@@ -87,21 +87,27 @@ def _begin(config: pytest.Config) -> None:
         # A process that another session started need not say it again.
         _warn(config, reads_settings=enabled or supervised)
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
-        return
+        return None
     # In a round, the supervisor has checked this.
     if not in_round and (idle := idle_flag(_typed(config), flags, os.environ)) is not None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
-        return
+        return None
+    from pytest_negativa.session import page_trace
+
+    if not page_trace.is_in_round():
+        if supervised and not in_round:
+            # In a round, a test has started this pytest. It must not rewrite the copies.
+            from pytest_negativa.session import start
+
+            return start.start_supervisor(config, flags)
+        if not enabled:
+            return None
+    # It may replace the process, so it comes before the other imports.
+    settings, pages = page_trace.begin(config, flags)
     from pytest_negativa.session import start
 
-    if start.is_in_round():
-        start.begin(config, flags)
-    elif supervised and not in_round:
-        # In a round, a test has started this pytest. It must not rewrite the copies.
-        start.start_supervisor(config, flags)
-    elif enabled:
-        start.begin(config, flags)
+    return start.begin(config, settings, pages)
 
 
 def _warn(config: pytest.Config, *, reads_settings: bool) -> None:

@@ -61,6 +61,15 @@ def begin(run: Run) -> None:
         StoreError: a file can't be written.
     """
     prepare_logs(run.page_logs)
+    begin_files(run)
+
+
+def begin_files(run: Run) -> None:
+    """Write the record of the files that processes load: none yet, and this machine's processor.
+
+    Raises:
+        StoreError: it can't be written.
+    """
     files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
     write_record(run.page_log_files, files)
 

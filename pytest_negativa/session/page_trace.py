@@ -1,7 +1,8 @@
 """Traces the CPU code of a session: the loader must be told before the process starts.
 
 So ``execve`` replaces the pytest process by itself, before any conftest is imported, with
-``processes/pages.c`` in LD_AUDIT. Children inherit it, pytest-xdist's workers included.
+``processes/pages.c`` in LD_AUDIT. Children inherit it, pytest-xdist's workers included. This module
+imports little, because the process imports all of it twice.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -19,11 +20,14 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.session import tracing_end
-from pytest_negativa.session.page_tests import PageTests
 from pytest_negativa.session.request import is_replaceable
-from pytest_negativa.storage.handover import ProcessIdentity, identify_process
+from pytest_negativa.settings.resolve import load_settings
+from pytest_negativa.storage.handover import ProcessIdentity, find_controller, identify_process
 from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import Run, RunsFolder
+
+if TYPE_CHECKING:
+    from pytest_negativa.session.page_tests import PageTests
 
 # The variable by which the process learns of its run after it has replaced itself.
 _HANDOVER = "NEGATIVA_PAGES_RUN"
@@ -41,15 +45,33 @@ class PageTrace(NamedTuple):
     not_traced: str | None = None
 
 
-def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | None:
-    """Trace this process and its children from their start. May replace the process.
+def is_in_round() -> bool:
+    """Whether this process is the program of a round, or a pytest-xdist worker of it."""
+    return find_controller(os.environ) is not None or current_round(os.environ) is not None
+
+
+def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, PageTrace | None]:
+    """Load the settings, and trace the CPU code of this process and its children from their start.
+
+    May replace the process.
 
     Returns:
-        None in the rounds of a proof.
+        No trace if none is wanted, in a worker of pytest-xdist, and in the rounds of a proof.
 
     Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used.
         NegativaError: the run's folder can't be made, or the interpreter can't be started.
     """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    tracing_end.end_former_sessions()
+    if not settings.cpu or find_controller(os.environ) is not None:
+        return settings, None
+    return settings, _start(config, settings)
+
+
+def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     from pytest_negativa.processes.page_watch import LOGS_VARIABLE, why_unwatchable
 
     handed = json.loads(os.environ.get(_HANDOVER, "null"))
@@ -59,7 +81,11 @@ def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | N
         and ProcessIdentity(*handed["process"]) == identify_process()
         and not tracing_end.has_begun()
     ):
-        return PageTrace(Run(Path(handed["folder"])))
+        from pytest_negativa.hostcode.gather import begin_files
+
+        run = Run(Path(handed["folder"]))
+        begin_files(run)
+        return PageTrace(run)
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
@@ -87,6 +113,7 @@ def start_page_trace(config: pytest.Config, settings: Settings) -> PageTrace | N
 def watch_tests(run: Run) -> PageTests | None:
     """Hooks that tell the tracer of this process which test runs; None if it needn't know."""
     from pytest_negativa.processes.page_watch import LOGS_VARIABLE, TEST_VARIABLE, TestTeller
+    from pytest_negativa.session.page_tests import PageTests
 
     # A session inside a test leaves the tests to the outer one.
     if TEST_VARIABLE not in os.environ or os.environ.get(LOGS_VARIABLE) != str(
@@ -98,13 +125,13 @@ def watch_tests(run: Run) -> PageTests | None:
 
 
 def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
-    from pytest_negativa.hostcode.gather import begin
+    from pytest_negativa.hostcode.page_logs import prepare_logs
     from pytest_negativa.processes.page_watch import watch_environment
     from pytest_negativa.processes.redirect import make_logs_folder
 
     run.make()
     make_logs_folder(run.page_logs, run.folder.parent)
-    begin(run)
+    prepare_logs(run.page_logs)
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,

@@ -25,7 +25,7 @@ from pytest_negativa.processes.code_files import CodeFileWatch
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
-from pytest_negativa.session.page_trace import PageTrace, start_page_trace, watch_tests
+from pytest_negativa.session.page_trace import PageTrace, watch_tests
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -39,7 +39,12 @@ from pytest_negativa.session.round_reports import RoundReports, append_coverage,
 from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
-from pytest_negativa.storage.handover import Handover, find_handover, identify_process
+from pytest_negativa.storage.handover import (
+    Handover,
+    find_controller,
+    find_handover,
+    identify_process,
+)
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -50,17 +55,15 @@ from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
 
 
-def begin(config: pytest.Config, flags: Mapping[str, Any]) -> None:
+def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) -> None:
     """Determine the role of this process, start tracing, and register the hooks that it needs.
+
+    Args:
+        pages: the trace of CPU code, if ``page_trace.begin`` has started one.
 
     Raises:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
-    settings = load_settings(
-        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
-    )
-    tracing_end.end_former_sessions()
-    pages = start_page_trace(config, settings) if settings.cpu and _controller() is None else None
     role, run, root, round_spec = _role_and_run(config, settings, pages)
     # Before any test's own code is imported, but for what began earlier in this process.
     files = _watch_code_files(role, round_spec)
@@ -199,28 +202,11 @@ class _Supervised:
         return fulfil(self._request)
 
 
-def is_in_round() -> bool:
-    """Whether this process is the program of a round, or a pytest-xdist worker of it."""
-    return _controller() is not None or current_round(os.environ) is not None
-
-
-def _controller() -> Handover | None:
-    """The session of which this process is a worker of pytest-xdist, if it is one."""
-    session = find_handover(os.environ)
-    # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    if session is None or not session.has_workers:
-        return None
-    parent = (os.getppid(), identify_process().namespace)
-    if parent != (session.process.pid, session.process.namespace):
-        return None
-    return session if "PYTEST_XDIST_WORKER" in os.environ else None
-
-
 def _role_and_run(
     config: pytest.Config, settings: Settings, pages: PageTrace | None
 ) -> tuple[Role, Run, Path, Round | None]:
     """The role of this process, its run, the project's folder, and the round, if it is of one."""
-    if (session := _controller()) is not None:
+    if (session := find_controller(os.environ)) is not None:
         round_spec = load_round(Path(session.round_file)) if session.round_file else None
         return Role.WORKER, Run(Path(session.folder)), Path(session.root), round_spec
     runs = RunsFolder(Path(settings.directory))

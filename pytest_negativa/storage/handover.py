@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -65,6 +66,18 @@ class Handover:
     def to_text(self) -> str:
         """The value of the variable."""
         return json.dumps(asdict(self))
+
+
+def find_controller(environ: Mapping[str, str]) -> Handover | None:
+    """The session of which this process is a worker of pytest-xdist, if it is one."""
+    session = find_handover(environ)
+    # A pytest that a test starts inherits the variables too, but its parent is the worker.
+    if session is None or not session.has_workers:
+        return None
+    parent = (os.getppid(), identify_process().namespace)
+    if parent != (session.process.pid, session.process.namespace):
+        return None
+    return session if "PYTEST_XDIST_WORKER" in environ else None
 
 
 def find_handover(environ: Mapping[str, str]) -> Handover | None:
