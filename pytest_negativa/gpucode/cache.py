@@ -33,6 +33,7 @@ from pytest_negativa.models.settings import Cache
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.records import decode_map, encode_map
+from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url
 
 _MAGIC = "negativa-map"
@@ -310,7 +311,7 @@ class _Entry:
     @classmethod
     def open(cls, path: Path) -> _Entry | None:
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError:
             return None
         # The modification time tells when the entry was last used. It can't be set if the cache

@@ -37,6 +37,7 @@ from pytest_negativa.models.hostcode import (
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.system import read_regular
 
 _T = TypeVar("_T", HostFiles, HostTests, HostUsage)
 
@@ -232,7 +233,7 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
 
 def _load(path: Path, kind: type[_T], version: int) -> _T:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, follow=False)
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     what, remedy = "a trace of CPU code", "trace again"

@@ -49,6 +49,7 @@ from pytest_negativa.rewriting.layout import StoppedError
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
+from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
@@ -317,7 +318,7 @@ class _Reconstructor:
     def _load(self) -> dict[str, CopyRecord | None]:
         path = self._root / MANIFEST_NAME
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode(read_regular(path, follow=False), type=Manifest)
         except FileNotFoundError:
             return {}
         except (OSError, *UNDECODABLE) as e:

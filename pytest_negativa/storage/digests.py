@@ -16,6 +16,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import DIGESTS_VERSION, LibraryDigests, TracedLibrary
 from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import digests_in
+from pytest_negativa.storage.system import read_regular
 
 
 def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
@@ -29,7 +30,7 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     """
     path = digests_in(folder)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return {}
     except OSError as e:

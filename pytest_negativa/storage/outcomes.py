@@ -65,7 +65,7 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
 
 def _read(path: Path) -> list[AnyOutcomeRecord]:
     try:
-        lines = read_regular(path).split(b"\n")
+        lines = read_regular(path, follow=False).split(b"\n")
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     records = []

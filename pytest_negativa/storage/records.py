@@ -17,6 +17,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.system import read_regular
 
 _T = TypeVar("_T")
 
@@ -121,7 +122,7 @@ def load_map(path: Path) -> LibraryMap:
         StoreError: the file can't be read, is no map, or of another version.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, follow=False)
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_map(data, os.fspath(path))

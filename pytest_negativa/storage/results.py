@@ -36,6 +36,7 @@ from pytest_negativa.storage.records import (
     write_record,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url
 
 _NEGATIVA_ML_VERSION = 1
@@ -222,8 +223,11 @@ def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
     if not path.exists():
         return ()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
-    except (OSError, *UNDECODABLE) as e:
+        data = read_regular(path, follow=False)
+        return msgspec.json.decode(data, type=tuple[row, ...])  # type: ignore[valid-type]
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    except UNDECODABLE as e:
         raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
 
 
@@ -350,7 +354,7 @@ def _load_if_there(path: Path, kind: type[_V], version: int, what: str, remedy: 
 def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
     """A record of a format that must be this release's."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, follow=False)
     except OSError as e:
         raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)

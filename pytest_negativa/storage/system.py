@@ -14,6 +14,9 @@ import stat
 import time
 from typing import BinaryIO
 
+_MAX_BYTES = 2 << 30
+"""Of a record. The usage of 1,000 shards has 6 MB."""
+
 
 class System:
     """The original functions. A namespace, never instantiated."""
@@ -136,7 +139,12 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
         OSError: it can't be opened, is no regular file, or is a link that is not to be followed.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as e:
+        if e.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "a link, which is not followed", os.fspath(path)) from e
+        raise
     try:
         file = os.fdopen(descriptor, "rb")
     except OSError:
@@ -153,7 +161,9 @@ def read_regular(path: str | os.PathLike[str], *, follow: bool = True) -> bytes:
     """All bytes of a regular file, see ``open_regular``.
 
     Raises:
-        OSError: it can't be opened or read.
+        OSError: it can't be opened or read, or is too large.
     """
     with open_regular(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {_MAX_BYTES:,} bytes", os.fspath(path))
         return file.read()

@@ -55,7 +55,7 @@ def copy_portable(
     part = folder / f".{os.getpid()}.part"
     of_samples = holds_samples(trace.parent)
     try:
-        with open_regular(trace) as source, part.open("wb") as target:
+        with open_regular(trace, follow=False) as source, part.open("wb") as target:
             for number, line in enumerate(read_lines(source)):
                 # Few lines name a path; decoding all of them would take most of the time. The
                 # header is decoded however it is written: a sample must not pass as a session.

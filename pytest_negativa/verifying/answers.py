@@ -13,6 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.planning.give_back import Part
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.system import read_regular
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ class Answers:
         known: dict[str, Answer] = {}
         question = _digest(asked).encode()
         try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
+            lines = read_regular(path, follow=False).splitlines() if path.exists() else []
         except OSError as e:
             raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
         kept = [question]
