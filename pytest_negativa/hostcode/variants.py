@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import named_functions
@@ -28,6 +29,10 @@ _MARKS = tuple(
     (name, flag, re.compile(rb"(?:^|[^A-Za-z])(?:%s)" % marks, re.IGNORECASE))
     for name, flag, marks in _SETS
 )
+# The words that marks begin with. A mark that begins with another one's needs no search of its own.
+_WORDS = {
+    re.split(rb"[(\d]", mark)[0].lower() for _, _, marks in _SETS for mark in marks.split(b"|")
+}
 
 
 def find_variants(
@@ -43,7 +48,7 @@ def find_variants(
     Raises:
         FormatError: the file is truncated.
     """
-    functions = dict(named_functions(source))
+    functions = _with_words(dict(named_functions(source)))
     for name, flag, marks in _MARKS:
         own = {at: size for at, (size, symbol) in functions.items() if marks.search(symbol)}
         functions = {at: rest for at, rest in functions.items() if at not in own}
@@ -57,6 +62,24 @@ def find_variants(
                 touched_functions=len(touched),
                 runs_here=flag in flags,
             )
+
+
+def _with_words(functions: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[int, bytes]]:
+    """The functions whose names have one of the words: of a million, a few thousand have.
+
+    One search in all names takes a hundredth of the time of a regular expression for each.
+    """
+    rows = list(functions.items())
+    text = b"\n".join(name for _, (_, name) in rows).lower()
+    ends = list(accumulate(len(name) + 1 for _, (_, name) in rows))
+    found = set()
+    for word in _WORDS:
+        at = text.find(word)
+        while at >= 0:
+            number = bisect.bisect_right(ends, at)
+            found.add(number)
+            at = text.find(word, ends[number])
+    return dict(rows[number] for number in sorted(found))
 
 
 def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
