@@ -79,6 +79,7 @@ static struct {
     int (*sigignore)(int);
     int (*sigblock)(int);
     int (*sigsetmask)(int);
+    int (*sigpause)(int);
     int (*sigsuspend)(const sigset_t *);
     int (*ppoll)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
     int (*ppoll_chk)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
@@ -116,10 +117,13 @@ static void faults_set_user(const struct sigaction *new) {
 /* ---- The handler ---- */
 
 static void faults_die(int si_code) {
-    struct sigaction fatal = {.sa_handler = SIG_DFL};
-    sigaction(SIGSEGV, &fatal, NULL);
+    struct sigaction fatal = {.sa_handler = SIG_DFL}, own;
+    sigaction(SIGSEGV, &fatal, &own);
     /* A fault comes again and kills, with its own address. A signal that was sent doesn't. */
-    if (si_code <= 0) syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), SIGSEGV);
+    if (si_code > 0) return;
+    syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), SIGSEGV);
+    /* Nor does it kill the first process of a pid namespace (pid_namespaces(7)). */
+    sigaction(SIGSEGV, &own, NULL);
 }
 
 /* Set while the program's handler runs, if that would block SIGSEGV: a handler that faults itself must
@@ -272,6 +276,8 @@ static int faults_sigblock(int mask) { return faults.sigblock(mask & ~(1 << (SIG
 
 static int faults_sigsetmask(int mask) { return faults.sigsetmask(mask & ~(1 << (SIGSEGV - 1))); }
 
+static int faults_sigpause(int mask) { return faults.sigpause(mask & ~(1 << (SIGSEGV - 1))); }
+
 static int faults_sigsuspend(const sigset_t *mask) {
     sigset_t own;
     return faults.sigsuspend(faults_strip(mask, &own));
@@ -332,6 +338,7 @@ static const FaultsWrapper faults_wrappers[] = {
     FAULTS_WRAPPER("sigignore", sigignore),
     FAULTS_WRAPPER("sigblock", sigblock),
     FAULTS_WRAPPER("sigsetmask", sigsetmask),
+    FAULTS_WRAPPER("sigpause", sigpause),
     FAULTS_WRAPPER("sigsuspend", sigsuspend),
     FAULTS_WRAPPER("__sigsuspend", sigsuspend),
     FAULTS_WRAPPER("ppoll", ppoll),

@@ -60,6 +60,7 @@ RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
         "write",
         "patched",
         "killed",
+        "paused",
         "crashed",
     ],
 )
@@ -94,6 +95,29 @@ def test_the_spare_is_deleted_while_it_is_used(kit: Kit, tmp_path: Path) -> None
     done = kit.run("deleted", cut.library, str(cut.spare))
     assert (done.returncode, done.stdout) == (0, kit.output)
     assert not cut.spare.exists()
+
+
+def test_the_first_process_of_a_container_is_sent_the_signal(kit: Kit, cut: Cut) -> None:
+    """It lives on, and so does the handler."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode != 0:
+        pytest.skip("this system forbids user and pid namespaces")
+    for library in (kit.library, cut.library):
+        command = [*unshare, str(kit.program), "killed-first", str(library), str(kit.pages)]
+        done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
+
+
+def test_a_message_that_nobody_reads_kills_nobody(kit: Kit, cut: Cut) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        command = [str(kit.program), "plain", str(cut.library), str(kit.pages)]
+        environ = {"NEGATIVA_SPARE_LOG": "/dev/full"}
+        done = subprocess.run(
+            command, env=environ, stdout=subprocess.PIPE, stderr=pipe, text=True, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, kit.output)
 
 
 def test_the_last_descriptor(kit: Kit, cut: Cut) -> None:

@@ -341,6 +341,17 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "killed")) {
         use();
         raise(SIGSEGV);
+    } else if (!strcmp(what, "killed-first")) {
+        /* The kernel kills no first process of a namespace so, unless it has a handler. */
+        raise(SIGSEGV);
+        raise(SIGSEGV);
+        use();
+    } else if (!strcmp(what, "paused")) {
+        int (*wait)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "sigpause");
+        signal(SIGUSR1, on_usr1);
+        block_all();
+        raise(SIGUSR1);
+        wait(~(1 << (SIGUSR1 - 1)));
     } else if (!strcmp(what, "crashed")) {
         use();
         *(volatile int *)24 = 1;
