@@ -1,10 +1,11 @@
 """What a spare costs in the long run, and whether it holds: pairs of processes, and a soak.
 
-Needs PyTorch, and this package with its C parts; 10 GB of disk. Without a GPU all runs on the CPU.
+Needs PyTorch, and this package with its C parts; 16 GB of disk. Without a GPU all runs on the CPU.
 
 1. Start: the time and CPU time of ``import torch``, its peak memory and mappings, in turns.
-2. Steady state: processes on the originals, on libraries all of whose code came back, and on
-   libraries that kept what the first pass touched, take turns. Medians of microseconds per step.
+2. Steady state: processes on the originals, on a copy of them, on libraries all of whose code came
+   back, and on libraries that kept what the first pass touched, take turns. Each pair has new
+   processes, because two of them differ even on the originals. Medians of microseconds per step.
 3. Soak: processes with threads, forks and DataLoader workers, on libraries without any code, for so
    many seconds. Each must end well and print what a process on the originals prints. A line tells
    the state every ten minutes.
@@ -19,6 +20,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -33,7 +35,7 @@ from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.spare.misses import Misses, read_logs
 
 PAIRS = 12
-STEPS = 800
+STEPS, PARTS, WARM_UP = 10, 200, 20  # steps in a part, and parts of a process
 AT_ONCE = 3
 
 
@@ -57,9 +59,18 @@ def make_trees(folder: Path, python: str) -> dict[str, Path]:
         for path in site.rglob("*.so*")
         if path.is_file() and not path.is_symlink() and path.stat().st_size > SMALLEST
     ]
-    trees = {"original": site, "all came back": folder / "cut", "kept": folder / "kept"}
+    trees = {
+        "original": site,
+        "copy": folder / "copy",
+        "all came back": folder / "cut",
+        "kept": folder / "kept",
+    }
     for tree in list(trees.values())[1:]:
         subprocess.run(["cp", "-as", f"{site}/.", tree], check=True)
+    for path in files:
+        target = trees["copy"] / path.relative_to(site)
+        target.unlink()
+        shutil.copy2(path, target)
     with ProcessPoolExecutor() as pool:
         targets = [trees["all came back"] / path.relative_to(site) for path in files]
         done = list(pool.map(cut, files, targets, itertools.repeat("gpu+host")))
@@ -125,39 +136,52 @@ def turned(names: list[str], turn: int) -> list[str]:
 
 
 def steady(python: str, trees: dict[str, Path]) -> None:
-    processes = {}
-    for name, tree in trees.items():
-        words, environ = command(python, tree, None, "steps")
-        processes[name] = subprocess.Popen(
-            words, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in trees}
-    for turn in range(PAIRS + 2):
-        for name in turned(list(processes), turn):
-            process = processes[name]
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(f"{STEPS}\n")
-            process.stdin.flush()
-            found[name].append(tuple(float(word) for word in process.stdout.readline().split()))
-    for name, rows in found.items():
-        folder = Path(f"/proc/{processes[name].pid}")
-        maps = len((folder / "maps").read_text().splitlines())
-        memory = dict(
-            line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:]
-        )
-        say(f"steady {name:14} {maps} mappings, Rss {memory['Rss'].strip()}, Pss "
-            f"{memory['Pss'].strip()}")  # fmt: skip
-        # The first turns warm up.
-        for column, what in enumerate(("of the clock", "of CPU time")):
-            times = [row[column] for row in rows[2:]]
-            base = [row[column] for row in found["original"][2:]]
-            against = statistics.median(a / b for a, b in zip(times, base, strict=True))
-            say(
-                f"    us a step {what}: median {statistics.median(times):.1f}, {min(times):.1f} to "
-                f"{max(times):.1f}; against the original of the same turn: median {against:.4f}"
+    for turn in range(PAIRS):
+        processes = {}
+        for name in turned(list(trees), turn):
+            words, environ = command(python, trees[name], None, "steps")
+            processes[name] = subprocess.Popen(
+                words, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
-    for process in processes.values():
-        process.communicate()
+        parts: dict[str, list[tuple[float, ...]]] = {name: [] for name in trees}
+        for part in range(WARM_UP + PARTS):
+            for name in turned(list(processes), part):
+                process = processes[name]
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(f"{STEPS}\n")
+                process.stdin.flush()
+                parts[name].append(tuple(map(float, process.stdout.readline().split())))
+        for name, rows in parts.items():
+            columns = zip(*rows[WARM_UP:], strict=True)
+            # The first decile: other programs disturb some parts.
+            found[name].append(tuple(sorted(column)[PARTS // 10] for column in columns))
+        if turn == PAIRS - 1:
+            for name, process in processes.items():
+                tell_memory(name, process.pid)
+        for process in processes.values():
+            process.communicate()
+    for name, rows in found.items():
+        for column, what in enumerate(("of the clock", "of CPU time")):
+            times = [row[column] for row in rows]
+            base = [row[column] for row in found["original"]]
+            against = sorted(a / b for a, b in zip(times, base, strict=True))
+            say(
+                f"steady {name:14} us a step {what}: median {statistics.median(times):.1f}; "
+                f"against the original of the same turn: median {statistics.median(against):.4f}, "
+                f"{against[0]:.4f} to {against[-1]:.4f}"
+            )
+
+
+def tell_memory(name: str, pid: int) -> None:
+    folder = Path(f"/proc/{pid}")
+    maps = len((folder / "maps").read_text().splitlines())
+    lines = (folder / "smaps_rollup").read_text().splitlines()[1:]
+    memory = dict(line.split(":", 1) for line in lines)
+    say(
+        f"steady {name:14} {maps} mappings, Rss {memory['Rss'].strip()}, Pss "
+        f"{memory['Pss'].strip()}"
+    )
 
 
 # ---- 3 ----
@@ -213,7 +237,7 @@ def main() -> None:
     parser.add_argument("--soak", type=float, default=60, help="seconds")
     parser.add_argument("--at-once", type=int, default=3, help="processes of the soak")
     parser.add_argument("--only", choices=["start", "steady", "soak"], action="append")
-    parser.add_argument("--to", type=Path, help="folder on a file system with 10 GB left")
+    parser.add_argument("--to", type=Path, help="folder on a file system with 16 GB left")
     arguments = parser.parse_args()
     parts = arguments.only or ["start", "steady", "soak"]
     python = arguments.python
