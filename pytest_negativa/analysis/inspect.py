@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pytest_negativa.analysis.arch_gates import dead_code, is_checked, what_devices_load
 from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.containers import is_container
@@ -23,6 +21,9 @@ from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
 from pytest_negativa.storage.records import encode_hook, utf8
+
+if TYPE_CHECKING:
+    from pytest_negativa.gpucode.cache import MapCache
 
 JSON_VERSION = 2
 """Of the JSON output. History: 1 had one device in each summary, 2 has a list."""
@@ -162,6 +163,9 @@ class JsonTexts:
     """The JSON of each library. It lies in a file, for that of a folder may not fit in memory."""
 
     def __init__(self, request: InspectionRequest) -> None:
+        # Text doesn't need it.
+        import tempfile
+
         self._request = request
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this lives)
         self._places: dict[str, tuple[int, int]] = {}

@@ -121,7 +121,6 @@ def inspect(
         render_text,
     )
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.gpucode.cache import open_cache
 
     request = InspectionRequest(
         arguments=libraries,
@@ -137,7 +136,11 @@ def inspect(
         dead=dead,
         duplicates=duplicates,
     )
-    cache = None if no_cache else open_cache(settings_of(flags).cache)
+    cache = None
+    if not no_cache:
+        from pytest_negativa.gpucode.cache import open_cache
+
+        cache = open_cache(settings_of(flags).cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         if as_json:
             texts = click.get_current_context().with_resource(JsonTexts(request))

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zstandard
@@ -29,12 +30,14 @@ from pytest_negativa.errors import NegativaError, NotFoundError, StoreError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
-from pytest_negativa.models.settings import Cache
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.records import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.settings import Cache
 
 _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.

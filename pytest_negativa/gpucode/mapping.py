@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError, WorkerError
-from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
@@ -45,6 +44,9 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.records import decode_map, encode_map
+
+if TYPE_CHECKING:
+    from pytest_negativa.gpucode.cache import MapCache
 
 # Bytes. Reading a smaller file takes no longer than looking it up.
 _MIN_CACHED_SIZE = 1 << 20
