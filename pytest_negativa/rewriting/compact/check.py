@@ -96,12 +96,19 @@ def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bo
         return ranges
     # A decision that is missing means kept.
     unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-    for block in library_map.iter_code():
-        if ((block.start, block.end) not in unused) == kept:
-            ranges.append((block.header_offset, block.end))
-            if block.region is not None and not kept:
-                start = block.region.span.start
-                ranges.append((start, start + _REGION_HEADER_SIZE))
+    for region in library_map.iter_regions():
+        before = len(ranges)
+        for element in region.elements:
+            start, end = element.payload.start, element.payload.end
+            if ((start, end) not in unused) == kept:
+                ranges.append((element.header_offset, end))
+        if len(ranges) > before and not kept:
+            start = region.span.start
+            ranges.append((start, start + _REGION_HEADER_SIZE))
+    for frame in library_map.iter_frames():
+        start, end = frame.span.start, frame.span.end
+        if ((start, end) not in unused) == kept:
+            ranges.append((start, end))
     return merged(ranges)
 
 

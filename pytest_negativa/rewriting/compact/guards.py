@@ -147,15 +147,10 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
     if _ANDROID & set(dynamic):
         raise CannotCompactError(source.path, "has Android's packed relocations")
     symbols = tuple(_defined_symbols(source, tables, dynamic))
-    ranges = sorted(
-        (start, end)
-        for start, end in (
-            *_header_ranges(tables),
-            *_table_ranges(dynamic),
-            *((value, value + max(size, 1)) for _, value, size in symbols),
-        )
-        if end > start
-    )
+    found = (*_header_ranges(tables), *_table_ranges(dynamic))
+    ranges = [(start, end) for start, end in found if end > start]
+    ranges += [(value, value + (size or 1)) for _, value, size in symbols]
+    ranges.sort()
     starts: list[int] = []
     ends: list[int] = []
     for start, end in ranges:
@@ -294,7 +289,10 @@ def _offsets(data: bytes, entry_size: int) -> list[int]:
     # Both kinds of rows begin as a Rel; a library may have millions.
     whole = memoryview(data)[: len(data) - len(data) % entry_size]
     offsets: list[int] = whole.cast("Q")[:: entry_size // 8].tolist()
-    # The type is the lower half of r_info.
+    # The type is the lower half of r_info; its lowest byte tells most.
+    lowest = bytes(whole[8::entry_size])
+    if not any(kind & 0xFF in lowest for kind in _TLS_DESCRIPTORS):
+        return offsets
     types = whole.cast("I")[2 :: entry_size // 4].tolist()
     if not _TLS_DESCRIPTORS.isdisjoint(types):
         rows = zip(offsets, types, strict=True)
