@@ -1,0 +1,28 @@
+"""The searches in C miss no place, wherever it lies; see also ``tests.fuzz.test_properties``."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
+from pytest_negativa.gpucode.search import load_search
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        *(("region", magic) for magic in REGION_MAGICS),
+        *(("container", magic) for magic in ALL_MAGICS),
+        *(("declaration", word) for word in (b".entry ", b".func\t", b".global ", b".const ")),
+    ],
+)
+def test_each_place_is_found(name: str, word: bytes) -> None:
+    if (find := load_search(name)) is None:
+        pytest.skip("no compiler built gpucode/_search.so")
+    # The searches look at 64 bytes at a time as long as these hold no candidate.
+    size = 300
+    for at in range(size - len(word) + 1):
+        data = (bytes(at) + word).ljust(size, b"\0")
+        for start in (0, at // 2, at):
+            assert find(data, size, start) == at
+        assert find(data, size, at + 1) == -1
