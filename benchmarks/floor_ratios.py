@@ -1,9 +1,10 @@
 """CPU time of ``inspect --kernels`` and ``slim`` in one table: beside the floor, an earlier commit,
 and the published procedure.
 
-The floor is an interpreter that reads every container once, and unpacks what must be unpacked. For
-slim, it hashes the originals, writes the results and hashes them. The published procedure is that
-of ``inspect_cublas.py``, with its text sent to /dev/null; it runs once. All others take turns.
+All have one thread. The floor is an interpreter that reads every container once, and unpacks what
+must be unpacked. For slim, it hashes the originals, writes the results and hashes them. The
+published procedure is that of ``inspect_cublas.py``, with its text sent to /dev/null; it runs once.
+All others take turns.
 
 Run: python benchmarks/floor_ratios.py libcublas.so.13 SITE_PACKAGES --before FOLDER, with FOLDER
 from: git worktree add FOLDER 1754411
@@ -77,8 +78,9 @@ def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> 
             copy = Path(folder, "site-packages")
             # Slim gives new files the names of old ones, so links are as good as copies.
             subprocess.run(["cp", "-al", site, copy], check=True)
-            words = ["slim", option, f"sm_{device.major}{device.minor}", "--no-load-check", copy]
-            costs.append(run_tree(words, tree))
+            # One thread, as the floor.
+            words = ["slim", option, f"sm_{device.major}{device.minor}", "--jobs=1"]
+            costs.append(run_tree([*words, "--no-load-check", copy], tree))
             if tree == _HERE:
                 pairs = [(p, copy / p.relative_to(site)) for p in find_libraries(site).paths]
                 slimmed = [p for p in pairs if p[0].stat().st_size != p[1].stat().st_size]
