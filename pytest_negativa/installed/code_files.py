@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_negativa.installed.distributions import named_metadata
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+from pytest_negativa.storage.system import read_regular
 
 _MARKS = tuple(suffix.encode() for suffix in CODE_SUFFIXES)
 
@@ -56,17 +58,17 @@ def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution
         for name in names:
             record = Path(folder, name, RECORD)
             try:
-                data = record.read_bytes()
+                data = read_regular(record)
                 # Most distributions have none, and reading CSV takes most of the time.
                 if not any(mark in data for mark in _MARKS):
                     continue
                 rows = dict(code_rows(data.decode("utf-8")))
-                metadata = importlib.metadata.PathDistribution(record.parent)
-                found = str(metadata.metadata["Name"]), metadata.version
-            except (OSError, UnicodeDecodeError, csv.Error, KeyError):
+                metadata = named_metadata(importlib.metadata.PathDistribution(record.parent))
+            except (OSError, UnicodeDecodeError, csv.Error):
                 continue
-            if rows:
-                yield CodeDistribution(*found, Path(folder), record, rows)
+            if rows and metadata is not None and (version := metadata["Version"]) is not None:
+                name = str(metadata["Name"])
+                yield CodeDistribution(name, version, Path(folder), record, rows)
 
 
 def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:

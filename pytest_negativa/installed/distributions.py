@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from importlib.metadata import PackageMetadata, PathDistribution
+
+_MAX_METADATA = 64 << 20
 
 
 def find_distributions(
@@ -37,7 +42,18 @@ def has_name(distribution: PathDistribution) -> bool:
 
 
 def named_metadata(distribution: PathDistribution) -> PackageMetadata | None:
-    """The metadata, if they have a name. A distribution parses them anew at each look."""
+    """The metadata, if they have a name. A distribution parses them anew at each look.
+
+    Python would wait for a pipe in their place, and read a file of any size.
+    """
+    # No public attribute has the folder. It is a file for the oldest form of metadata.
+    folder = str(distribution._path)
+    for path in (folder, f"{folder}/METADATA", f"{folder}/PKG-INFO"):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116 (a session looks at thousands)
+            is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_METADATA
+            if not (is_file or stat.S_ISDIR(status.st_mode)):
+                return None
     metadata = distribution.metadata
     return metadata if metadata and metadata["Name"] else None
 

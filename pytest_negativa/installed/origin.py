@@ -16,6 +16,7 @@ import msgspec
 from pytest_negativa.installed.sites import Installed, Site
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import Origin
+from pytest_negativa.storage.system import read_regular
 
 _COMMANDS = {
     "uv": ("uv pip install --reinstall --no-deps", "=="),
@@ -79,7 +80,7 @@ def reinstall_commands(origins: Iterable[Origin]) -> tuple[str, ...]:
 def _of_distribution(installed: Installed) -> Origin:
     folder = installed.record.parent
     try:
-        installer = (folder / "INSTALLER").read_text(errors="replace").strip()
+        installer = read_regular(folder / "INSTALLER").decode(errors="replace").strip()
     except OSError:
         installer = ""
     return Origin(
@@ -92,7 +93,7 @@ def _of_distribution(installed: Installed) -> Origin:
 
 def _url_of(path: Path) -> str | None:
     try:
-        direct = msgspec.json.decode(path.read_bytes(), type=_DirectUrl)
+        direct = msgspec.json.decode(read_regular(path), type=_DirectUrl)
     except (OSError, *UNDECODABLE):
         return None
     if direct.vcs_info is None:
@@ -103,7 +104,7 @@ def _url_of(path: Path) -> str | None:
 def _read_conda(prefix: Path) -> Iterator[tuple[str, Origin]]:
     for path in sorted((prefix / _CONDA_LISTS).glob("*.json")):
         try:
-            package = msgspec.json.decode(path.read_bytes(), type=_CondaPackage)
+            package = msgspec.json.decode(read_regular(path), type=_CondaPackage)
         except (OSError, *UNDECODABLE):
             continue
         origin = Origin(name=package.name, version=package.version, installer="conda")

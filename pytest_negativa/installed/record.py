@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.system import read_regular
 
 RECORD = "RECORD"
 
@@ -70,7 +71,7 @@ def find_by_content(
     for folder in folders:
         for record in folder.glob(f"*.dist-info/{RECORD}"):
             with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
-                data = record.read_bytes()
+                data = read_regular(record)
                 # Most distributions have none, and reading CSV takes most of the time.
                 if not any(mark in data for mark in marks):
                     continue
@@ -103,7 +104,7 @@ def update_record(
     """
     try:
         before = FileState.of(record.stat())
-        text = record.read_bytes().decode("utf-8")
+        text = read_regular(record).decode("utf-8")
         rows = list(iter_rows(text))
     except FileNotFoundError:
         return False

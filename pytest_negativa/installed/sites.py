@@ -23,6 +23,7 @@ from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.lock import Place
+from pytest_negativa.storage.system import read_regular
 
 SITE_NAMES = ("site-packages", "dist-packages")
 """Folders that distributions are installed in."""
@@ -93,7 +94,7 @@ class Site:
             return None
         record = folder / RECORD
         try:
-            rows = [row for _, row in iter_rows(record.read_bytes().decode("utf-8"))]
+            rows = [row for _, row in iter_rows(read_regular(record).decode("utf-8"))]
         except (OSError, UnicodeDecodeError, csv.Error):
             rows = []
         return Installed(

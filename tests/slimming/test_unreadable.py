@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
-from tests.support.libraries import IS_ROOT, MULTIARCH
+from tests.support.libraries import IS_ROOT, MULTIARCH, NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests
 from tests.support.slim_rows import statuses
@@ -219,3 +220,21 @@ class TestPathsThatAreNotUtf8:
         done = negativa("slim", "--arch=sm_90", option, kept, site)
         assert done.exit_code == 2 and "its path is not UTF-8" in done.stderr
         assert os.listdir(tmp_path) == ["site"] and os.listdir(site) == [MULTIARCH.name]
+
+
+def endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("plant", [fifo, endless])
+@pytest.mark.parametrize("name", ["RECORD", "METADATA", "INSTALLER", "direct_url.json"])
+def test_metadata_that_are_no_files(site: Made, plant: Callable[[Path], None], name: str) -> None:
+    """As root of an image build, slim neither waits for a pipe nor reads it all."""
+    (site.info / name).unlink(missing_ok=True)
+    plant(site.info / name)
+    # In a process of its own: one that waits could not be ended.
+    command = (NEGATIVA, "slim", str(site.folder), "--arch", "sm_80", "--no-load-check")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr
+    assert ONE in done.stdout
