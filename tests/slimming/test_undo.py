@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -80,6 +81,23 @@ def test_damaged_libraries_get_their_originals(slimmed: tuple[Made, dict[str, st
     assert {row.status for row in undo_all(site).values()} == {SlimStatus.UNDONE}
     assert digests(site.folder) == before
     assert site.two.samefile(site.folder / "gpu/linked.so")
+
+
+@pytest.mark.parametrize("has_libraries", [True, False])
+def test_a_folder_that_became_a_link(
+    slimmed: tuple[Made, dict[str, str]], tmp_path: Path, has_libraries: bool
+) -> None:
+    """What the manifest names is not followed out of its folder, nor put back there."""
+    site, _ = slimmed
+    outside = tmp_path / "outside"
+    (site.folder / "gpu").rename(outside)
+    if not has_libraries:
+        shutil.rmtree(outside)
+        (outside / Path(ONE).relative_to("gpu").parent).mkdir(parents=True)
+    (site.folder / "gpu").symlink_to(outside)
+    before = snapshot(outside)
+    assert undo_all(site)[ONE].status is SlimStatus.LEFT
+    assert snapshot(outside) == before
 
 
 def test_dry_run_writes_nothing(slimmed: tuple[Made, dict[str, str]]) -> None:
@@ -211,7 +229,7 @@ def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=plain)
     slim_trees(request)
     slim_trees(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
-    assert undo_all(site)[ONE].status is SlimStatus.FAILED
+    assert undo_all(site)[ONE].status is SlimStatus.LEFT
 
 
 def test_a_manifest_changes_the_times_of_no_other_file(
