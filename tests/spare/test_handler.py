@@ -25,6 +25,7 @@ FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 # thread: glibc has them without locks and without allocation.
 SAFE = {"sigaction", "sigdelset", "sigprocmask", "getpid", "mprotect", "syscall"} | {
     "__errno_location",
+    "madvise",  # the bare system call, as mprotect
     "pthread_getcpuclockid",
     "pthread_self",
 }
