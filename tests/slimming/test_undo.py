@@ -229,7 +229,7 @@ def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=plain)
     slim_trees(request)
     slim_trees(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
-    assert undo_all(site)[ONE].status is SlimStatus.LEFT
+    assert undo_all(site)[ONE].status is SlimStatus.FAILED
 
 
 def test_a_manifest_changes_the_times_of_no_other_file(
