@@ -347,14 +347,14 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
 
 def _watch_pages(run: Run) -> dict[str, str]:
     """The environment in which processes record the pages of CPU code that they touch."""
-    from pytest_negativa.hostcode.gather import begin
+    from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
     from pytest_negativa.processes.redirect import make_logs_folder
 
     added = watch_environment(os.environ, run.page_logs)
     run.make()
     make_logs_folder(run.page_logs, run.folder.parent)
-    begin(run)
+    begin_logs(run)
     return {**os.environ, **added}
 
 

@@ -1,4 +1,4 @@
-"""Traces of CPU code in a run's folder: begun, gathered, and read."""
+"""Traces of CPU code in a run's folder: gathered and read. ``start`` begins them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
-from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
     FileKey,
     FilePages,
@@ -53,26 +52,6 @@ class Gathered(NamedTuple):
 
     usage: HostUsage
     by_test: tuple[PagesOfTest, ...]
-
-
-def begin(run: Run) -> None:
-    """Prepare the folder in which the processes of a run write their logs.
-
-    Raises:
-        StoreError: a file can't be written.
-    """
-    prepare_logs(run.page_logs)
-    begin_files(run)
-
-
-def begin_files(run: Run) -> None:
-    """Write the record of the files that processes load: none yet, and this machine's processor.
-
-    Raises:
-        StoreError: it can't be written.
-    """
-    files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
-    write_record(run.page_log_files, files)
 
 
 def gather(run: Run) -> HostUsage | None:

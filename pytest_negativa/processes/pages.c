@@ -32,6 +32,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -239,7 +240,8 @@ typedef struct {
 typedef struct {
     atomic_bool watched;
     atomic_bool kept; /* stays accessible: no test's touches are known any more */
-    bool guarded;     /* by guard pages, not by mprotect */
+    atomic_bool guarded;  /* by guard pages, not by mprotect */
+    atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
     uintptr_t base, low, high;
     size_t range_count;
     Range ranges[MAX_RANGES];
@@ -286,7 +288,8 @@ static void touch(Library *library, const Range *range, uintptr_t start, uintptr
 }
 
 static bool show(const Library *library, const Range *range, uintptr_t start, uintptr_t end) {
-    if (library->guarded) return madvise((void *)start, end - start, GUARD_REMOVE) == 0;
+    if (atomic_load(&library->guarded))
+        return madvise((void *)start, end - start, GUARD_REMOVE) == 0;
     return mprotect((void *)start, end - start, range->protection) == 0;
 }
 
@@ -327,9 +330,11 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             if (address < range->start || address >= range->end) continue;
+            bool guarded = atomic_load(&library->guarded);
             /* Behind a guard the access may be forbidden, too: then it faults again. */
-            if (si_code != (library->guarded ? SEGV_MAPERR : SEGV_ACCERR)) return false;
-            if (!library->guarded &&
+            if (si_code != (guarded ? SEGV_MAPERR : SEGV_ACCERR) && !atomic_load(&library->switched))
+                return false;
+            if (!guarded &&
                 ((error & FAULT_WRITE) || ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC))))
                 return false;
             uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
@@ -338,9 +343,9 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 touch(library, range, start, end);
                 return false;
             }
-            if (!library->guarded && atomic_load(&parts_left) > 0) {
+            if (!guarded && atomic_load(&parts_left) > 0) {
                 atomic_fetch_sub(&parts_left, open_page(library, range, start));
-            } else if (!library->guarded) {
+            } else if (!guarded) {
                 /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
                 start -= (start - range->start) % (COARSE * PAGE);
                 end = start + COARSE * PAGE;
@@ -352,7 +357,11 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                     if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
             touch(library, range, start, end);
-            if (!show(library, range, start, end)) return give_up(library);
+            if (!show(library, range, start, end)) {
+                /* The program has unmapped its code. */
+                if (guarded && errno == ENOMEM) return false;
+                return give_up(library);
+            }
             /* Has a test begun meanwhile? It would not see this page. */
             touch(library, range, start, end);
             return true;
@@ -442,7 +451,7 @@ static bool enter_test(const char *name) {
     return true;
 }
 
-/* ---- mprotect ---- */
+/* ---- What the program does to its own memory ---- */
 
 static int (*real_mprotect)(void *, size_t, int);
 static int (*real_pkey_mprotect)(void *, size_t, int, int);
@@ -462,7 +471,7 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
             uintptr_t to = end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
             touch(library, range, from, to);
-            if (library->guarded && from < to) show(library, range, from, to);
+            if (atomic_load(&library->guarded) && from < to) show(library, range, from, to);
         }
     }
 }
@@ -481,7 +490,32 @@ static int our_pkey_mprotect(void *start, size_t size, int protection, int key) 
     return real_pkey_mprotect(start, size, protection, key);
 }
 
+static void hide_by_mprotect(Library *library);
+static bool without_guards;
+static int (*real_prctl)(int, ...);
+
+/* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
+ * could be loaded. */
+static int our_prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
+    if (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP) {
+        lock();
+        without_guards = true;
+        for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
+            Library *library = &libraries[i];
+            if (!atomic_load(&library->watched) || !atomic_load(&library->guarded)) continue;
+            atomic_store(&library->switched, true);
+            if (atomic_load(&library->kept))
+                give_up(library); /* the program chose its protection */
+            else
+                hide_by_mprotect(library);
+        }
+        unlock();
+    }
+    return real_prctl(option, a, b, c, d);
+}
+
 static const FaultsWrapper wrappers[] = {
+    {"prctl", (void *)our_prctl, (void **)&real_prctl},
     {"mprotect", (void *)our_mprotect, (void **)&real_mprotect},
     {"pkey_mprotect", (void *)our_pkey_mprotect, (void **)&real_pkey_mprotect},
 };
@@ -675,24 +709,28 @@ static size_t find_place(void) {
     return count;
 }
 
-/* Nobody runs a library's code yet. */
-static void hide(Library *library) {
-    library->guarded = !by_test;
-    for (size_t i = 0; i < library->range_count && library->guarded; i++) {
-        const Range *range = &library->ranges[i];
-        void *start = (void *)range->start;
-        library->guarded = madvise(start, range->end - range->start, GUARD_INSTALL) == 0;
-    }
-    if (library->guarded) return;
+static void hide_by_mprotect(Library *library) {
     void *open = mmap(NULL, library->bit_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     library->open = open == MAP_FAILED ? NULL : open;
+    atomic_store(&library->guarded, false);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
-        madvise((void *)range->start, range->end - range->start, GUARD_REMOVE);
-        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0)
-            give_up(library);
+        size_t size = range->end - range->start;
+        if (mprotect((void *)range->start, size, PROT_NONE) != 0) give_up(library);
+        madvise((void *)range->start, size, GUARD_REMOVE);
     }
+}
+
+/* Nobody runs a library's code yet. */
+static void hide(Library *library) {
+    atomic_store(&library->guarded, !by_test && !without_guards);
+    for (size_t i = 0; i < library->range_count && atomic_load(&library->guarded); i++) {
+        const Range *range = &library->ranges[i];
+        void *start = (void *)range->start;
+        atomic_store(&library->guarded, madvise(start, range->end - range->start, GUARD_INSTALL) == 0);
+    }
+    if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }
 
 static Library *watch(const struct link_map *map) {
@@ -790,11 +828,13 @@ EXPORT unsigned int la_version(unsigned int version) {
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
+enum { PROGRAM = 1 }; /* a cookie; a library's is its address */
+
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
     static bool disabled;
-    (void)namespace;
     *cookie = 0;
     /* The program itself has no name, and the kernel's vdso no file. */
+    if (namespace == LM_ID_BASE && map->l_prev == NULL) *cookie = PROGRAM;
     if (map->l_name == NULL || map->l_name[0] == 0 || map->l_addr == getauxval(AT_SYSINFO_EHDR) ||
         is_named(map->l_name, "ld-linux"))
         return 0;
@@ -815,10 +855,13 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
 }
 
-/* Destructors have run; what comes to lie there later is not ours. */
+/* Destructors have run; what comes to lie there later is not ours. At the process's end the loader
+ * closes the program first (_dl_fini), and unmaps nothing: code of a closed library may still run. */
 EXPORT unsigned int la_objclose(uintptr_t *cookie) {
-    Library *library = (Library *)*cookie;
-    if (library == NULL) return 0;
+    static atomic_bool ends;
+    if (*cookie == PROGRAM) atomic_store(&ends, true);
+    Library *library = *cookie == PROGRAM ? NULL : (Library *)*cookie;
+    if (library == NULL || atomic_load(&ends)) return 0;
     lock();
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];

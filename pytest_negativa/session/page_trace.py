@@ -81,11 +81,7 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
         and ProcessIdentity(*handed["process"]) == identify_process()
         and not tracing_end.has_begun()
     ):
-        from pytest_negativa.hostcode.gather import begin_files
-
-        run = Run(Path(handed["folder"]))
-        begin_files(run)
-        return PageTrace(run)
+        return PageTrace(Run(Path(handed["folder"])))
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
@@ -125,13 +121,13 @@ def watch_tests(run: Run) -> PageTests | None:
 
 
 def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
-    from pytest_negativa.hostcode.page_logs import prepare_logs
+    from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
     from pytest_negativa.processes.redirect import make_logs_folder
 
     run.make()
     make_logs_folder(run.page_logs, run.folder.parent)
-    prepare_logs(run.page_logs)
+    begin_logs(run)
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import begin, require_usage, traced_pages
+from pytest_negativa.hostcode.gather import require_usage, traced_pages
 from pytest_negativa.hostcode.page_logs import (
     LOG_SUFFIX,
     PAGE,
@@ -23,6 +23,7 @@ from pytest_negativa.hostcode.page_logs import (
     read_page_logs,
 )
 from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.usage import (
     FileKey,
     FilePages,
@@ -343,7 +344,7 @@ class PageProof:
         environ = dict(self._program.environ)
         if kind is RoundKind.VERIFY:
             make_logs_folder(run.page_logs, Path(self._settings.directory))
-            begin(run)
+            begin_logs(run)
             allowed = self._folder.allowed_pages_file if restricted else None
             environ |= watch_environment(environ, run.page_logs, allowed)
         round_spec = self._program.new_round(

@@ -18,9 +18,10 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.functions import functions_within
-from pytest_negativa.hostcode.gather import begin, gather
+from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
 from pytest_negativa.hostcode.usage import FileKey, identify, unite, unite_spans
 from pytest_negativa.models.base import Span
@@ -226,7 +227,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
         """What a new run touched; its file of digests then has others."""
         run = RunsFolder(tmp_path).new_run()
         run.page_logs.mkdir(parents=True)
-        begin(run)
+        begin_logs(run)
         code = f"import ctypes; ctypes.CDLL({str(library)!r})"
         environ = {**os.environ, **watch_environment(os.environ, run.page_logs)}
         subprocess.run([sys.executable, "-c", code], env=environ, check=True)

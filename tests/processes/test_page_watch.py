@@ -58,6 +58,8 @@ def watcher(
 ) -> dict[str, str]:
     """Variables for a process that is watched in each of two ways."""
     if request.param == "guards":
+        if not has_file_guards():
+            pytest.skip("needs guard pages for files (Linux 6.15)")
         return {}
     made = tmp_path_factory.mktemp("watcher") / "mprotect.so"
     return {"LD_AUDIT": str(compile_shared(PAGES, made, *WITHOUT_GUARDS))}
@@ -248,6 +250,69 @@ ctypes.memset(ctypes.cast(library.never, ctypes.c_void_p).value, 0, 1)
     environ = unmeasured_environ()
     environ = {**environ, **watch_environment(environ, logs), **watcher}
     assert subprocess.run([sys.executable, "-c", code], env=environ).returncode == -11
+
+
+# The filter of a sandbox: of madvise(2), which is call 28, it allows MADV_DONTNEED and MADV_FREE.
+SANDBOX = """
+import ctypes, struct, sys
+row = struct.Struct("<HBBI")
+rows = [(0x20, 0, 0, 0), (0x15, 0, 4, 28), (0x20, 0, 0, 32), (0x15, 2, 0, 4), (0x15, 1, 0, 8)]
+rows += [(0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+filter = ctypes.create_string_buffer(b"".join(row.pack(*one) for one in rows))
+program = ctypes.create_string_buffer(
+    struct.pack("<HxxxxxxQ", len(rows), ctypes.addressof(filter))
+)
+library = ctypes.CDLL(sys.argv[1])
+library.in_main()
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP
+assert libc.madvise(None, ctypes.c_long(4096), 103) == -1
+library.in_main()
+library.in_thread()
+"""
+
+
+def test_a_filter_that_forbids_to_remove_guards(
+    library: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    run(logs, sys.executable, "-c", SANDBOX, library, **watcher)
+    names = symbols_of(library)
+    pages = find(read_page_logs(logs), library).pages
+    called = {names[page] for page in pages if page in names}
+    assert {"in_main", "in_thread"} <= called and "never" not in called
+
+
+def test_what_runs_after_a_librarys_end(
+    tmp_path: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    """A destructor calls a library that was closed before: the loader unmaps nothing at the end."""
+    sources = {
+        "last": """#include <stddef.h>
+            static void (*callback)(void);
+            void at_end(void (*function)(void)) { callback = function; }
+            __attribute__((destructor)) static void end(void) { if (callback) callback(); }""",
+        "first": """#include <unistd.h>
+            void at_end(void (*function)(void));
+            void late(void);
+            __attribute__((constructor)) static void begin(void) { at_end(late); }
+            __attribute__((aligned(4096))) int in_main(void) { return 42; }
+            __attribute__((aligned(4096))) void late(void) { write(1, "late\\n", 5); }
+            __attribute__((aligned(4096))) void never(void) { write(1, "never\\n", 6); }""",
+    }
+    made = {name: tmp_path / f"lib{name}.so" for name in sources}
+    for name, text in sources.items():
+        (tmp_path / f"{name}.c").write_text(text)
+        linked = [] if name == "last" else [str(made["last"]), f"-Wl,-rpath,{tmp_path}"]
+        compile_shared(str(tmp_path / f"{name}.c"), made[name], *linked)
+    program = tmp_path / "program"
+    (tmp_path / "main.c").write_text("int in_main(void); int main(void) { return in_main() - 42; }")
+    linked = [str(made["first"]), f"-Wl,-rpath,{tmp_path}", f"-Wl,-rpath-link,{tmp_path}"]
+    compile_c(str(tmp_path / "main.c"), program, *linked)
+    assert run(logs, program, **watcher) == "late\n"
+    names = symbols_of(made["first"])
+    called = {names.get(page) for page in find(read_page_logs(logs), made["first"]).pages}
+    assert "late" in called and "never" not in called
 
 
 def has_file_guards() -> bool:
