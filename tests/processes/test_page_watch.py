@@ -85,6 +85,13 @@ def run(logs: Path, *command: str | Path, **more: str) -> str:
     return done.stdout
 
 
+def die(logs: Path, *command: str | Path, **more: str) -> int:
+    """The status of a program that a signal ends."""
+    environ = unmeasured_environ()
+    environ = {**environ, **watch_environment(environ, logs), **more}
+    return subprocess.run([*map(str, command)], env=environ).returncode
+
+
 def find(processes: tuple[LoggedProcess, ...], library: Path) -> LoggedLibrary:
     """The one record of a library."""
     (found,) = (one for p in processes for one in p.libraries if one.path == str(library))
@@ -203,18 +210,23 @@ def test_a_library_whose_addresses_do_not_begin_at_zero(tmp_path: Path, logs: Pa
     assert {names[page] for page in found.pages if page in names} == {"in_constructor", "in_main"}
 
 
+FINDS_NEVER = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+at = ctypes.cast(library.never, ctypes.c_void_p).value
+libc = ctypes.CDLL(None)
+"""
+
+
 def test_code_that_a_program_makes_accessible_counts_as_touched(
     library: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
     address = next(at for at, name in symbols_of(library).items() if name == "never")
-    code = f"""
-import ctypes
-library = ctypes.CDLL({str(library)!r})
-at = ctypes.cast(library.never, ctypes.c_void_p).value
-assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), 4096, 5) == 0
+    code = f"""{FINDS_NEVER}
+assert libc.mprotect(ctypes.c_void_p(at), 4096, 5) == 0
 library.never()
 """
-    run(logs, sys.executable, "-c", code, **watcher)
+    run(logs, sys.executable, "-c", code, library, **watcher)
     assert address in find(read_page_logs(logs), library).pages
 
 
@@ -222,34 +234,34 @@ def test_code_that_a_program_writes_is_its_own(
     library: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
     address = next(at for at, name in symbols_of(library).items() if name == "never")
-    code = f"""
-import ctypes, sys
-library = ctypes.CDLL({str(library)!r})
-at = ctypes.cast(library.never, ctypes.c_void_p).value
-libc = ctypes.CDLL(None)
-if sys.argv[1] == "libc":
+    code = f"""{FINDS_NEVER}
+if sys.argv[2] == "libc":
     assert libc.mprotect(ctypes.c_void_p(at), 4096, 7) == 0
 else:
     assert libc.syscall(10, ctypes.c_void_p(at), ctypes.c_long(4096), ctypes.c_long(7)) == 0
 ctypes.memmove(at, bytes.fromhex("b82a000000c3"), 6)  # mov eax, 42; ret
 assert library.never() == 42
 """
-    run(logs, sys.executable, "-c", code, "libc", **watcher)
+    run(logs, sys.executable, "-c", code, library, "libc", **watcher)
     assert address in find(read_page_logs(logs), library).pages
-    run(logs, sys.executable, "-c", code, "system call", **watcher)
+    run(logs, sys.executable, "-c", code, library, "system call", **watcher)
 
 
 def test_a_write_to_code_is_the_programs_own_fault(
     library: Path, logs: Path, watcher: dict[str, str]
 ) -> None:
-    code = f"""
-import ctypes
-library = ctypes.CDLL({str(library)!r})
-ctypes.memset(ctypes.cast(library.never, ctypes.c_void_p).value, 0, 1)
-"""
-    environ = unmeasured_environ()
-    environ = {**environ, **watch_environment(environ, logs), **watcher}
-    assert subprocess.run([sys.executable, "-c", code], env=environ).returncode == -11
+    code = f"{FINDS_NEVER}ctypes.memset(at, 0, 1)"
+    assert die(logs, sys.executable, "-c", code, library, **watcher) == -11
+
+
+def test_a_hole_in_the_code_is_the_programs_own_fault(
+    library: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    code = f"{FINDS_NEVER}assert libc.munmap(ctypes.c_void_p(at), 4096) == 0; library.never()"
+    assert die(logs, sys.executable, "-c", code, library, **watcher) == -11
+    names = symbols_of(library)
+    pages = find(read_page_logs(logs), library).pages
+    assert "in_main" not in {names.get(page) for page in pages}
 
 
 # The filter of a sandbox: of madvise(2), which is call 28, it allows MADV_DONTNEED and MADV_FREE.

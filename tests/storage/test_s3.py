@@ -95,18 +95,22 @@ def test_a_server_that_fails_for_the_moment(project: Project, s3: S3) -> None:
     assert len(project.runs()) == 1
 
 
+def kill_push(project: Project, s3: S3, url: Url, plan: str) -> None:
+    """Kill a push while the store holds the request of a plan."""
+    s3.plan_faults(plan)
+    pushing = project.start(NEGATIVA, "runs", "push", url.text)
+    s3.wait_until_held()
+    pushing.send_signal(signal.SIGKILL)
+    pushing.communicate()
+
+
 @pytest.mark.planted_fault(
     "a push to an object store is killed in the middle",
     says="there is no manifest.json; check the URL",
 )
 def test_a_push_that_is_killed_and_goes_on(project: Project, s3: S3, fault: PlantedFault) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
-    s3.plan_faults("PUT manifest hold")
-    pushing = project.start(NEGATIVA, "runs", "push", url.text)
-    s3.wait_until_held()
-    pushing.send_signal(signal.SIGKILL)
-    pushing.communicate()
-
+    kill_push(project, s3, url, "PUT manifest hold")
     fault.check(project.negativa("runs", "fetch", url.text, status=1).stderr)
     s3.plan_faults()
     project.negativa("runs", "push", url.text)
@@ -122,12 +126,7 @@ def test_a_push_that_is_killed_within_a_large_file(project: Project, s3: S3) -> 
     (run / "large").write_bytes(LARGE)
     name = f"build/cas/sha256/{hashlib.sha256(LARGE).hexdigest()}"
     blob = Url(f"{bucket}/{name}")
-    s3.plan_faults("PUT partNumber=2 hold")
-    pushing = project.start(NEGATIVA, "runs", "push", url.text)
-    s3.wait_until_held()
-    pushing.send_signal(signal.SIGKILL)
-    pushing.communicate()
-
+    kill_push(project, s3, url, "PUT partNumber=2 hold")
     assert s3.unfinished(bucket) == [name]
     assert blob.size() is None
     assert (
