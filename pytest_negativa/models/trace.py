@@ -11,7 +11,7 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -409,8 +409,8 @@ class FirstUse(Record, frozen=True, kw_only=True):
         time_ns: when the process came into that context.
     """
 
-    process: int
-    context: int
+    process: Offset
+    context: Offset
     time_ns: int
 
 
@@ -445,7 +445,7 @@ class ImageUse(Record, frozen=True, kw_only=True):
     data: tuple[UsedData, ...]
     enumerated_by: tuple[str, ...]
     first: FirstUse
-    processes: tuple[int, ...]
+    processes: tuple[Offset, ...]
 
     def firsts(self) -> Iterator[FirstUse]:
         """The first use of the image, then those of its kernels."""
@@ -484,7 +484,7 @@ class LibraryUsage(Record, frozen=True, kw_only=True):
 
     library: TracedLibrary
     images: tuple[LibraryImage, ...]
-    processes: tuple[int, ...]
+    processes: tuple[Offset, ...]
 
 
 class UsageProcess(Record, frozen=True, kw_only=True):
@@ -514,10 +514,10 @@ class LaunchRow(Row, frozen=True):
         ranges: index into ``Usage.ranges``; None outside of ranges, or if the trace doesn't tell.
     """
 
-    context: int
+    context: Offset
     count: int
     gpu_ns: int | None = None
-    ranges: int | None = None
+    ranges: Offset | None = None
 
 
 class Launches(Record, frozen=True, kw_only=True):
@@ -530,7 +530,7 @@ class Launches(Record, frozen=True, kw_only=True):
 class Gap(Record, frozen=True, kw_only=True):
     """A time in which a process was not traced; ``end_ns`` None: until its end."""
 
-    process: int
+    process: Offset
     context: Context
     reason: str
     start_ns: int
@@ -542,7 +542,7 @@ class UsageWarning(Record, frozen=True, kw_only=True):
 
     code: str
     text: str
-    process: int | None
+    process: Offset | None
 
 
 class Usage(Record, frozen=True, kw_only=True):
@@ -574,6 +574,35 @@ class Usage(Record, frozen=True, kw_only=True):
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
     replay: Replay | None = None
+
+    def bad_index(self) -> str | None:
+        """The first index that leads to no row of its table; None if there is none."""
+        tables = {
+            "contexts": len(self.contexts),
+            "processes": len(self.processes),
+            "ranges": len(self.ranges),
+        }
+        for key, table, indices in self._indices():
+            if (found := max(indices, default=-1)) >= (size := tables[table]):
+                return f"{key} is {found}, expected less than {size}, the length of {table}"
+        return None
+
+    def _indices(self) -> Iterator[tuple[str, str, Iterable[int]]]:
+        """Keys, with the table that they refer to, and their indices."""
+        for n, library in enumerate(self.libraries):
+            yield f"libraries[{n}].processes", "processes", library.processes
+            yield from _indices_of(f"libraries[{n}].images", library.images)
+        yield from _indices_of("memory_images", self.memory_images)
+        yield from _indices_of("compiled", self.compiled)
+        for n, kernel in enumerate(self.launches):
+            rows, key = kernel.rows, f"launches[{n}].rows"
+            yield f"context of {key}", "contexts", (row.context for row in rows)
+            found = (row.ranges for row in rows if row.ranges is not None)
+            yield f"ranges of {key}", "ranges", found
+        yield "process of gaps", "processes", (gap.process for gap in self.gaps)
+        for key, warnings in (("warnings", self.warnings), ("incomplete", self.incomplete)):
+            known = (one.process for one in warnings if one.process is not None)
+            yield f"process of {key}", "processes", known
 
     def context_of(self, first: FirstUse) -> Context:
         """The test, or the phase of the session, in which something was first seen."""
@@ -620,3 +649,14 @@ class Usage(Record, frozen=True, kw_only=True):
                 yield image.use
         for memory_image in (*self.memory_images, *self.compiled):
             yield memory_image.use
+
+
+def _indices_of(
+    key: str, images: Iterable[LibraryImage | MemoryImage]
+) -> Iterator[tuple[str, str, Iterable[int]]]:
+    for n, image in enumerate(images):
+        use, of = image.use, f"of {key}[{n}].use"
+        firsts = (*use.firsts(), *(one.first for one in use.data))
+        yield f"processes {of}", "processes", use.processes
+        yield f"first process {of}", "processes", (first.process for first in firsts)
+        yield f"first context {of}", "contexts", (first.context for first in firsts)

@@ -278,8 +278,11 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "the usage of a traced run"
-    return _load_if_there(run.usage_file, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
+    what, path = "the usage of a traced run", run.usage_file
+    usage = _load_if_there(path, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
+    if usage is not None and (problem := usage.bad_index()) is not None:
+        raise StoreError(f"{path}: not {what} of this release: {problem}")
+    return usage
 
 
 def load_report(run: Run) -> RunReport:

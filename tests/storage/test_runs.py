@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
+from pytest_negativa.models.trace import AFTER_SESSION, Gap, UsageWarning
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.published import load_manifest
+from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_planned,
@@ -29,7 +32,8 @@ from pytest_negativa.storage.results import (
 from pytest_negativa.storage.runs import Run, RunsFolder, new_run_id
 from pytest_negativa.storage.urls import Url
 from tests.support.analyses import settings, used
-from tests.support.libraries import BIN
+from tests.support.libraries import BIN, MULTIARCH
+from tests.support.usages import TEST, Launched, with_launches
 
 
 @pytest.fixture
@@ -261,6 +265,50 @@ def test_a_usage_of_another_release(run: Run) -> None:
     assert load_usage(run) is None
     run.usage_file.write_text('{"format_version": 99, "unknown": []}')
     with pytest.raises(StoreError, match=r"usage.json: format_version 99, .*; plan again"):
+        load_usage(run)
+
+
+_USE = ("libraries", 0, "images", 0, "use")
+_KERNEL = (*_USE, "kernels", 0, "first")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("libraries", 0, "processes", 0), 1, r"libraries\[0\].processes is 1, .* processes"),
+        ((*_USE, "processes", 0), 7, r"processes of libraries\[0\].images\[0\].use is 7"),
+        ((*_USE, "first", "process"), 1, r"first process of .*images\[0\].use is 1"),
+        ((*_KERNEL, "context"), 2, r"first context .* is 2, expected less than 2, .* contexts"),
+        (("launches", 0, "rows", 0, 0), 2, r"context of launches\[0\].rows is 2"),
+        (("launches", 0, "rows", 0, 3), 1, r"ranges of launches\[0\].rows is 1, .* ranges"),
+        (("gaps", 0, "process"), 1, r"process of gaps is 1"),
+        (("incomplete", 0, "process"), 1, r"process of incomplete is 1"),
+        (("warnings", 0, "process"), -1, r"`int` >= 0 - at `\$.warnings\[0\].process`"),
+        ((*_KERNEL, "context"), -1, r">= 0 - at `\$.libraries.*.kernels\[0\].first.context`"),
+        (("launches", 0, "rows", 0, 3), -1, r"`int` >= 0 - at `\$.launches\[0\].rows\[0\]\[3\]`"),
+    ],
+)
+def test_an_index_that_leads_nowhere(
+    run: Run, path: tuple[str | int, ...], value: int, message: str
+) -> None:
+    """In a file that was made by hand. From its end, or another table, it would name another."""
+    lack = UsageWarning(code="x", text="x", process=0)
+    usage = with_launches(used(MULTIARCH, regions=(0,)), Launched("scale", 1, 2, 3, ("step",)))
+    gap = Gap(process=0, context=TEST, reason="x", start_ns=1, end_ns=None)
+    usage = replace(
+        usage, contexts=(TEST, AFTER_SESSION), gaps=(gap,), warnings=(lack,), incomplete=(lack,)
+    )
+    write_record(run.usage_file, usage)
+    assert load_usage(run) == usage
+
+    *way, last = path
+    document = json.loads(run.usage_file.read_text())
+    row = document
+    for key in way:
+        row = row[key]
+    row[last] = value
+    run.usage_file.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=f"usage.json: not the usage of a traced run.*{message}"):
         load_usage(run)
 
 

@@ -24,10 +24,13 @@ from pytest_negativa.models.trace import (
     Phase,
     TracedLibrary,
     Usage,
+    UsageProcess,
     UsageWarning,
     UsedKernel,
 )
+from tests.support.traces import header
 
+PROCESS = UsageProcess(header=header(7), trace="t.jsonl", ended=True, torn=False)
 TEST = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_b")
 _FIRST = FirstUse(process=0, context=0, time_ns=0)
 
@@ -95,7 +98,7 @@ def usage_of(
         ),
         compiled=(),
         contexts=(TEST,),
-        processes=(),
+        processes=(PROCESS,),
         launches=(),
         ranges=(),
         gaps=(),

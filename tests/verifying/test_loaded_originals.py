@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import LibraryImage, LibraryUsage, TracedLibrary, UsageProcess
+from pytest_negativa.models.trace import LibraryImage, LibraryUsage, TracedLibrary
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.verifying.loaded_originals import LoadedOriginals, loaded_originals
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
 from tests.support.reconstructing import planned_of
-from tests.support.traces import header
 from tests.support.usages import image_use, usage_of
 from tests.support.verified import VerifiedProject
 
-PROCESS = UsageProcess(header=header(7), trace="t.jsonl", ended=True, torn=False)
 NAMED = "process 7 (/usr/bin/python3)"
 
 
@@ -27,8 +25,9 @@ def found(original: Path, *mapped: TracedLibrary, used: bool = False) -> LoadedO
     """What the traces of rounds tell, in which a process had files mapped."""
     images = (LibraryImage(offset=0, use=image_use()),) if used else ()
     uses = (LibraryUsage(library=file, images=images, processes=(0,)) for file in mapped)
-    usage = replace(usage_of(*uses), processes=(PROCESS,))
-    return loaded_originals(usage, reconstruct([planned_of(original)], original.parent / "copies"))
+    return loaded_originals(
+        usage_of(*uses), reconstruct([planned_of(original)], original.parent / "copies")
+    )
 
 
 def test_an_original_is_known_by_its_content(tmp_path: Path) -> None:
