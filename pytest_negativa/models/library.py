@@ -25,7 +25,7 @@ from pytest_negativa.models.file_kinds import FileKind
 FORMAT_VERSION = 2
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
 
-NameIndex = int
+NameIndex = Offset
 
 
 class Compression(str, enum.Enum):

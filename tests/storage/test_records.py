@@ -83,6 +83,16 @@ def test_reversed_span_is_refused() -> None:
         decode_map(json.dumps(document).encode(), "here")
 
 
+def test_a_negative_index_is_refused() -> None:
+    """From the end of the names it would lead to another kernel's name."""
+    document = json.loads(encode_map(read_library(MULTIARCH, Scope())))
+    element = document["sections"][0]["regions"][0]["elements"][0]
+    assert element["content"]["kernels"].pop() is not None
+    element["content"]["kernels"].append([-1, 0, 0])
+    with pytest.raises(StoreError, match=r"not a library map.*`int` >= 0 - at `\$.sections"):
+        decode_map(json.dumps(document).encode(), "here")
+
+
 def test_absent_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"map\.json: cannot be read: No such file"):
         load_map(tmp_path / "map.json")
