@@ -887,7 +887,7 @@ def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
 def _load_lock(path: Path | Url | None) -> Lock:
     from pytest_negativa.storage.lockfile import load_lock
 
-    if path is None and not Path(_LOCK).exists():
+    if path is None and not Path(_LOCK).is_file():
         raise click.UsageError(
             f"no {_LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"
         )

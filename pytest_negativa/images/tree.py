@@ -32,6 +32,7 @@ from pytest_negativa.images.contents import CodeFile, Contents, code_file_of
 from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare
 from pytest_negativa.models.image import Manager, Package
+from pytest_negativa.storage.system import read_regular
 
 # CUDA has no other hosts.
 _ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
@@ -244,13 +245,10 @@ def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
 def _read(path: Path) -> str:
     """A package list of the tree; empty if it is no regular file, too large, or unreadable."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_LIST_SIZE:
-                return ""
-            return file.read().decode(errors="surrogateescape")
+        data = read_regular(path, follow=False, limit=_MAX_LIST_SIZE)
     except OSError:
         return ""
+    return data.decode(errors="surrogateescape")
 
 
 def _iter_wheel(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:

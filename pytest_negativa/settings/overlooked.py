@@ -29,7 +29,7 @@ def find_tables(folder: str | os.PathLike[str]) -> Iterator[str]:
     """A warning if ``pyproject.toml`` in the folder has a table of our name."""
     path = Path(folder, "pyproject.toml")
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else b""
     except OSError:
         return
     if (found := _TABLE.search(data)) is not None:

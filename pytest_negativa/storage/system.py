@@ -17,6 +17,8 @@ from typing import BinaryIO
 _MAX_BYTES = 2 << 30
 """Of a record. The usage of 1,000 shards has 6 MB."""
 
+_PIECE = 1 << 16
+
 
 class System:
     """The original functions. A namespace, never instantiated."""
@@ -157,13 +159,26 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
     return file
 
 
-def read_regular(path: str | os.PathLike[str], *, follow: bool = True) -> bytes:
+def read_regular(
+    path: str | os.PathLike[str], *, follow: bool = True, limit: int = _MAX_BYTES
+) -> bytes:
     """All bytes of a regular file, see ``open_regular``.
 
+    Args:
+        path: the file.
+        follow: whether ``path`` may be a link.
+        limit: in bytes.
+
     Raises:
-        OSError: it can't be opened or read, or is too large.
+        OSError: it can't be opened or read, or is larger than the limit.
     """
     with open_regular(path, follow=follow) as file:
-        if os.fstat(file.fileno()).st_size > _MAX_BYTES:
-            raise OSError(errno.EFBIG, f"larger than {_MAX_BYTES:,} bytes", os.fspath(path))
-        return file.read()
+        # Some file systems tell no size, as /proc.
+        parts: list[bytes] = []
+        size, known = 0, os.fstat(file.fileno()).st_size
+        while max(size, known) <= limit:
+            if not (part := file.read(max(known, _PIECE))):
+                return b"".join(parts)
+            parts.append(part)
+            size, known = size + len(part), 0
+    raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", os.fspath(path))
