@@ -65,8 +65,8 @@ def read_tables(source: ByteSource) -> HostElf:
     """
     head = source.read(0, min(HEAD_SIZE, source.size))
     kind = kind_of(head)
-    if kind is FileKind.ARCHIVE:
-        return _read_archive(source)
+    if kind is not None and kind.is_archive:
+        return _read_archive(source, kind)
     content = _bare_kind(source, head, kind)
     if kind is None or (kind.is_host and content is None):
         return read_host_elf(source)
@@ -82,7 +82,7 @@ def read_tables(source: ByteSource) -> HostElf:
 
 def _bare_kind(source: ByteSource | Window, head: bytes, kind: FileKind | None) -> FileKind | None:
     """The kind of a file that is GPU code; None for others, such as bitcode for a CPU."""
-    if kind is None or kind is FileKind.ARCHIVE:
+    if kind is None or kind.is_archive:
         return None
     if kind is FileKind.BITCODE:
         return kind if _is_gpu_bitcode(source) else None
@@ -163,7 +163,7 @@ _HEADER_END = b"`\n"
 _NO_OBJECTS = ("/", "/SYM64/", "//", "__.SYMDEF", "__.SYMDEF SORTED")
 
 
-def _read_archive(source: ByteSource) -> HostElf:
+def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
     sections: list[HostSection] = []
     faults: list[tuple[int, str]] = []
     machine = ""
@@ -185,7 +185,7 @@ def _read_archive(source: ByteSource) -> HostElf:
         build_id=None,
         soname=None,
         sections=tuple(sections),
-        kind=FileKind.ARCHIVE,
+        kind=kind,
         faults=tuple(faults),
     )
 

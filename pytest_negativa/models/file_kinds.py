@@ -10,12 +10,14 @@ class FileKind(str, enum.Enum):
     """What a file with GPU code is.
 
     ``LIBRARY`` is a shared library or program, ``OBJECT`` a relocatable ELF file for the CPU or the
-    GPU, ``ARCHIVE`` a static one of objects. The others are GPU code themselves.
+    GPU, ``ARCHIVE`` a static one of objects, ``THIN_ARCHIVE`` a list of their paths. The others are
+    GPU code themselves.
     """
 
     LIBRARY = "library"
     OBJECT = "object"
     ARCHIVE = "archive"
+    THIN_ARCHIVE = "thin-archive"
     CUBIN = "cubin"
     FATBIN = "fatbin"
     PTX = "ptx"
@@ -31,18 +33,24 @@ class FileKind(str, enum.Enum):
     @property
     def is_host(self) -> bool:
         """Whether the file holds the GPU code in sections of host ELF files."""
-        return self in (FileKind.LIBRARY, FileKind.OBJECT, FileKind.ARCHIVE)
+        return self in (FileKind.LIBRARY, FileKind.OBJECT) or self.is_archive
 
     @property
     def is_link_time(self) -> bool:
         """Whether only a linker reads the file, so that no device loads its code as it is."""
-        return self in (FileKind.OBJECT, FileKind.ARCHIVE, FileKind.BITCODE)
+        return self in (FileKind.OBJECT, FileKind.BITCODE) or self.is_archive
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it is what ``ar`` makes."""
+        return self in (FileKind.ARCHIVE, FileKind.THIN_ARCHIVE)
 
 
 _DESCRIBED = {
     FileKind.LIBRARY: "a library or program",
     FileKind.OBJECT: "an object file",
     FileKind.ARCHIVE: "a static archive",
+    FileKind.THIN_ARCHIVE: "a thin archive, whose members are files of their own",
     FileKind.CUBIN: "a bare cubin",
     FileKind.FATBIN: "a bare fatbin",
     FileKind.PTX: "PTX",
@@ -84,7 +92,7 @@ _MAGIC_NUMBERS = (
     (b"BC\xc0\xde", FileKind.BITCODE),
     (b"\xde\xc0\x17\x0b", FileKind.BITCODE),
     (ARCHIVE_MAGIC, FileKind.ARCHIVE),
-    (THIN_ARCHIVE_MAGIC, FileKind.ARCHIVE),
+    (THIN_ARCHIVE_MAGIC, FileKind.THIN_ARCHIVE),
 )
 
 _ELF_MAGIC = b"\x7fELF"

@@ -31,17 +31,18 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
 
     ``removed`` is of a slimmed library.
     """
+    kind = summary.file_kind
     if not summary.sections:
         found = "no GPU code that is understood" if summary.problems else "no GPU code"
+        what = "" if kind is FileKind.LIBRARY else f"{kind.described}, "
         return "\n".join(
             [
-                f"{printable(summary.path)}: {format_bytes(summary.size)}, {found}",
+                f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
                 *_problem_lines(summary),
                 *([_removed_line(removed)] if removed is not None else []),
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
-    kind = summary.file_kind
     counts = [
         f"{format_bytes(summary.size)}",
         f"{code} ({format_share(summary.code_bytes, summary.size)})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_any_file, read_library
+from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
 from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.reporting.inspection import library_report
+from pytest_negativa.reporting.units import format_bytes
 from tests.support.builders import build_host, fatbin_section
 from tests.support.invariants import check_map
 from tests.support.libraries import BIN, MANIFEST
@@ -230,9 +235,16 @@ def test_members_with_one_name_that_fills_the_table(tmp_path: Path) -> None:
     assert [s.member for s in read(written(tmp_path, archive)).sections] == ["a" * 4096] * 2
 
 
+@pytest.mark.skipif(shutil.which("ar") is None, reason="needs ar of binutils")
 def test_thin_archives_hold_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path, b"!<thin>\n" + member("a.o/", b"")[:58] + b"`\n")
-    assert read(path).sections == ()
+    shutil.copy(BIN / "rdc_caller.o", tmp_path)
+    subprocess.run(["ar", "rcsT", "lib.a", "rdc_caller.o"], cwd=tmp_path, check=True)
+    library_map = read(tmp_path / "lib.a")
+    assert library_map.sections == ()
+    assert library_report(summarize(library_map)) == (
+        f"{tmp_path}/lib.a: a thin archive, whose members are files of their own, "
+        f"{format_bytes(library_map.library.size)}, no GPU code"
+    )
 
 
 def test_devices_choose_what_is_read() -> None:
