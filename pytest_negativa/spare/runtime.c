@@ -154,14 +154,16 @@ static void add_hex(Message *message, uint64_t value) {
     add(message, p);
 }
 
-/* If nobody reads it, the signal that comes of it must not end the program. */
+/* If nobody reads it, the signal that comes of it must not end the program. One that was pending
+ * before is the program's. */
 static void say(Message *message) {
     const uint64_t broken = UINT64_C(1) << (SIGPIPE - 1);
-    uint64_t before = 0;
+    uint64_t before = 0, pending = 0;
     struct timespec none = {0};
     add(message, "\n");
     call6(SYS_rt_sigprocmask, SIG_BLOCK, (long)&broken, (long)&before, sizeof before, 0, 0);
-    if (call3(SYS_writev, 2, (long)message->parts, message->count) == -EPIPE)
+    call3(SYS_rt_sigpending, (long)&pending, sizeof pending, 0);
+    if (call3(SYS_writev, 2, (long)message->parts, message->count) == -EPIPE && !(pending & broken))
         call6(SYS_rt_sigtimedwait, (long)&broken, 0, (long)&none, sizeof broken, 0, 0);
     call6(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof before, 0, 0);
 }

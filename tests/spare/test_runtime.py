@@ -108,11 +108,13 @@ def test_the_first_process_of_a_container_is_sent_the_signal(kit: Kit, cut: Cut)
         assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
 
 
-def test_a_message_that_nobody_reads_kills_nobody(kit: Kit, cut: Cut) -> None:
+@pytest.mark.parametrize("what", ["plain", "pending"])
+def test_a_message_that_nobody_reads(kit: Kit, cut: Cut, what: str) -> None:
+    """It kills nobody, and a signal that was pending before stays so."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as pipe:
-        command = [str(kit.program), "plain", str(cut.library), str(kit.pages)]
+        command = [str(kit.program), what, str(cut.library), str(kit.pages)]
         environ = {"NEGATIVA_SPARE_LOG": "/dev/full"}
         done = subprocess.run(
             command, env=environ, stdout=subprocess.PIPE, stderr=pipe, text=True, check=False

@@ -219,6 +219,10 @@ int main(int count, char **arguments) {
     /* As FUSE with direct I/O. */
     if (!strcmp(what, "no-shared")) deny(3, MAP_SHARED, false, ENODEV);
     if (!strcmp(what, "handler-before") || !strcmp(what, "handler-lost")) set_handler();
+    if (!strcmp(what, "pending")) {
+        block_all();
+        raise(SIGPIPE);
+    }
     load(path);
     if (!strcmp(what, "plain") || !strcmp(what, "mdwe") || !strcmp(what, "no-shared")) {
         use();
@@ -352,6 +356,10 @@ int main(int count, char **arguments) {
         block_all();
         raise(SIGUSR1);
         wait(~(1 << (SIGUSR1 - 1)));
+    } else if (!strcmp(what, "pending")) {
+        sigset_t still;
+        use();
+        if (sigpending(&still) || !sigismember(&still, SIGPIPE)) return 7;
     } else if (!strcmp(what, "crashed")) {
         use();
         *(volatile int *)24 = 1;
