@@ -32,6 +32,8 @@ from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, k
 _T = TypeVar("_T")
 
 _DIST_INFO = ".dist-info"
+# By its platform tag (PEP 427).
+_WINDOWS_WHEEL = re.compile(r"-win(32|_[^-]+)\.whl$")
 # What tells which package installed a file; see ``images.tree``.
 _PACKAGE_LISTS = re.compile(
     r"(.*/)?[^/]+\.dist-info/RECORD|(.*/)?conda-meta/[^/]+\.json|var/lib/dpkg/(status|info/[^/]+\.list)"
@@ -162,6 +164,9 @@ def map_archive(
         workers: who reads; None: a process for each processor.
     """
     contents = Contents(str(path.resolve()))
+    if _WINDOWS_WHEEL.search(path.name):
+        problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
+        contents.problems.append(FormatError(path, None, problem))
     layers: defaultdict[int, _Layer] = defaultdict(_Layer)
     left = _MAX_LISTS
     try:

@@ -191,6 +191,19 @@ class TestLibraries:
             archive.writestr("ours/_vendor/theirs-2.0.dist-info/RECORD", b"")
         assert map_archive(path, QUESTION).distribution == ("ours-too", "1.0")
 
+    def test_a_wheel_for_windows(self, tmp_path: Path) -> None:
+        """What it has besides libraries is read."""
+        wheel = tmp_path / "ours-1.0-cp312-cp312-win_amd64.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("ours/lib/cuda.dll", b"MZ" + bytes(100))
+            archive.write(BIN / "kernels.ptx", "ours/kernels.ptx")
+        result = inspect(wheel)
+        assert result.exit_code == 1 and "kernels.ptx" in result.stdout
+        assert result.stderr == (
+            f"negativa: error: {wheel}: a wheel for Windows, whose libraries (PE files: .dll, "
+            ".pyd) are not read\n"
+        )
+
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
         wheel = write_zip(tmp_path / "renamed.whl")
         with zipfile.ZipFile(wheel, "a") as archive:
