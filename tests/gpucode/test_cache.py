@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pytest_negativa.arch import ComputeCapability
@@ -295,6 +297,32 @@ class TestLimit:
         (folder / "README").write_bytes(bytes(100))
         self.save(MapCache(folder, 10), "a")
         assert [p.name for p in folder.iterdir()] == ["README"]
+
+
+LOAD = """
+import resource
+import sys
+from pathlib import Path
+from pytest_negativa.gpucode.cache import MapCache
+from pytest_negativa.models.library import Scope
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+assert MapCache(Path(sys.argv[1]), 1 << 30).load_map("a", Scope()) is None
+"""
+
+
+def test_a_map_that_promises_more_than_2_gib_is_not_unpacked(folder: Path, cache: MapCache) -> None:
+    """It may come from another machine. Unpacking begins with the memory for all of it."""
+    library_map = read_library(MULTIARCH, Scope())
+    cache.save("a", library_map, summarize(library_map))
+    line, _, rest = entry(folder).read_bytes().partition(b"\n")
+    words = line.split(b" ")
+    packer = zstandard.ZstdCompressor().compressobj(size=(2 << 30) + 1)
+    body = packer.compress(b"{") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    words[3:] = [b"%d" % len(body), hashlib.sha256(body).hexdigest().encode()]
+    entry(folder).write_bytes(b" ".join(words) + b"\n" + rest[: int(words[1])] + body)
+    done = subprocess.run([sys.executable, "-c", LOAD, folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 LOOP = """
