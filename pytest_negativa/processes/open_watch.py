@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_negativa.processes.file_users import users_of
+from pytest_negativa.storage.system import process_mark
 
 _IN_OPEN = 0x20  # linux/inotify.h
 _IN_DELETE_SELF = 0x400
@@ -83,7 +84,7 @@ class OpenWatch:
         self._unseen: dict[str, str] = {}
         self._searches = 0
         self._inotify: int | None = None
-        self._pid = os.getpid()
+        self._process = process_mark()
         self._stack = contextlib.ExitStack()
 
     @property
@@ -169,7 +170,7 @@ class OpenWatch:
 
     def read(self) -> None:
         """Take in what was opened until now. A forked child leaves that to its parent."""
-        if self._inotify is None or os.getpid() != self._pid:
+        if self._inotify is None or process_mark() != self._process:
             return
         if not _is_inotify(self._inotify):
             self._lose("a test closed the descriptor of the watch")
@@ -182,7 +183,7 @@ class OpenWatch:
     def check(self) -> None:
         """Take in what was opened until now, and note which files the watch could not see."""
         self.read()
-        if self._inotify is None or os.getpid() != self._pid:
+        if self._inotify is None or process_mark() != self._process:
             return
         self._try_canaries()
         for path, file in self._files.items():
@@ -194,7 +195,7 @@ class OpenWatch:
     def finish(self) -> None:
         """End the watch."""
         self.check()
-        if self._inotify is not None and os.getpid() == self._pid:
+        if self._inotify is not None and process_mark() == self._process:
             os.close(self._inotify)
             self._inotify = None
 

@@ -21,6 +21,7 @@ from pytest_negativa.session.exit_status import exit_status
 from pytest_negativa.session.header import describe_session
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.system import process_mark
 from pytest_negativa.tracing.gpu import gpu_names
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Reporter:
         self._interrupted = False
         # All tests and the hooks of other plugins at their end.
         self._is_over = False
-        self._pid = os.getpid()
+        self._process = process_mark()
         self._opened: OpenedFiles | None = None
         # What the report was made from.
         self._reported: Usage | None = None
@@ -123,7 +124,7 @@ class Reporter:
         if self._traced.why_broken is not None:
             return result
         self._is_over = True
-        if os.getpid() != self._pid:
+        if process_mark() != self._process:
             return result  # A test forked, and its child came here. The report is the parent's.
         try:
             self._failures = self._report(session)

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import time
+from functools import partial
 from typing import BinaryIO
 
 _MAX_BYTES = 2 << 30
@@ -49,6 +50,15 @@ class System:
             return b"".join(parts)
         finally:
             System.close(fd)
+
+
+_forks: list[None] = []
+os.register_at_fork(after_in_child=partial(_forks.append, None))
+
+
+def process_mark() -> tuple[int, int]:
+    """What tells a process from its forked children: in a new pid namespace one may have its id."""
+    return System.getpid(), len(_forks)
 
 
 class _IoVec(ctypes.Structure):

@@ -105,6 +105,32 @@ def test_without_a_descriptor_left_nothing_is_seen(file: Path) -> None:
     assert reason.startswith("inotify_init1: Too many open files (the limit fs.inotify.max_user_")
 
 
+FORKS = """
+import ctypes, os, sys
+from pytest_negativa.processes.open_watch import OpenWatch
+watch = OpenWatch(sys.argv[1:])
+watch.start()
+open(sys.argv[1]).close()
+assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID
+child = os.fork()
+assert os.getpid() == 1
+if child == 0:
+    watch.read()
+    os._exit(0)
+os.wait()
+watch.finish()
+assert watch.opens.times == {sys.argv[1]: 1}, watch.opens
+"""
+
+
+def test_a_child_with_its_parents_id_takes_no_events(file: Path) -> None:
+    command = ["unshare", "-Urpf", sys.executable, "-c", FORKS, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if "unshare:" in done.stderr:
+        pytest.skip("no namespaces")
+    assert done.returncode == 0, done.stderr
+
+
 FILLS = """
 import os, sys
 from pytest_negativa.processes import open_watch

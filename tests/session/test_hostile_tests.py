@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,33 @@ def test_fork():
     assert shown.count("GPU code (pytest-negativa)") == 1
     assert project.planned()
     assert "\nPROVED" in project.verify()
+
+
+def test_a_forked_child_with_its_parents_id_does_not_report(tmp_path: Path) -> None:
+    """As of a sandbox, in a container whose first process is pytest."""
+    suite = """
+import ctypes
+
+def test_use():
+    use(LIB, 0)
+
+def test_sandbox():
+    if os.fork():
+        os.wait()
+        return
+    assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID
+    if os.fork():
+        os.wait()
+        os._exit(0)
+    assert os.getpid() == 1
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    start = ("unshare", "-Urpf", sys.executable)
+    if subprocess.run([*start, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip("no namespaces")
+    shown = project.run(*start, "-m", "pytest", "-q", "--negativa").stdout
+    assert shown.count("2 passed") == 2
+    assert shown.count("GPU code (pytest-negativa)") == 1
 
 
 @pytest.mark.slow
