@@ -73,14 +73,16 @@ def _code_table(library: MissedLibrary, top: int) -> str:
     rows = [_code_cells(describe_code(code), [code]) for code in shown]
     if rest:
         rows.append(_code_cells(f"{len(rest):,} more", rest))
-    return format_table("lrr", (f"touched in {library.name}", "misses", "pages"), rows, drop=(2,))
+    # Signatures of C++ are long, and a file has no width that cuts them.
+    headers = ("misses", "pages", f"touched in {library.name}")
+    return format_table("rrl", headers, rows, drop=(1,), names=(2,))
 
 
 def _code_cells(name: str, rows: Sequence[MissedCode]) -> list[str]:
     return [
-        name,
         f"{sum(row.misses for row in rows):,}",
         f"{sum(row.pages for row in rows):,}",
+        name,
     ]
 
 
