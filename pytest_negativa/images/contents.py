@@ -32,8 +32,8 @@ from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, k
 _T = TypeVar("_T")
 
 _DIST_INFO = ".dist-info"
-# By its platform tag (PEP 427).
-_WINDOWS_WHEEL = re.compile(r"-win(32|_[^-]+)\.whl$")
+# By its platform tags (PEP 425); one for another system besides has libraries that are read.
+_WINDOWS_WHEEL = re.compile(r"-(\.?win(32|_\w+))+\.whl$")
 # What tells which package installed a file; see ``images.tree``.
 _PACKAGE_LISTS = re.compile(
     r"(.*/)?[^/]+\.dist-info/RECORD|(.*/)?conda-meta/[^/]+\.json|var/lib/dpkg/(status|info/[^/]+\.list)"

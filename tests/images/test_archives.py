@@ -191,9 +191,10 @@ class TestLibraries:
             archive.writestr("ours/_vendor/theirs-2.0.dist-info/RECORD", b"")
         assert map_archive(path, QUESTION).distribution == ("ours-too", "1.0")
 
-    def test_a_wheel_for_windows(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("platform", ["win_amd64", "win32.win_amd64"])
+    def test_a_wheel_for_windows(self, tmp_path: Path, platform: str) -> None:
         """What it has besides libraries is read."""
-        wheel = tmp_path / "ours-1.0-cp312-cp312-win_amd64.whl"
+        wheel = tmp_path / f"ours-1.0-cp312-cp312-{platform}.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("ours/lib/cuda.dll", b"MZ" + bytes(100))
             archive.write(BIN / "kernels.ptx", "ours/kernels.ptx")
@@ -203,6 +204,11 @@ class TestLibraries:
             f"negativa: error: {wheel}: a wheel for Windows, whose libraries (PE files: .dll, "
             ".pyd) are not read\n"
         )
+
+    def test_a_wheel_for_linux_and_windows(self, tmp_path: Path) -> None:
+        wheel = tmp_path / "ours-1.0-py3-none-win_amd64.manylinux_2_28_x86_64.whl"
+        result = inspect(write_zip(wheel))
+        assert result.exit_code == 0 and result.stderr == ""
 
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
         wheel = write_zip(tmp_path / "renamed.whl")
