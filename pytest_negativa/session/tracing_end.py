@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_negativa.storage.system import process_mark
+
 if TYPE_CHECKING:
     from pytest_negativa.session.traced_process import TracedProcess
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class _Step(NamedTuple):
     """What to do at the end of a process for one of its sessions."""
 
-    pid: int
+    process: tuple[int, int]
     traced: TracedProcess
     act: Callable[[], None]
 
@@ -36,7 +38,7 @@ def at_end(traced: TracedProcess, act: Callable[[], None]) -> None:
     Args:
         traced: the session that it belongs to.
     """
-    _steps.append(_Step(os.getpid(), traced, act))
+    _steps.append(_Step(process_mark(), traced, act))
 
 
 def has_begun() -> bool:
@@ -64,5 +66,5 @@ def _end(steps: list[_Step]) -> None:
     for step in steps:
         _steps.remove(step)
         # A forked child inherits the steps.
-        if step.pid == os.getpid():
+        if step.process == process_mark():
             step.act()

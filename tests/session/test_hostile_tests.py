@@ -110,15 +110,17 @@ def test_fork():
     assert "\nPROVED" in project.verify()
 
 
-def test_a_forked_child_with_its_parents_id_does_not_report(tmp_path: Path) -> None:
-    """As of a sandbox, in a container whose first process is pytest."""
-    suite = """
+SANDBOX = """
 import ctypes
+
+class Broken:
+    def pytest_sessionfinish(self):
+        raise ValueError("in a child")
 
 def test_use():
     use(LIB, 0)
 
-def test_sandbox():
+def test_sandbox(pytestconfig):
     if os.fork():
         os.wait()
         return
@@ -128,13 +130,22 @@ def test_sandbox():
         os._exit(0)
     assert os.getpid() == 1
 """
-    project = VerifiedProject(tmp_path / "project", suite)
+BREAK = "    pytestconfig.pluginmanager.register(Broken())\n"
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
+def test_a_forked_child_with_its_parents_id_does_not_report(tmp_path: Path, breaks: bool) -> None:
+    """As of a sandbox, in a container whose first process is pytest."""
+    project = VerifiedProject(tmp_path / "project", SANDBOX + BREAK * breaks)
     start = ("unshare", "-Urpf", sys.executable)
     if subprocess.run([*start, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip("no namespaces")
-    shown = project.run(*start, "-m", "pytest", "-q", "--negativa").stdout
-    assert shown.count("2 passed") == 2
-    assert shown.count("GPU code (pytest-negativa)") == 1
+    done = project.run(*start, "-m", "pytest", "-q", "--negativa")
+    assert ("ValueError: in a child" in done.stderr) is breaks
+    assert "no report of" not in done.stderr
+    assert done.stdout.count("2 passed") == 2 - breaks
+    assert done.stdout.count("GPU code (pytest-negativa)") == 1
+    assert [(run / "failed").exists() for run in project.runs()] == [False]
 
 
 @pytest.mark.slow
