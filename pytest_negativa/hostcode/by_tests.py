@@ -6,17 +6,15 @@ functions each.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.elf import HostElf
-from pytest_negativa.hostcode.functions import function_starts
-from pytest_negativa.hostcode.page_logs import PAGE
+from pytest_negativa.hostcode.functions import FunctionStarts, function_starts
+from pytest_negativa.hostcode.page_logs import touched_spans
 from pytest_negativa.hostcode.summary import open_traced
 from pytest_negativa.models.hostcode import HOST_TESTS_VERSION, HostTests, TestedLibrary
 from pytest_negativa.settings.globs import PathRules
@@ -107,12 +105,12 @@ def functions_by_group(
             contextlib.suppress(FormatError),
             open_traced(file.paths, file.size, file.build_id) as (source, elf),
         ):
-            starts = function_starts(source, elf) or ()
+            starts = function_starts(source, elf) or FunctionStarts()
             if file.sha256 not in first_bits:
                 first_bits[file.sha256] = free
                 free += len(starts)
             for group, bits in by_group.items():
-                spans = _in_code(elf, _spans(ranges, bits))
+                spans = _in_code(elf, touched_spans(ranges, bits))
                 found[group] |= _functions(starts, spans) << first_bits[file.sha256]
     return dict(found)
 
@@ -124,16 +122,6 @@ class _File(NamedTuple):
     paths: tuple[str, ...]
 
 
-def _spans(ranges: _Ranges, pages: int) -> Iterator[tuple[int, int]]:
-    """Addresses of the pages whose bits are set; neighbours as one."""
-    for start, end in ranges:
-        count = (end - start) // PAGE
-        lowest_first = f"{pages & ((1 << count) - 1):b}"[::-1]
-        pages >>= count
-        for run in re.finditer("1+", lowest_first):
-            yield start + run.start() * PAGE, start + run.end() * PAGE
-
-
 def _in_code(elf: HostElf, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The parts of spans that are code, and no unwind tables."""
     code = [(one.vaddr, one.vaddr + one.size) for one in elf.sections if one.executable]
@@ -143,10 +131,10 @@ def _in_code(elf: HostElf, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[i
                 yield max(start, first), min(end, last)
 
 
-def _functions(starts: Sequence[int], spans: Iterable[tuple[int, int]]) -> int:
-    """A bit for each function with code in the spans; it ends where the next one begins."""
+def _functions(starts: FunctionStarts, spans: Iterable[tuple[int, int]]) -> int:
+    """A bit for each function with code in the spans."""
     found = 0
     for start, end in spans:
-        first = max(bisect.bisect_right(starts, start) - 1, 0)
-        found |= (1 << bisect.bisect_left(starts, end)) - (1 << first)
+        numbers = starts.within(start, end)
+        found |= (1 << numbers.stop) - (1 << numbers.start)
     return found

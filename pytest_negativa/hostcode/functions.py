@@ -24,15 +24,42 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.source import ByteSource
 
 # Encodings of .eh_frame_hdr, see the Linux Standard Base 5.0, 10.6.2: version, encoding of the
-# pointer, of the count, of the table. Linkers write no other.
+# pointer, of the count, of the table. Linkers write no other. The table is sorted.
 _VERSION = 1
 _PCREL_SDATA4, _UDATA4, _DATAREL_SDATA4 = 0x1B, 0x03, 0x3B
 _HEAD = struct.Struct("<4B")
 _PAIR = 8
 
 
-def function_starts(source: ByteSource, elf: HostElf) -> list[int] | None:
-    """Addresses of functions, sorted; None if the table of ``.eh_frame_hdr`` can't be read.
+class FunctionStarts:
+    """Addresses of functions, sorted, as an unwinder looks them up.
+
+    Args:
+        base: what the offsets count from.
+        offsets: sorted.
+    """
+
+    def __init__(self, base: int = 0, offsets: Sequence[int] = ()) -> None:
+        self._base = base
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> int:
+        return self._base + self._offsets[number]
+
+    def within(self, start: int, end: int) -> range:
+        """The numbers of the functions with code in a range of addresses.
+
+        A function ends where the next one begins, at the latest.
+        """
+        first = max(bisect.bisect_right(self._offsets, start - self._base) - 1, 0)
+        return range(first, bisect.bisect_left(self._offsets, end - self._base, first))
+
+
+def function_starts(source: ByteSource, elf: HostElf) -> FunctionStarts | None:
+    """Where functions begin; None if the table of ``.eh_frame_hdr`` can't be read.
 
     Raises:
         FormatError: the section leaves the file.
@@ -57,30 +84,24 @@ def function_starts(source: ByteSource, elf: HostElf) -> list[int] | None:
             f".eh_frame_hdr: {count} entries, more than it has room for",
         )
     pairs = array.array("i")
-    pairs.frombytes(data[12 : 12 + count * _PAIR])
+    pairs.frombytes(memoryview(data)[12 : 12 + count * _PAIR])
     if sys.byteorder == "big":
         pairs.byteswap()
-    # In C: there are a million.
-    return sorted(map(section.vaddr.__add__, pairs[::2]))
+    # Not made into a list of addresses: there are a million, and few are looked at.
+    return FunctionStarts(section.vaddr, pairs[::2])
 
 
-def functions_within(
-    starts: Sequence[int], ranges: Sequence[tuple[int, int]]
-) -> Iterator[Sequence[int]]:
-    """The addresses of functions that have code in ranges of addresses, each once.
-
-    A function ends where the next one begins, at the latest.
+def functions_within(starts: FunctionStarts, ranges: Sequence[tuple[int, int]]) -> Iterator[range]:
+    """The numbers of functions that have code in ranges of addresses, each once.
 
     Args:
-        starts: sorted.
         ranges: sorted, without overlaps.
     """
     found = 0  # functions before this one are found or lie before
     for start, end in ranges:
-        first = max(bisect.bisect_right(starts, start) - 1, found)
-        last = bisect.bisect_left(starts, end)
-        yield starts[first:last]
-        found = max(last, found)
+        numbers = starts.within(start, end)
+        yield numbers[max(found - numbers.start, 0) :]
+        found = max(numbers.stop, found)
 
 
 class Function(NamedTuple):
@@ -98,7 +119,7 @@ class FunctionTable:
         FormatError: a table leaves the file.
         """
         self._named = sorted(named_functions(source))
-        self._starts = function_starts(source, elf) or ()
+        self._starts = function_starts(source, elf) or FunctionStarts()
 
     def find(self, address: int) -> Function | None:
         """The function at an address of the file; None if no table knows one."""
@@ -107,8 +128,8 @@ class FunctionTable:
             start, (size, name) = self._named[at]
             if address < start + size:
                 return Function(start, name.decode(errors="replace"))
-        at = bisect.bisect_right(self._starts, address) - 1
-        return Function(self._starts[at], None) if at >= 0 else None
+        numbers = self._starts.within(address, address + 1)
+        return Function(self._starts[numbers.start], None) if numbers else None
 
 
 def named_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:

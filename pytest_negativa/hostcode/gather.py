@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from pytest_negativa.hostcode.usage import (
     describe,
     file_key,
     identify,
+    is_as_before,
     key_of,
     unite,
     unite_logs,
@@ -37,6 +39,9 @@ from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.system import read_regular
+
+# The last one may still run, or have loaded other libraries. Asking takes some ms.
+_RUNS_TO_ASK = 8
 
 _T = TypeVar("_T", HostFiles, HostTests, HostUsage)
 
@@ -92,13 +97,12 @@ def gather_by_test(run: Run) -> Gathered | None:
     if (failure := run.failure) is not None:
         incomplete.append(f"{run.run_id} failed: {failure}")
     new = [key for key in pages if key not in known]
-    before = _known_before(run) if new else {}
-    with ThreadPoolExecutor() as pool:
-        for key, found in zip(new, pool.map(identify, new, map(before.get, new)), strict=True):
-            if isinstance(found, HostFile):
-                known[key] = found
-            else:
-                incomplete.append(found)
+    before = _known_before(run, frozenset(new))
+    for key, found in _identify_all(new, before):
+        if isinstance(found, HostFile):
+            known[key] = found
+        else:
+            incomplete.append(found)
     usage = unite(
         [
             HostUsage(
@@ -149,15 +153,39 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
     return tuple((files[key], pages[key]) for key in pages if key in files)
 
 
-def _known_before(run: Run) -> dict[FileKey, HostFile]:
-    """The files that the last other run of the folder with a trace of CPU code has read."""
-    for other in RunsFolder(run.folder.parent).runs():
-        if other.folder.name != run.folder.name and other.page_log_files.exists():
-            # It only saves time.
-            with contextlib.suppress(StoreError):
-                record = _load(other.page_log_files, HostFiles, HOST_FILES_VERSION)
-                return {file_key(f): f for f in record.files}
-    return {}
+def _identify_all(
+    keys: Iterable[FileKey], before: Mapping[FileKey, HostFile]
+) -> Iterator[tuple[FileKey, HostFile | str]]:
+    """See ``identify``. Files whose content must be read are read in threads."""
+    to_read = []
+    for key in keys:
+        if (file := before.get(key)) is not None and is_as_before(file):
+            yield key, identify(key, file)
+        else:
+            to_read.append(key)
+    with ThreadPoolExecutor() as pool:
+        yield from zip(to_read, pool.map(identify, to_read), strict=True)
+
+
+def _known_before(run: Run, wanted: Set[FileKey]) -> dict[FileKey, HostFile]:
+    """The files, as far as the last other runs of the folder have read them."""
+    found: dict[FileKey, HostFile] = {}
+    others = (
+        other
+        for other in RunsFolder(run.folder.parent).runs()
+        if other.folder.name != run.folder.name and other.page_log_files.exists()
+    )
+    for other in itertools.islice(others, _RUNS_TO_ASK):
+        if len(found) == len(wanted):
+            break
+        # It only saves time.
+        with contextlib.suppress(StoreError):
+            record = _load(other.page_log_files, HostFiles, HOST_FILES_VERSION)
+            for file in record.files:
+                # Without the time of its last change, it would be read again.
+                if file.ctime_ns is not None and (key := file_key(file)) in wanted:
+                    found.setdefault(key, file)
+    return found
 
 
 def require_usage(run: Run) -> HostUsage:

@@ -23,15 +23,17 @@ ranges from 0. The test's name has the place of the path. The bits of each libra
 of their own. A test may have several records.
 
 A forked child shares the records of its parent, and has a log of its own for what it loads. Where
-tests are told apart, that log repeats the libraries of its parent.
+tests are told apart, that log repeats the libraries of its parent. A process that starts later may
+leave out pages that another log has: all logs of a run together tell what was touched.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,7 +66,7 @@ class LoggedLibrary:
         watched: whether touched pages were recorded.
         restricted: whether some pages were forbidden, see ``encode_allowed``.
         ranges: first and end address, in the ELF file, of what was watched.
-        pages: addresses of the touched pages, sorted.
+        pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
     """
 
     path: str
@@ -191,7 +193,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
                     watched=not flags & _UNWATCHED,
                     restricted=bool(flags & _RESTRICTED),
                     ranges=ranges,
-                    pages=tuple(_iter_pages(data, at + bits, ranges)),
+                    pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
                 )
             )
         elif kind == _TEST:
@@ -230,13 +232,23 @@ def _iter_records(data: bytes) -> Iterator[int]:
             at += size
 
 
-def _iter_pages(data: bytes, at: int, ranges: tuple[tuple[int, int], ...]) -> Iterator[int]:
-    bit = 0
+def _iter_pages(ranges: Sequence[tuple[int, int]], bits: bytes) -> Iterator[int]:
+    for start, end in touched_spans(ranges, int.from_bytes(bits, "little")):
+        yield from range(start, end, PAGE)
+
+
+def touched_spans(ranges: Iterable[tuple[int, int]], pages: int) -> Iterator[tuple[int, int]]:
+    """Addresses of the pages whose bits are set; neighbours as one.
+
+    Args:
+        ranges, pages: see ``LoggedTest``.
+    """
     for start, end in ranges:
-        for page in range(start, end, PAGE):
-            if data[at + bit // 8] >> bit % 8 & 1:
-                yield page
-            bit += 1
+        count = (end - start) // PAGE
+        lowest_first = f"{pages & ((1 << count) - 1):b}"[::-1]
+        pages >>= count
+        for run in re.finditer("1+", lowest_first):
+            yield start + run.start() * PAGE, start + run.end() * PAGE
 
 
 def encode_allowed(

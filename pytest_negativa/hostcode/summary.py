@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import function_starts, functions_within
+from pytest_negativa.hostcode.functions import (
+    FunctionStarts,
+    function_starts,
+    functions_within,
+)
 from pytest_negativa.hostcode.variants import find_variants
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
@@ -78,9 +82,9 @@ def touched_functions(usage: HostUsage) -> Iterator[tuple[str, int]]:
     for library in usage.libraries:
         if library.unwatched is None:
             with contextlib.suppress(FormatError), _open(library) as (source, elf):
-                starts = function_starts(source, elf) or ()
-                for found in functions_within(starts, _unwatched_or_touched(elf, library)):
-                    yield from ((library.sha256, address) for address in found)
+                starts = function_starts(source, elf) or FunctionStarts()
+                for numbers in functions_within(starts, _unwatched_or_touched(elf, library)):
+                    yield from ((library.sha256, starts[number]) for number in numbers)
 
 
 def _open(library: HostLibrary) -> AbstractContextManager[tuple[ByteSource, HostElf]]:

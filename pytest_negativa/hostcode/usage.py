@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -78,6 +79,14 @@ def file_key(file: HostFile) -> FileKey:
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
 
 
+def is_as_before(file: HostFile) -> bool:
+    """Whether a file has not changed since it was read; ``identify`` looks closer."""
+    try:
+        return Path(file.path).stat().st_ctime_ns == file.ctime_ns
+    except OSError:
+        return False
+
+
 def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 
@@ -130,9 +139,23 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         build_id=file.build_id,
         paths=(file.path,),
         watched=unite_spans(_offsets(file, start, end - start) for start, end in pages.ranges),
-        touched=unite_spans(_offsets(file, page, PAGE) for page in pages.touched),
+        touched=unite_spans(_offsets(file, start, end - start) for start, end in _runs(pages)),
         unwatched=None if pages.watched else UNWATCHED,
     )
+
+
+def _runs(pages: FilePages) -> Iterator[tuple[int, int]]:
+    """First and end address of touched pages that follow each other in one range."""
+    borders = {address for one in pages.ranges for address in one}
+    start = end = None
+    for page in sorted(pages.touched):
+        if page != end or page in borders:
+            if start is not None and end is not None:
+                yield start, end
+            start = page
+        end = page + PAGE
+    if start is not None and end is not None:
+        yield start, end
 
 
 def _offsets(file: HostFile, address: int, size: int) -> Span:

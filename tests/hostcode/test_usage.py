@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
-from pytest_negativa.hostcode.functions import functions_within
+from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
@@ -177,7 +177,8 @@ def test_functions_are_counted_once(starts: list[int], sizes: list[tuple[int, in
         any(start < span.end and end > span.start for span in spans)
         for start, end in zip(starts, ends, strict=False)
     )
-    assert sum(map(len, functions_within(starts, [(s.start, s.end) for s in spans]))) == expected
+    table = FunctionStarts(50, [start - 50 for start in starts])
+    assert sum(map(len, functions_within(table, [(s.start, s.end) for s in spans]))) == expected
 
 
 def key_of(path: Path) -> FileKey:
@@ -239,7 +240,12 @@ def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
         run.page_log_files.write_bytes(msgspec.json.encode(files))
         return usage
 
-    first, second = trace(), trace()
+    first = trace()
+    # A run that has just begun knows no file.
+    running = RunsFolder(tmp_path).new_run()
+    running.page_logs.mkdir(parents=True)
+    begin_logs(running)
+    second = trace()
     real = {one.paths[0]: one.sha256 for one in first.libraries}
     assert all(sha256_of(path) == digest for path, digest in real.items())
     for one in second.libraries:
