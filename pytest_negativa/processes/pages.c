@@ -14,6 +14,9 @@
  * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
  * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
+ * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and what
+ * they have needs no second mark. Not so where tests are told apart or pages are forbidden.
+ *
  * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
  * inaccessible again then, and the test has bits of its own for those that it touches.
  *
@@ -49,6 +52,9 @@
 #ifndef MAX_LIBRARIES /* at a time */
 #define MAX_LIBRARIES 4096
 #endif
+#ifndef LARGE /* pages: a library for which it pays to look into the logs of other processes */
+#define LARGE 256
+#endif
 
 enum {
     PAGE = 4096,
@@ -58,6 +64,8 @@ enum {
     MAX_SECTIONS = 1024,
     MAX_NAMES = 64 << 10,
     COARSE = 64, /* pages to give back at once when a process has many mappings */
+    OFFERED = 8, /* logs that later processes look into */
+    LOG_NAME = 64,
 };
 
 /* ---- The log ---- */
@@ -87,6 +95,13 @@ typedef struct {
 
 static Own *own_;
 
+/* The file `lost`, which all processes share. */
+typedef struct {
+    atomic_uint lost; /* libraries without a record */
+    atomic_uint offered;
+    char names[OFFERED][LOG_NAME]; /* of logs; the first byte comes last */
+} Shared;
+
 static struct {
     char folder[PATH_MAX];
     uint64_t files;
@@ -94,7 +109,7 @@ static struct {
     uint64_t length;         /* of the file */
     uint8_t *chunk;          /* where the next record goes */
     size_t used, chunk_size; /* of the chunk */
-    atomic_uint *lost;       /* in a file that all processes share: libraries without a record */
+    Shared *shared;
     atomic_uint own_lost;
 } log_;
 
@@ -104,7 +119,9 @@ static int open_file(const char *path, int flags, int mode) {
 
 static void close_file(int fd) { syscall(SYS_close, fd); }
 
-static void note_lost(void) { atomic_fetch_add(log_.lost ? log_.lost : &log_.own_lost, 1); }
+static void note_lost(void) {
+    atomic_fetch_add(log_.shared ? &log_.shared->lost : &log_.own_lost, 1);
+}
 
 static char *put_number(char *end, uint64_t number) {
     char digits[24], *first = digits + sizeof digits;
@@ -215,7 +232,7 @@ static bool start_log(void) {
     return true;
 }
 
-static void open_lost(void) {
+static void open_shared(void) {
     static char path[PATH_MAX + 8];
     strcpy(path, log_.folder);
     strcat(path, "/lost");
@@ -224,9 +241,23 @@ static void open_lost(void) {
     struct statx status;
     if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 && status.stx_size >= PAGE) {
         void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (memory != MAP_FAILED) log_.lost = memory;
+        if (memory != MAP_FAILED) log_.shared = memory;
     }
     close_file(fd);
+}
+
+/* Lets later processes look into this one's log. */
+static void offer_log(void) {
+    static bool offered;
+    if (offered || log_.shared == NULL || atomic_load(&log_.shared->offered) >= OFFERED) return;
+    offered = true;
+    const char *name = strrchr(log_.path, '/') + 1;
+    unsigned place = atomic_fetch_add(&log_.shared->offered, 1);
+    if (place >= OFFERED || strlen(name) >= LOG_NAME) return;
+    volatile char *to = log_.shared->names[place];
+    for (size_t i = 1; name[i] != 0; i++) to[i] = name[i];
+    atomic_thread_fence(memory_order_release);
+    to[0] = name[0];
 }
 
 /* ---- What is watched ---- */
@@ -655,13 +686,15 @@ static void describe(LogRecord *record, int fd) {
 
 /* ---- What may be touched ---- */
 
-static struct {
+typedef struct {
     const uint8_t *data;
     size_t size;
-} allowed;
+} Records;
+
+static Records allowed;
 
 /* Read, not mapped: a file that somebody truncates would be a SIGBUS. */
-static bool read_allowed(const char *path) {
+static bool read_records(const char *path, Records *records) {
     struct statx status;
     int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) return false;
@@ -672,8 +705,7 @@ static bool read_allowed(const char *path) {
         void *data =
             mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (data != MAP_FAILED && read_at(fd, data, size, 0)) {
-            allowed.data = data;
-            allowed.size = size;
+            *records = (Records){data, size};
             mprotect(data, size, PROT_READ);
             read = true;
         }
@@ -682,22 +714,92 @@ static bool read_allowed(const char *path) {
     return read;
 }
 
+/* Whether a record is of the same file with the same ranges. */
+static bool is_same(const LogRecord *row, const LogRecord *wanted) {
+    size_t ranges = wanted->range_count * sizeof(LogRange);
+    return row->kind == LIBRARY && row->flags == 0 && row->major == wanted->major &&
+           row->minor == wanted->minor && row->inode == wanted->inode &&
+           row->file_size == wanted->file_size && row->modified_ns == wanted->modified_ns &&
+           row->range_count == wanted->range_count &&
+           row->size >= sizeof *row + ranges && memcmp(row + 1, wanted + 1, ranges) == 0;
+}
+
+/* What is allowed names no paths. */
+static bool is_at_same_path(const LogRecord *row, const LogRecord *wanted) {
+    size_t start = sizeof *row + wanted->range_count * sizeof(LogRange);
+    return row->path_length == 0 ||
+           (row->path_length == wanted->path_length && row->size - start >= row->path_length &&
+            memcmp((const uint8_t *)row + start, (const uint8_t *)wanted + start,
+                   row->path_length) == 0);
+}
+
 /* The bits of the same file with the same ranges; NULL if there are none. `bytes`: of the bits. */
-static const uint8_t *find_allowed(const LogRecord *wanted, size_t bytes) {
-    const LogRange *ranges = (const LogRange *)(wanted + 1);
-    size_t head = sizeof *wanted + wanted->range_count * sizeof *ranges;
-    for (size_t at = 0; at + sizeof(LogRecord) <= allowed.size;) {
-        const LogRecord *row = (const LogRecord *)(allowed.data + at);
-        if (row->size < sizeof *row || row->size % 8 || row->size > allowed.size - at) return NULL;
-        if (row->major == wanted->major && row->minor == wanted->minor &&
-            row->inode == wanted->inode && row->file_size == wanted->file_size &&
-            row->modified_ns == wanted->modified_ns && row->range_count == wanted->range_count &&
-            row->size >= head && memcmp(row + 1, ranges, head - sizeof *row) == 0 &&
+static const uint8_t *find_bits(const Records *records, const LogRecord *wanted, size_t bytes) {
+    for (size_t at = 0; at + sizeof(LogRecord) <= records->size;) {
+        const LogRecord *row = (const LogRecord *)(records->data + at);
+        if (row->size == 0) {
+            at = (at / CHUNK + 1) * CHUNK;
+            continue;
+        }
+        if (row->size < sizeof *row || row->size % 8 || row->size > records->size - at) return NULL;
+        if (is_same(row, wanted) && is_at_same_path(row, wanted) &&
             row->bits_offset <= row->size && row->size - row->bits_offset >= bytes)
             return (const uint8_t *)row + row->bits_offset;
         at += row->size;
     }
     return NULL;
+}
+
+/* ---- What other processes have touched ---- */
+
+/* Logs of processes that began before. Their pages are noted, so they need no watching here. */
+static struct {
+    bool looked;
+    size_t count;
+    Records logs[OFFERED];
+} known;
+
+static void read_known(void) {
+    static char path[PATH_MAX + LOG_NAME + 1];
+    known.looked = true;
+    for (size_t i = 0; log_.shared != NULL && i < OFFERED; i++) {
+        char name[LOG_NAME];
+        memcpy(name, log_.shared->names[i], LOG_NAME);
+        name[LOG_NAME - 1] = 0;
+        if (name[0] == 0 || strchr(name, '/') != NULL) continue;
+        strcpy(path, log_.folder);
+        strcat(path, "/");
+        strcat(path, name);
+        known.count += read_records(path, &known.logs[known.count]);
+    }
+}
+
+static bool is_known(const uint8_t *const *bits, size_t count, uint64_t page) {
+    for (size_t i = 0; i < count; i++)
+        if (bits[i][page / 8] >> (page % 8) & 1) return true;
+    return false;
+}
+
+/* Opens the pages that another process has touched. The first touch of such a page in this process
+ * would add nothing: all logs together count. */
+static void open_known(const Library *library) {
+    const uint8_t *bits[OFFERED];
+    size_t count = 0, pages = library->bit_bytes * 8;
+    if (by_test || allowed.data != NULL || !atomic_load(&library->guarded)) return;
+    if (!known.looked && pages >= LARGE) read_known();
+    for (size_t i = 0; i < known.count; i++)
+        if ((bits[count] = find_bits(&known.logs[i], library->record, library->bit_bytes)) != NULL)
+            count++;
+    for (size_t i = 0; i < library->range_count && count > 0; i++) {
+        const Range *range = &library->ranges[i];
+        uintptr_t start = range->start;
+        for (uintptr_t at = start; at <= range->end; at += PAGE) {
+            if (at < range->end && is_known(bits, count, range->first + (at - range->start) / PAGE))
+                continue;
+            if (start < at) show(library, range, start, at);
+            start = at + PAGE;
+        }
+    }
 }
 
 /* A place for a library. One that was closed gives up its own, unless tests have bits: they know
@@ -777,7 +879,7 @@ static Library *watch(const struct link_map *map) {
     library->record = record;
     library->bit_bytes = (pages + 7) / 8;
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = watched ? find_allowed(record, (pages + 7) / 8) : NULL;
+    library->allowed = watched ? find_bits(&allowed, record, (pages + 7) / 8) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;
@@ -785,6 +887,8 @@ static Library *watch(const struct link_map *map) {
     if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
     if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
     hide(library);
+    open_known(library);
+    if (pages >= LARGE) offer_log();
     return library;
 }
 
@@ -812,12 +916,12 @@ EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS");
     if (folder == NULL || folder[0] != '/' || strlen(folder) >= sizeof log_.folder) return 0;
     strcpy(log_.folder, folder);
-    open_lost();
+    open_shared();
     most_parts = (long)(MAX_PARTS);
     atomic_store(&parts_left, most_parts);
     const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
     own_ = map_wiped();
-    if (own_ == NULL || !start_log() || (restricted != NULL && !read_allowed(restricted)) ||
+    if (own_ == NULL || !start_log() || (restricted != NULL && !read_records(restricted, &allowed)) ||
         !faults_start(serve)) {
         note_lost();
         return 0;

@@ -342,17 +342,75 @@ def has_file_guards() -> bool:
     return True
 
 
-def test_guarded_pages_take_no_mappings(tmp_path: Path, logs: Path) -> None:
-    if not has_file_guards():
-        pytest.skip("needs guard pages for files (Linux 6.15)")
-    source = tmp_path / "many.c"
+def compile_many(folder: Path) -> Path:
+    """A library with 300 functions, ``touch0`` and so on, each on a page of its own."""
+    source = folder / "many.c"
     source.write_text(
         "".join(
             f"__attribute__((aligned(8192))) int touch{i}(void) {{ return {i}; }}\n"
             for i in range(300)
         )
     )
-    library = compile_shared(str(source), tmp_path / "libmany.so")
+    return compile_shared(str(source), folder / "libmany.so")
+
+
+def touch(logs: Path, library: Path, numbers: range, **more: str) -> set[int]:
+    """Have a process call functions of such a library; which ones its log names."""
+    before = set(logs.iterdir())
+    code = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+assert all(library[f"touch{{i}}"]() == i for i in {numbers})
+"""
+    run(logs, sys.executable, "-c", code, **more)
+    (log,) = set(logs.iterdir()) - before
+    (log.parent / "one").mkdir()
+    shutil.copy(log, log.parent / "one")
+    pages = find(read_page_logs(log.parent / "one"), library).pages
+    shutil.rmtree(log.parent / "one")
+    names = symbols_of(library)
+    return {int(names[page].removeprefix("touch")) for page in pages if page in names}
+
+
+def test_a_process_notes_what_no_earlier_one_has_noted(
+    tmp_path: Path, logs: Path, watcher: dict[str, str]
+) -> None:
+    library = compile_many(tmp_path)
+    assert touch(logs, library, range(100), **watcher) == {*range(100)}
+    # By mprotect, each page would be a mapping more.
+    first = 50 if watcher else 100
+    assert touch(logs, library, range(50, 150), **watcher) == {*range(first, 150)}
+    # Both are logs of the same file, and its second name may lead to another one later.
+    other = tmp_path / "libother.so"
+    other.hardlink_to(library)
+    assert touch(logs, other, range(50), **watcher) == {*range(50)}
+    library.unlink()
+    shutil.copy(other, library)
+    assert touch(logs, library, range(50), **watcher) == {*range(50)}
+
+
+def test_forbidden_pages_and_tests_do_not_depend_on_earlier_processes(
+    tmp_path: Path, logs: Path
+) -> None:
+    library = compile_many(tmp_path)
+    touch(logs, library, range(100))
+    traced = find(read_page_logs(logs), library)
+    file = identify(
+        FileKey(str(library), traced.device, traced.inode, traced.size, traced.mtime_ns)
+    )
+    assert isinstance(file, HostFile)
+    assert touch(logs, library, range(20), NEGATIVA_PAGES_TEST="a test") == {*range(20)}
+    allowed = tmp_path / "allowed"
+    first = {at for at, name in symbols_of(library).items() if name == "touch0"}
+    allowed.write_bytes(encode_allowed(file, traced.ranges, first))
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}).touch7()"
+    assert die(logs, sys.executable, "-c", code, NEGATIVA_PAGES_ALLOWED=str(allowed)) == -11
+
+
+def test_guarded_pages_take_no_mappings(tmp_path: Path, logs: Path) -> None:
+    if not has_file_guards():
+        pytest.skip("needs guard pages for files (Linux 6.15)")
+    library = compile_many(tmp_path)
     code = f"""
 import ctypes
 library = ctypes.CDLL({str(library)!r})
