@@ -349,7 +349,7 @@ def _watch_pages(run: Run) -> dict[str, str]:
     """The environment in which processes record the pages of CPU code that they touch."""
     from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
-    from pytest_negativa.processes.redirect import make_logs_folder
+    from pytest_negativa.storage.shared_folders import make_logs_folder
 
     added = watch_environment(os.environ, run.page_logs)
     run.make()

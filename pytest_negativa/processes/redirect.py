@@ -35,11 +35,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError, StoreError
+from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.shared_folders import make_passable
 from pytest_negativa.storage.system import read_regular
 
 TABLE_VARIABLE = "NEGATIVA_REDIRECT_TABLE"
@@ -262,38 +263,6 @@ def redirected_originals(table: Path) -> tuple[str, ...]:
     """
     rows = (line.split("\t") for line in table.read_text("utf-8").split("\n"))
     return tuple(row[-2] for row in rows if row[0] == "library")
-
-
-def make_logs_folder(logs: Path, base: Path) -> None:
-    """Make the folder, below ``base``, in which processes of any user write their logs.
-
-    The folders from ``base`` down become passable for other users. The folders above stay as they
-    are: processes of a user that can't pass them leave no log.
-
-    Raises:
-        StoreError: it can't be created.
-    """
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        logs.chmod(0o1777)
-    except OSError as e:
-        raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
-    make_passable(logs.parent, base)
-
-
-def make_passable(folder: Path, base: Path) -> None:
-    """Let other users pass the folders from ``folder`` up to ``base``, if this user may."""
-    top = Path(base).resolve()
-    inner = Path(folder).resolve()
-    if not inner.is_relative_to(top):
-        return
-    # What a link leads to is the user's: only what lies in it was made here.
-    outside = {top} if Path(base).is_symlink() else set()
-    for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
-        with contextlib.suppress(OSError):
-            mode = stat.S_IMODE(passed.stat().st_mode)
-            if mode & 0o011 != 0o011:
-                passed.chmod(mode | 0o011)
 
 
 def _numbers(identity: FileId) -> tuple[int, int, int]:

@@ -123,7 +123,7 @@ def watch_tests(run: Run) -> PageTests | None:
 def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
     from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
-    from pytest_negativa.processes.redirect import make_logs_folder
+    from pytest_negativa.storage.shared_folders import make_logs_folder
 
     run.make()
     make_logs_folder(run.page_logs, run.folder.parent)

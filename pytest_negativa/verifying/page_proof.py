@@ -38,13 +38,13 @@ from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenP
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
-from pytest_negativa.processes.redirect import make_logs_folder
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.merge import merge_traces, merge_when_ended
 from pytest_negativa.verifying.evidence import problems_of, trace_files
 from pytest_negativa.verifying.judge import (

@@ -33,7 +33,6 @@ from pytest_negativa.processes.file_users import (
 )
 from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.redirect import (
-    make_logs_folder,
     make_table,
     redirect_environment,
     redirected_originals,
@@ -50,6 +49,7 @@ from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_files_plans
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
 from pytest_negativa.verifying.evidence import (

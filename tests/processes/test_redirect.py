@@ -23,7 +23,6 @@ from pytest_negativa.processes.redirect import (
     RedirectedProcess,
     RedirectError,
     copy_path,
-    make_logs_folder,
     make_table,
     read_logs,
     redirect_environment,
@@ -33,6 +32,7 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
+from pytest_negativa.storage.shared_folders import make_logs_folder
 from tests.support.compiling import compile_c, needs_compiler
 from tests.support.emulators import not_in_qemu
 from tests.support.faults import PlantedFault
