@@ -88,7 +88,7 @@ def _fit(
     """Which columns of ``left`` are shown, and the widths of those with names."""
     least = [len(header) + _HEADER_PADDING for header in headers]
     widths = [
-        max(least[column], *(len(row[column]) for row in rows)) for column in range(len(headers))
+        max([least[column], *(len(row[column]) for row in rows)]) for column in range(len(headers))
     ]
     shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]
     left = list(left)

@@ -25,6 +25,12 @@ def test_a_wide_terminal_changes_nothing() -> None:
     assert table(70, drop=(1,)) == table(0)
 
 
+def test_a_table_without_rows_has_its_headers() -> None:
+    """As that of tests, in a terminal, if none of them ran a kernel."""
+    found = format_table("llrr", HEADERS, [], width=70)
+    assert found.split("\n")[0].split() == list(HEADERS)
+
+
 def test_columns_go_before_names_get_short() -> None:
     found = table(54, drop=(1, 2))
     assert found[0].split() == ["library", "before", "after"]
