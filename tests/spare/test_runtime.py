@@ -110,7 +110,7 @@ def test_the_first_process_of_a_container_is_sent_the_signal(kit: Kit, cut: Cut)
 
 @pytest.mark.parametrize("what", ["plain", "pending"])
 def test_a_message_that_nobody_reads(kit: Kit, cut: Cut, what: str) -> None:
-    """It kills nobody, and a signal that was pending before stays so."""
+    """The program goes on. A SIGPIPE that was pending before the message stays pending."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as pipe:
