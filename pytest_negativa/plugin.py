@@ -6,8 +6,12 @@ modules for tracing are imported when ``--negativa`` is given.
 
 from __future__ import annotations
 
+import argparse
 import atexit
+import contextlib
+import copy
 import os
+import shlex
 import sys
 from collections.abc import Generator, Iterator
 
@@ -16,6 +20,7 @@ import pytest
 from pytest_negativa.errors import NegativaError, OptionError
 from pytest_negativa.models.environment import OWN_VARIABLES, ROUND_VARIABLE
 from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
+from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.overlooked import find_tables, find_variables
 
 MARKER = (
@@ -39,6 +44,10 @@ _RUNS_NO_TEST = (
     "cacheshow",
 )
 
+_CPU = BY_NAME["cpu"]
+
+_WARNED = pytest.StashKey[bool]()
+
 
 @atexit.register
 def _end_tracing() -> None:
@@ -48,9 +57,24 @@ def _end_tracing() -> None:
         tracing_end.end_tracing()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flags of the option table."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the flags of the option table, and begin a trace of CPU code that they ask for.
+
+    Such a trace starts the process again, which imports all plugins again. pytest calls this hook as
+    soon as it has imported this plugin, so the plugins that come later are imported once.
+    """
     add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
+    config = pluginmanager.get_plugin("pytestconfig")
+    # pytest.main(plugins=...) registers plugins before it has read its configuration.
+    if OWN_VARIABLES & os.environ.keys() or getattr(config, "rootpath", None) is None:
+        return
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    words = [*config.getini("addopts"), *added, *_typed(config)]
+    if _CPU.flag in words or _CPU.variable in os.environ:
+        namespace = parser.parse_known_args(words, copy.copy(config.option))
+        # Errors come again in pytest_load_initial_conftests, which reports them.
+        with contextlib.suppress(NegativaError):
+            _begin(config, namespace, early=True)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -69,7 +93,7 @@ def pytest_load_initial_conftests(
     It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
     try:
-        _begin(early_config)
+        _begin(early_config, early_config.known_args_namespace)
     except NegativaError as e:
         from pytest_negativa.reporting.text import printable_lines
 
@@ -77,14 +101,19 @@ def pytest_load_initial_conftests(
     return (yield)
 
 
-def _begin(config: pytest.Config) -> None:
-    namespace = config.known_args_namespace
+def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool = False) -> None:
+    """Begin to trace, or replace this process by one that traces or supervises.
+
+    Args:
+        early: other plugins are not imported yet, so only a trace of CPU code may begin.
+    """
     flags = pick_flags(vars(namespace))
     enabled = is_enabled("enabled", flags, os.environ)
     supervised = any(is_enabled(name, flags, os.environ) for name in _SUPERVISED)
     in_round = ROUND_VARIABLE in os.environ
-    if not OWN_VARIABLES & os.environ.keys():
+    if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
         # A process that another session started need not say it again.
+        config.stash[_WARNED] = True
         _warn(config, reads_settings=enabled or supervised)
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return None
@@ -98,6 +127,8 @@ def _begin(config: pytest.Config) -> None:
     if not page_trace.is_in_round():
         if supervised and not in_round:
             # In a round, a test has started this pytest. It must not rewrite the copies.
+            if early:
+                return None
             from pytest_negativa.session import start
 
             return start.start_supervisor(config, flags)
@@ -105,6 +136,8 @@ def _begin(config: pytest.Config) -> None:
             return None
     # It may replace the process, so it comes before the other imports.
     settings, pages = page_trace.begin(config, flags)
+    if early:
+        return None
     from pytest_negativa.session import start
 
     return start.begin(config, settings, pages)

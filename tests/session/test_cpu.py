@@ -24,7 +24,7 @@ from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in, needs_page_watch
 from tests.support.pages import read_page
-from tests.support.sessions import Project
+from tests.support.sessions import Project, import_path
 from tests.support.verified import VerifiedProject
 
 pytestmark = [needs_compiler, needs_page_watch]
@@ -82,6 +82,32 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["flag", "variable", "addopts", "file"])
+def test_how_often_plugins_are_imported(
+    project: Project, library: Path, how: str, tmp_path: Path
+) -> None:
+    """What is known before later plugins are imported starts the process again before that."""
+    project.write("later.py", "with open('imports', 'a') as file:\n    file.write('x')\n")
+    project.environ["PYTHONPATH"] = import_path(project.folder)
+    project.environ["NEGATIVA_DIRECTORI"] = "x"
+    if how != "file":
+        project.write("negativa.yaml", f"directory: {tmp_path / 'runs'}\n")
+    if how == "variable":
+        project.environ["NEGATIVA_CPU"] = "1"
+    if how == "addopts":
+        project.write("pytest.ini", "[pytest]\naddopts = --negativa-cpu\n")
+    flags = ["--negativa-cpu"] if how == "flag" else []
+    done = project.pytest("-q", "-p", "negativa", "-p", "later", "--negativa", *flags)
+    assert "2 passed" in done.stdout
+    assert "Programs themselves and libc are not traced." in done.stdout
+    assert (project.folder / "imports").read_text() == ("xx" if how == "file" else "x")
+    # Told once, and only the folder that the file names has a run.
+    assert done.stderr.count("NEGATIVA_DIRECTORI") == 1
+    runs = project.results if how == "file" else tmp_path / "runs"
+    assert project.results.exists() == (how == "file")
+    assert len([run for run in runs.iterdir() if run.is_dir() and not run.is_symlink()]) == 1
+
+
 def test_runs_are_as_alike_as_their_functions(project: Project, library: Path) -> None:
     names = []
     for keyword in ("calls", "calls", "child"):
