@@ -60,13 +60,13 @@ def _end_tracing() -> None:
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the flags of the option table, and begin a trace of CPU code that they ask for.
 
-    Such a trace starts the process again, which imports all plugins again. pytest calls this hook as
-    soon as it has imported this plugin, so the plugins that come later are imported once.
+    Such a trace starts the process again, and that imports all plugins again. pytest calls this
+    hook as soon as it has imported this plugin, so it imports those that come later once.
     """
     add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
-    config = pluginmanager.get_plugin("pytestconfig")
-    # pytest.main(plugins=...) registers plugins before it has read its configuration.
-    if OWN_VARIABLES & os.environ.keys() or getattr(config, "rootpath", None) is None:
+    config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
+    # pytest.main(plugins=...) registers plugins before pytest has read its configuration.
+    if config is None or not hasattr(config, "rootpath") or OWN_VARIABLES & os.environ.keys():
         return
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
     words = [*config.getini("addopts"), *added, *_typed(config)]

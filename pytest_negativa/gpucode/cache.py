@@ -32,7 +32,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
-from pytest_negativa.storage.records import decode_map, encode_map
+from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url
 

@@ -43,7 +43,7 @@ from pytest_negativa.models.duplicates import CodeDigest, LibraryContent
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.storage.records import decode_map, encode_map
+from pytest_negativa.storage.maps import decode_map, encode_map
 
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache

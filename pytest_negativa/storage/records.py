@@ -5,7 +5,6 @@ The first key of each JSON file is ``format_version``.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +13,7 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
-from pytest_negativa.models.summary import Inspection
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.system import read_regular
 
 _T = TypeVar("_T")
 
@@ -48,35 +44,11 @@ def decode_hook(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
 
-_MAP_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
-
-
 class _Versioned(msgspec.Struct):
     format_version: int
 
 
 _VERSION_DECODER = msgspec.json.Decoder(_Versioned)
-
-
-def encode_map(library_map: LibraryMap) -> bytes:
-    """The JSON of a map; ``decode_map`` reads it."""
-    return _MAP_ENCODER.encode(library_map)
-
-
-def decode_map(data: bytes, origin: str) -> LibraryMap:
-    """The map in ``data``; ``origin`` (a path) is for messages.
-
-    Raises:
-        StoreError: not a map, or of a version that this release does not read.
-    """
-    return decode_versioned(
-        data,
-        LibraryMap,
-        FORMAT_VERSION,
-        origin=origin,
-        what="a library map",
-        remedy="make the map again",
-    )
 
 
 def decode_versioned(
@@ -106,28 +78,6 @@ def decode_versioned(
         raise StoreError(f"{origin}: not {what} of this release: {e}") from e
 
 
-def save_map(library_map: LibraryMap, path: Path) -> None:
-    """Write a map file.
-
-    Raises:
-        StoreError: the file can't be written; nothing is left behind.
-    """
-    write_atomically(path, encode_map(library_map))
-
-
-def load_map(path: Path) -> LibraryMap:
-    """Read a map file.
-
-    Raises:
-        StoreError: the file can't be read, is no map, or of another version.
-    """
-    try:
-        data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
-    return decode_map(data, os.fspath(path))
-
-
 def write_record(path: Path, record: object, *, indent: int = 0) -> None:
     """Write a record or plain value as JSON.
 
@@ -140,11 +90,15 @@ def write_record(path: Path, record: object, *, indent: int = 0) -> None:
 
 def map_schema() -> dict[str, Any]:
     """JSON Schema of the map file."""
+    from pytest_negativa.models.library import LibraryMap
+
     return _schema(LibraryMap, "Map of the GPU code in a library")
 
 
 def inspection_schema() -> dict[str, Any]:
     """JSON Schema of what ``negativa inspect --json`` prints."""
+    from pytest_negativa.models.summary import Inspection
+
     return _schema(Inspection, "Output of negativa inspect --json")
 
 

@@ -28,13 +28,9 @@ from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
 from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.digests import save_digests
+from pytest_negativa.storage.maps import load_map, save_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
-from pytest_negativa.storage.records import (
-    decode_versioned,
-    load_map,
-    save_map,
-    write_record,
-)
+from pytest_negativa.storage.records import decode_versioned, write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url

@@ -18,7 +18,8 @@ from pytest_negativa.models.lock import LockedFiles, seal
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.records import save_map, write_record
+from pytest_negativa.storage.maps import save_map
+from pytest_negativa.storage.records import write_record
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA

@@ -21,7 +21,8 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope, Section
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.storage.records import encode_map, shipped_schema
+from pytest_negativa.storage.maps import encode_map
+from pytest_negativa.storage.records import shipped_schema
 from tests.support.walker import Walked, walk
 
 pytestmark = pytest.mark.real_libs

@@ -28,7 +28,8 @@ from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.storage.records import save_map, write_record
+from pytest_negativa.storage.maps import save_map
+from pytest_negativa.storage.records import write_record
 from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN
 from tests.support.made_site import DEBUG

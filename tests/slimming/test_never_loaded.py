@@ -27,7 +27,8 @@ from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_tr
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.records import save_map, write_record
+from pytest_negativa.storage.maps import save_map
+from pytest_negativa.storage.records import write_record
 from tests.support.compacting import needs_compiler, read
 from tests.support.libraries import PLAIN
 from tests.support.made_site import HOST, ONE, TWO, Made

@@ -14,7 +14,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.records import decode_map, encode_map, load_map, save_map
+from pytest_negativa.storage.maps import decode_map, encode_map, load_map, save_map
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
 

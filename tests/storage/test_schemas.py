@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
+from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import (
     inspection_schema,
     listing_schemas,
     lock_schema,
     map_schema,
     report_schema,
-    save_map,
     schema_names,
     schema_text,
     shipped_schema,

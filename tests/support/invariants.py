@@ -7,7 +7,7 @@ import itertools
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Ptx, Section
-from pytest_negativa.storage.records import decode_map, encode_map
+from pytest_negativa.storage.maps import decode_map, encode_map
 
 
 def check_map(library_map: LibraryMap) -> None:

@@ -22,7 +22,7 @@ from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.storage.records import decode_map, encode_map
+from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)

@@ -1,0 +1,59 @@
+"""Maps of libraries as files, and as the bytes in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.records import decode_versioned, encode_hook
+from pytest_negativa.storage.system import read_regular
+
+_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
+
+
+def encode_map(library_map: LibraryMap) -> bytes:
+    """The JSON of a map; ``decode_map`` reads it."""
+    return _ENCODER.encode(library_map)
+
+
+def decode_map(data: bytes, origin: str) -> LibraryMap:
+    """The map in ``data``; ``origin`` (a path) is for messages.
+
+    Raises:
+        StoreError: not a map, or of a version that this release does not read.
+    """
+    return decode_versioned(
+        data,
+        LibraryMap,
+        FORMAT_VERSION,
+        origin=origin,
+        what="a library map",
+        remedy="make the map again",
+    )
+
+
+def save_map(library_map: LibraryMap, path: Path) -> None:
+    """Write a map file.
+
+    Raises:
+        StoreError: the file can't be written; nothing is left behind.
+    """
+    write_atomically(path, encode_map(library_map))
+
+
+def load_map(path: Path) -> LibraryMap:
+    """Read a map file.
+
+    Raises:
+        StoreError: the file can't be read, is no map, or of another version.
+    """
+    try:
+        data = read_regular(path, follow=False)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    return decode_map(data, os.fspath(path))
