@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 
 
 class Member(Record, frozen=True, kw_only=True):
@@ -23,9 +23,9 @@ class Member(Record, frozen=True, kw_only=True):
 
     archive: str
     name: str
-    size: Offset
-    start: Offset
-    packed_size: Offset
+    size: NonNegative
+    start: NonNegative
+    packed_size: NonNegative
     crc: int | None = None
     shown_in: str | None = None
 

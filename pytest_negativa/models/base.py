@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-Offset = Annotated[int, msgspec.Meta(ge=0)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What ``msgspec.json.decode`` raises for damaged bytes."""
@@ -23,8 +23,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Span(Row, frozen=True, order=True):
     """Half-open range of file offsets in one library: ``start <= offset < end``."""
 
-    start: Offset
-    end: Offset
+    start: NonNegative
+    end: NonNegative
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 
 CODE_FILES_VERSION = 1
 """Of ``opened.json`` and ``files.json``. History: 1 is the first."""
@@ -17,7 +17,7 @@ class CodeFile(Record, frozen=True, kw_only=True):
     """A file as RECORD has it: the digest field and the size in bytes."""
 
     digest: str
-    size: Offset
+    size: NonNegative
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,8 +64,8 @@ class FilesPlan(Record, frozen=True, kw_only=True, omit_defaults=True):
     site: str
     digest: str
     kept: dict[str, str]
-    kept_bytes: Offset
-    unused: dict[str, Offset]
+    kept_bytes: NonNegative
+    unused: dict[str, NonNegative]
     reason: str | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pytest_negativa.models.base import Offset, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row
 
 
 class KernelRun(Row, frozen=True):
@@ -18,8 +18,8 @@ class KernelRun(Row, frozen=True):
     """
 
     test: str
-    launches: Offset | None
-    gpu_ns: Offset | None = None
+    launches: NonNegative | None
+    gpu_ns: NonNegative | None = None
 
     def add(self, launches: int, gpu_ns: int | None) -> KernelRun:
         """The same with more launches."""
@@ -46,7 +46,7 @@ class KernelCoverage(Record, frozen=True, kw_only=True):
     scope: str = ""
     template: str = ""
     file: str | None = None
-    line: Offset | None = None
+    line: NonNegative | None = None
 
     @property
     def is_run(self) -> bool:

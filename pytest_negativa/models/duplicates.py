@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row
 
 
 class CodeDigest(Row, frozen=True):
     """A region or a bare frame, by content."""
 
-    size: Offset
+    size: NonNegative
     sha256: bytes
 
 
@@ -23,7 +23,7 @@ class LibraryContent(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    size: Offset
+    size: NonNegative
     sha256: str
     code: tuple[CodeDigest, ...]
 
@@ -38,7 +38,7 @@ class SameFiles(Record, frozen=True, kw_only=True):
     """
 
     sha256: str
-    size: Offset
+    size: NonNegative
     paths: tuple[str, ...]
 
     @property
@@ -58,7 +58,7 @@ class SharedCode(Record, frozen=True, kw_only=True):
 
     paths: tuple[str, ...]
     regions: int
-    size: Offset
+    size: NonNegative
 
     @property
     def saved_bytes(self) -> int:
@@ -77,4 +77,4 @@ class Duplicates(Record, frozen=True, kw_only=True):
 
     files: tuple[SameFiles, ...]
     code: tuple[SharedCode, ...]
-    saved_bytes: Offset
+    saved_bytes: NonNegative

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.base import NonNegative, Record, Span
 
 HOST_USAGE_VERSION = 2
 """Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
@@ -44,7 +44,7 @@ class HostFile(Record, frozen=True, kw_only=True):
     path: str
     device: int
     inode: int
-    size: Offset
+    size: NonNegative
     mtime_ns: int
     sha256: str
     build_id: str | None
@@ -76,7 +76,7 @@ class HostLibrary(Record, frozen=True, kw_only=True):
     """
 
     sha256: str
-    size: Offset
+    size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
     watched: tuple[Span, ...]
@@ -130,7 +130,7 @@ class TestedLibrary(Record, frozen=True, kw_only=True):
     __test__ = False
 
     sha256: str
-    size: Offset
+    size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]

@@ -19,13 +19,13 @@ from pytest_negativa.arch import (
     choose_elements,
     cubin_runs_on,
 )
-from pytest_negativa.models.base import Offset, Record, Row, Span
+from pytest_negativa.models.base import NonNegative, Record, Row, Span
 from pytest_negativa.models.file_kinds import FileKind
 
 FORMAT_VERSION = 2
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
 
-NameIndex = Offset
+NameIndex = NonNegative
 
 
 class Compression(str, enum.Enum):
@@ -40,15 +40,15 @@ class Function(Row, frozen=True):
     """A kernel or device function, and its code in the unpacked cubin; size in bytes."""
 
     name: NameIndex
-    offset_in_cubin: Offset
-    code_size: Offset
+    offset_in_cubin: NonNegative
+    code_size: NonNegative
 
 
 class DataSymbol(Row, frozen=True):
     """A ``__device__``, ``__managed__`` or ``__constant__`` variable of a cubin; size in bytes."""
 
     name: NameIndex
-    size: Offset
+    size: NonNegative
 
 
 class Call(Row, frozen=True):
@@ -151,15 +151,15 @@ class Element(Record, frozen=True, kw_only=True):
         unreadable: why the payload can't be read; the element is kept.
     """
 
-    header_offset: Offset
+    header_offset: NonNegative
     payload: Span
-    stored_size: Offset
-    unpacked_size: Offset
+    stored_size: NonNegative
+    unpacked_size: NonNegative
     kind: ElementKind
     arch: SmArch
     compression: Compression
-    kind_number: Offset
-    flags: Offset
+    kind_number: NonNegative
+    flags: NonNegative
     identifier: str | None = None
     options: str | None = None
     content: Content | None = None
@@ -197,7 +197,7 @@ class Frame(Record, frozen=True, kw_only=True):
     """
 
     span: Span
-    unpacked_size: Offset
+    unpacked_size: NonNegative
     arch: SmArch
     kind: ElementKind = ElementKind.CUBIN
     compression: Compression = Compression.ZSTD
@@ -280,7 +280,7 @@ class Section(Record, frozen=True, kw_only=True):
 
     name: str
     span: Span
-    vaddr: Offset
+    vaddr: NonNegative
     regions: tuple[Region, ...] = ()
     frames: tuple[Frame, ...] = ()
     member: str | None = None
@@ -334,7 +334,7 @@ class Problem(Record, frozen=True, kw_only=True):
         text: what was found, and what was expected.
     """
 
-    offset: Offset
+    offset: NonNegative
     text: str
 
 
@@ -354,7 +354,7 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    size: Offset
+    size: NonNegative
     mtime_ns: int
     build_id: str | None
     soname: str | None
@@ -375,7 +375,7 @@ class Scope(Record, frozen=True, kw_only=True):
 
     devices: tuple[str, ...] | None = None
     headers_only: bool = False
-    starts: frozenset[Offset] | None = None
+    starts: frozenset[NonNegative] | None = None
 
     @property
     def capabilities(self) -> tuple[ComputeCapability, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.slimming import SlimRow
 from pytest_negativa.models.snapshot import HistoryPoint, SnapshotDifference
 
@@ -24,8 +24,8 @@ class ListedKernel(Record, frozen=True, kw_only=True):
     name: str
     signature: str
     first: str | None = None
-    launches: Offset | None = None
-    gpu_ns: Offset | None = None
+    launches: NonNegative | None = None
+    gpu_ns: NonNegative | None = None
 
 
 class LibraryKernels(Record, frozen=True, kw_only=True):
@@ -40,9 +40,9 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    total: Offset
-    listed: Offset
-    found: Offset
+    total: NonNegative
+    listed: NonNegative
+    found: NonNegative
     kernels: tuple[ListedKernel, ...]
 
 
@@ -77,7 +77,7 @@ class RunRow(Record, frozen=True, kw_only=True):
     folder: str
     is_latest: bool
     state: str
-    size: Offset
+    size: NonNegative
 
 
 class RunList(Record, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class RunList(Record, frozen=True, kw_only=True):
 
     format_version: int
     runs: tuple[RunRow, ...]
-    copies_size: Offset | None
+    copies_size: NonNegative | None
 
 
 class RunDetails(Record, frozen=True, kw_only=True):
@@ -115,11 +115,11 @@ class RunDetails(Record, frozen=True, kw_only=True):
     command: tuple[str, ...] | None
     tests: dict[str, int]
     devices: tuple[str, ...] | None
-    processes: Offset | None
-    libraries: Offset
-    code_files: Offset
-    gpu_code: Offset
-    unused: Offset
+    processes: NonNegative | None
+    libraries: NonNegative
+    code_files: NonNegative
+    gpu_code: NonNegative
+    unused: NonNegative
 
 
 class SlimList(Record, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class SlimmedLibrary(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    removed: Offset | None
+    removed: NonNegative | None
     never_loaded: bool
     source: str | None
 
@@ -183,8 +183,8 @@ class LaunchedKernel(Record, frozen=True, kw_only=True):
     name: str
     signature: str
     libraries: tuple[str, ...]
-    launches: Offset | None
-    gpu_ns: Offset | None
+    launches: NonNegative | None
+    gpu_ns: NonNegative | None
 
 
 class LaunchRange(Record, frozen=True, kw_only=True):
@@ -211,9 +211,9 @@ class ListedTest(Record, frozen=True, kw_only=True):
     """
 
     test: str
-    kernels: Offset
-    launches: Offset | None
-    gpu_ns: Offset | None
+    kernels: NonNegative
+    launches: NonNegative | None
+    gpu_ns: NonNegative | None
     by_range: tuple[LaunchRange, ...]
 
 
@@ -245,8 +245,8 @@ class SimilarPair(Record, frozen=True, kw_only=True):
 
     left: str
     right: str
-    shared: Offset
-    either: Offset
+    shared: NonNegative
+    either: NonNegative
     similarity: float
 
 
@@ -280,10 +280,10 @@ class NeededLibrary(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    gpu_code: Offset
-    all_tests: Offset | None
-    these_tests: Offset
-    used_kernels: Offset
+    gpu_code: NonNegative
+    all_tests: NonNegative | None
+    these_tests: NonNegative
+    used_kernels: NonNegative
 
 
 class NeedList(Record, frozen=True, kw_only=True):
@@ -301,9 +301,9 @@ class NeedList(Record, frozen=True, kw_only=True):
 
     format_version: int
     run_id: str
-    chosen: Offset
-    tests: Offset
-    all_tests: Offset
+    chosen: NonNegative
+    tests: NonNegative
+    all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
     plan: str | None = None
 

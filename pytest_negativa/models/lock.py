@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.plan import KeepReason
 
 LOCK_VERSION = 3
@@ -36,10 +36,10 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
             sorted; without it, all of them do.
     """
 
-    offset: Offset
+    offset: NonNegative
     arch: SmArch
     reason: KeepReason
-    region: Offset | None = None
+    region: NonNegative | None = None
     detail: str | None = None
     functions: tuple[str, ...] | None = None
 
@@ -79,15 +79,15 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     soname: str | None = None
     build_id: str | None = None
     sha256: Sha256
-    size: Offset
+    size: NonNegative
     devices: tuple[str, ...]
-    elements: Offset
-    kept_elements: Offset
-    code_bytes: Offset
-    unused_bytes: Offset
-    trimmed_bytes: Offset = 0
-    kept_functions: Offset = 0
-    unused_functions: Offset = 0
+    elements: NonNegative
+    kept_elements: NonNegative
+    code_bytes: NonNegative
+    unused_bytes: NonNegative
+    trimmed_bytes: NonNegative = 0
+    kept_functions: NonNegative = 0
+    unused_functions: NonNegative = 0
     code_sha256: Sha256
     not_proved: str | None = None
     copies: tuple[str, ...] = ()
@@ -125,10 +125,10 @@ class LockedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     distribution: str
     version: str
     record_sha256: Sha256
-    files: Offset
-    kept_files: Offset
-    size: Offset
-    unused_bytes: Offset
+    files: NonNegative
+    kept_files: NonNegative
+    size: NonNegative
+    unused_bytes: NonNegative
     not_proved: str | None = None
     digest: Sha256
     kept: tuple[str, ...]
@@ -201,7 +201,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     granularity: str
     copies: tuple[str, ...] = ()
     fill: Annotated[int, msgspec.Meta(ge=0, le=255)]
-    tests: dict[str, Offset]
+    tests: dict[str, NonNegative]
     devices: tuple[ProvingDevice, ...]
     versions: dict[str, str]
     incomplete: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 
 MISSES_VERSION = 1
 """Of ``negativa misses --json``. History: 1 is the first."""
@@ -36,13 +36,13 @@ class MissedCode(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: CodeKind
-    offset: Offset | None
+    offset: NonNegative | None
     name: str | None = None
-    region: Offset | None = None
+    region: NonNegative | None = None
     arch: str | None = None
     kernels: tuple[str, ...] = ()
-    pages: Offset
-    misses: Offset
+    pages: NonNegative
+    misses: NonNegative
 
 
 class MissedLibrary(Record, frozen=True, kw_only=True):
@@ -63,12 +63,12 @@ class MissedLibrary(Record, frozen=True, kw_only=True):
 
     name: str
     sha256: str
-    size: Offset
+    size: NonNegative
     path: str | None
-    pages: Offset
-    beside: Offset
-    lost: Offset
-    misses: Offset
+    pages: NonNegative
+    beside: NonNegative
+    lost: NonNegative
+    misses: NonNegative
     code: tuple[MissedCode, ...]
     unknown: str | None
 

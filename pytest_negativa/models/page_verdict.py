@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.base import NonNegative, Record, Span
 from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.verdict import RoundFacts, TestVerdict
 
@@ -25,7 +25,7 @@ class ForbiddenPages(Record, frozen=True, kw_only=True):
 
     path: str
     sha256: str
-    forbidden_bytes: Offset
+    forbidden_bytes: NonNegative
     processes: int
     missed: tuple[Span, ...]
     detail: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Offset, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.trace import Context
 
@@ -53,8 +53,8 @@ class Decision(Row, frozen=True):
         detail: more of the reason, for people: the test that needed it, the glob that names it.
     """
 
-    start: Offset
-    end: Offset
+    start: NonNegative
+    end: NonNegative
     kept: bool
     reason: str
     detail: str | None = None
@@ -67,8 +67,8 @@ class Decision(Row, frozen=True):
 class CodeRange(Row, frozen=True, order=True):
     """Half-open range of offsets in an unpacked cubin: ``start <= offset < end``."""
 
-    start: Offset
-    end: Offset
+    start: NonNegative
+    end: NonNegative
 
     @property
     def size(self) -> int:
@@ -98,9 +98,9 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
         reason: why it is unused.
     """
 
-    start: Offset
+    start: NonNegative
     kept: tuple[str, ...]
-    code_size: Offset
+    code_size: NonNegative
     unused: tuple[CodeRange, ...]
     reason: UnusedReason = UnusedReason.UNREACHABLE_KERNEL
 
@@ -169,8 +169,8 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
 class UnusedSpan(Record, frozen=True, kw_only=True):
     """A span of the spans file."""
 
-    start: Offset
-    end: Offset
+    start: NonNegative
+    end: NonNegative
     reason: UnusedReason
 
 
@@ -182,7 +182,7 @@ class LibrarySpans(Record, frozen=True, kw_only=True):
 
     format_version: int
     so_path: str
-    size: Offset
+    size: NonNegative
     mtime_ns: int
     build_id: str | None
     spans: tuple[UnusedSpan, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.lock import Sha256
 
 PUBLISHED_VERSION = 1
@@ -19,7 +19,7 @@ class PublishedFile(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    size: Offset
+    size: NonNegative
     sha256: Sha256
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pytest_negativa.models.base import Offset, Record, Row, Span
+from pytest_negativa.models.base import NonNegative, Record, Row, Span
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import CodeRange
 
@@ -19,7 +19,7 @@ copies; 2 tells what was spared, and which code."""
 class FileState(Record, frozen=True, kw_only=True):
     """What changes when somebody writes to a file, as long as the system isn't restarted."""
 
-    size: Offset
+    size: NonNegative
     mtime_ns: int
     ctime_ns: int
     inode: int
@@ -47,10 +47,10 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
         left_alone: why nothing could be overwritten, or None.
     """
 
-    start: Offset
+    start: NonNegative
     filled: tuple[CodeRange, ...]
-    stored_before: Offset
-    stored_after: Offset
+    stored_before: NonNegative
+    stored_after: NonNegative
     left_alone: str | None = None
 
     @property
@@ -62,9 +62,9 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
 class KeptRange(Row, frozen=True):
     """Bytes ``[start, end)`` of an original, which lie at ``target`` in its copy."""
 
-    start: Offset
-    end: Offset
-    target: Offset
+    start: NonNegative
+    end: NonNegative
+    target: NonNegative
 
 
 class Compaction(Record, frozen=True, kw_only=True):
@@ -77,8 +77,8 @@ class Compaction(Record, frozen=True, kw_only=True):
         kept: what of the original lies where in the copy, by offset.
     """
 
-    size: Offset
-    load_segments: Offset
+    size: NonNegative
+    load_segments: NonNegative
     notes: tuple[str, ...] = ()
     kept: tuple[KeptRange, ...]
 
@@ -106,8 +106,8 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     copy: str
     copy_sha256: str
     unused: tuple[Span, ...]
-    unused_bytes: Offset
-    elements: Offset
+    unused_bytes: NonNegative
+    elements: NonNegative
     reused: bool
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 
 
 class Removed(Record, frozen=True, kw_only=True):
@@ -21,10 +21,10 @@ class Removed(Record, frozen=True, kw_only=True):
             counts the elements and frames that begin in the file.
     """
 
-    size_before: Offset | None
-    gone_bytes: Offset
-    elements: Offset
-    kernels: Offset | None
-    device_functions: Offset | None
-    stored_bytes: Offset
+    size_before: NonNegative | None
+    gone_bytes: NonNegative
+    elements: NonNegative
+    kernels: NonNegative | None
+    device_functions: NonNegative | None
+    stored_bytes: NonNegative
     spare: str | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_negativa.models.base import Offset, Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 1
@@ -86,13 +86,13 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     names: tuple[str, ...]
     original_sha256: Sha256
-    original_size: Offset
+    original_size: NonNegative
     sha256: Sha256
-    size: Offset
+    size: NonNegative
     mtime_ns: Nanoseconds
     recipe: str
     source: str
-    gpu_code_removed: Offset
+    gpu_code_removed: NonNegative
     rows: tuple[RecordRow, ...] = ()
     original: str | None = None
     notes: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
 class LeftFile(Record, frozen=True, kw_only=True):
     """A library that slim left as it is; the next run need not read it again."""
 
-    size: Offset
+    size: NonNegative
     mtime_ns: Nanoseconds
     recipe: str
     reason: str
@@ -121,7 +121,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     sha256: Sha256
-    size: Offset
+    size: NonNegative
     mtime_ns: Nanoseconds
     mode: Mode
     source: str
@@ -200,10 +200,10 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     path: str
     status: SlimStatus
-    before: Offset
-    after: Offset
+    before: NonNegative
+    after: NonNegative
     detail: str | None = None
-    others: Offset = 0
+    others: NonNegative = 0
     useless: bool = False
     notes: tuple[str, ...] = ()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pytest_negativa.models.base import Offset, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row
 
 SNAPSHOT_VERSION = 1
 """Of the file of a baseline. History: 1 is the first."""
@@ -27,8 +27,8 @@ class SnapshotRow(Row, frozen=True):
     arch: str | None
     reason: str | None
     is_unused: bool
-    elements: Offset
-    bytes: Offset
+    elements: NonNegative
+    bytes: NonNegative
 
 
 class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +49,7 @@ class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     rows: tuple[SnapshotRow, ...]
     place: str | None = None
     version: str | None = None
-    size: Offset | None = None
+    size: NonNegative | None = None
     kernels: tuple[str, ...] | None = None
     used_kernels: tuple[str, ...] | None = None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pytest_negativa.models.base import Offset, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
@@ -153,7 +153,7 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     path: str
-    size: Offset | None = None
+    size: NonNegative | None = None
     mtime_ns: int | None = None
     build_id: str | None = None
     package_path: str | None = None
@@ -287,10 +287,10 @@ class ImageRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, ta
     call: str
     context: int
     library: int | None = None
-    offset: Offset | None = None
-    size: Offset | None = None
+    offset: NonNegative | None = None
+    size: NonNegative | None = None
     sha256: str | None = None
-    prelinked: tuple[Offset, ...] = ()
+    prelinked: tuple[NonNegative, ...] = ()
 
 
 class KernelRecord(TraceRecord, frozen=True, kw_only=True, tag="kernel"):
@@ -409,8 +409,8 @@ class FirstUse(Record, frozen=True, kw_only=True):
         time_ns: when the process came into that context.
     """
 
-    process: Offset
-    context: Offset
+    process: NonNegative
+    context: NonNegative
     time_ns: int
 
 
@@ -445,7 +445,7 @@ class ImageUse(Record, frozen=True, kw_only=True):
     data: tuple[UsedData, ...]
     enumerated_by: tuple[str, ...]
     first: FirstUse
-    processes: tuple[Offset, ...]
+    processes: tuple[NonNegative, ...]
 
     def firsts(self) -> Iterator[FirstUse]:
         """The first use of the image, then those of its kernels."""
@@ -466,16 +466,16 @@ class ImageUse(Record, frozen=True, kw_only=True):
 class LibraryImage(Record, frozen=True, kw_only=True):
     """An image that lies in a library at a file offset."""
 
-    offset: Offset
+    offset: NonNegative
     use: ImageUse
-    prelinked: tuple[Offset, ...] = ()
+    prelinked: tuple[NonNegative, ...] = ()
 
 
 class MemoryImage(Record, frozen=True, kw_only=True):
     """An image that lay in memory only, known by its content."""
 
     sha256: str
-    size: Offset
+    size: NonNegative
     use: ImageUse
 
 
@@ -484,7 +484,7 @@ class LibraryUsage(Record, frozen=True, kw_only=True):
 
     library: TracedLibrary
     images: tuple[LibraryImage, ...]
-    processes: tuple[Offset, ...]
+    processes: tuple[NonNegative, ...]
 
 
 class UsageProcess(Record, frozen=True, kw_only=True):
@@ -514,10 +514,10 @@ class LaunchRow(Row, frozen=True):
         ranges: index into ``Usage.ranges``; None outside of ranges, or if the trace doesn't tell.
     """
 
-    context: Offset
+    context: NonNegative
     count: int
     gpu_ns: int | None = None
-    ranges: Offset | None = None
+    ranges: NonNegative | None = None
 
 
 class Launches(Record, frozen=True, kw_only=True):
@@ -530,7 +530,7 @@ class Launches(Record, frozen=True, kw_only=True):
 class Gap(Record, frozen=True, kw_only=True):
     """A time in which a process was not traced; ``end_ns`` None: until its end."""
 
-    process: Offset
+    process: NonNegative
     context: Context
     reason: str
     start_ns: int
@@ -542,7 +542,7 @@ class UsageWarning(Record, frozen=True, kw_only=True):
 
     code: str
     text: str
-    process: Offset | None
+    process: NonNegative | None
 
 
 class Usage(Record, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.base import NonNegative, Record, Span
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import CodeRange
 from pytest_negativa.models.trace import Device
@@ -42,7 +42,7 @@ class TrimmedCode(Record, frozen=True, kw_only=True):
         filled: offsets in the unpacked cubin.
     """
 
-    start: Offset
+    start: NonNegative
     filled: tuple[CodeRange, ...]
 
 
@@ -73,19 +73,19 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     path: str
     soname: str | None
     build_id: str | None
-    size: Offset
+    size: NonNegative
     sha256: str | None
     copy_sha256: str | None
     status: LibraryStatus
     detail: str | None
-    code_bytes: Offset
-    unused_bytes: Offset
-    elements: Offset
-    unused_elements: Offset
-    trimmed_code_bytes: Offset
-    left_bytes: Offset
-    copy_size: Offset | None = None
-    processes: Offset
+    code_bytes: NonNegative
+    unused_bytes: NonNegative
+    elements: NonNegative
+    unused_elements: NonNegative
+    trimmed_code_bytes: NonNegative
+    left_bytes: NonNegative
+    copy_size: NonNegative | None = None
+    processes: NonNegative
     spans: tuple[Span, ...]
     trimmed: tuple[TrimmedCode, ...] = ()
     notes: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class RoundFacts(Record, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    tests: Offset
+    tests: NonNegative
     status: int
     silent: bool
     seconds: float
@@ -256,11 +256,11 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     """
 
     library: str
-    region: Offset
-    start: Offset
-    end: Offset
+    region: NonNegative
+    start: NonNegative
+    end: NonNegative
     test: str
-    code: Offset | None = None
+    code: NonNegative | None = None
     function: str | None = None
     complete: bool = True
     touched: bool = False
@@ -310,11 +310,11 @@ class ProvedFiles(Record, frozen=True, kw_only=True):
     distribution: str
     version: str
     site: str
-    files: Offset
-    size: Offset
+    files: NonNegative
+    size: NonNegative
     unused_sha256: str
     opened: tuple[str, ...] = ()
-    opened_bytes: Offset
+    opened_bytes: NonNegative
     unseen: str | None = None
 
     @property

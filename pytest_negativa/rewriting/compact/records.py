@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.models.base import Offset, Record, Span
+from pytest_negativa.models.base import NonNegative, Record, Span
 from pytest_negativa.models.reconstruction import KeptRange
 
 
@@ -71,13 +71,13 @@ class Compacted(Record, frozen=True, kw_only=True):
 
     path: str
     target: str
-    size_before: Offset
-    size_after: Offset
+    size_before: NonNegative
+    size_after: NonNegative
     original_sha256: str
     sha256: str
-    gpu_code_removed: Offset
-    gpu_code_zeroed: Offset
-    unloaded_removed: Offset
+    gpu_code_removed: NonNegative
+    gpu_code_zeroed: NonNegative
+    unloaded_removed: NonNegative
     holes: int
     load_segments_before: int
     load_segments: int
@@ -92,13 +92,13 @@ class Forecast(Record, frozen=True, kw_only=True):
     """The file sizes, in bytes, of a library that would be compacted. Nothing was written."""
 
     path: str
-    size_before: Offset
-    size_after: Offset
+    size_before: NonNegative
+    size_after: NonNegative
 
 
 class NotCompacted(Record, frozen=True, kw_only=True):
     """A library that stays as it is; nothing was written."""
 
     path: str
-    size: Offset
+    size: NonNegative
     reason: str
