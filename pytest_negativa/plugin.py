@@ -18,7 +18,11 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.models.environment import OWN_VARIABLES, ROUND_VARIABLE
+from pytest_negativa.models.environment import (
+    OWN_VARIABLES,
+    PAGES_RUN_VARIABLE,
+    ROUND_VARIABLE,
+)
 from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
 from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.overlooked import find_tables, find_variables
@@ -55,6 +59,21 @@ def _end_tracing() -> None:
     # Only a session that traces has imported it.
     if (tracing_end := sys.modules.get("pytest_negativa.session.tracing_end")) is not None:
         tracing_end.end_tracing()
+    if PAGES_RUN_VARIABLE in os.environ:
+        from pytest_negativa.session import page_trace
+
+        page_trace.discard_unused_run()
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Let pytest report our errors as its own."""
+    try:
+        yield
+    except NegativaError as e:
+        from pytest_negativa.reporting.text import printable_lines
+
+        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -68,12 +87,14 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # pytest.main(plugins=...) registers plugins before pytest has read its configuration.
     if config is None or not hasattr(config, "rootpath") or OWN_VARIABLES & os.environ.keys():
         return
+    # A conftest.py may name this plugin. By then pytest captures what a new process would print.
+    if pluginmanager.has_plugin("capturemanager"):
+        return
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
     words = [*config.getini("addopts"), *added, *_typed(config)]
     if _CPU.flag in words or _CPU.variable in os.environ:
         namespace = parser.parse_known_args(words, copy.copy(config.option))
-        # Errors come again in pytest_load_initial_conftests, which reports them.
-        with contextlib.suppress(NegativaError):
+        with _usage_errors():
             _begin(config, namespace, early=True)
 
 
@@ -92,12 +113,8 @@ def pytest_load_initial_conftests(
 
     It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
-    try:
+    with _usage_errors():
         _begin(early_config, early_config.known_args_namespace)
-    except NegativaError as e:
-        from pytest_negativa.reporting.text import printable_lines
-
-        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
     return (yield)
 
 
@@ -128,7 +145,7 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
         if supervised and not in_round:
             # In a round, a test has started this pytest. It must not rewrite the copies.
             if early:
-                return None
+                return None  # Where pytest.main was called, it would begin twice.
             from pytest_negativa.session import start
 
             return start.start_supervisor(config, flags)

@@ -9,16 +9,19 @@ ROUND_VARIABLE = "NEGATIVA_ROUND"
 SESSION_VARIABLE = "NEGATIVA_SESSION"
 """Tells a session's processes of it, see ``storage.handover``."""
 
+PAGES_RUN_VARIABLE = "NEGATIVA_PAGES_RUN"
+"""Tells a process that replaced itself of its run, see ``session.page_trace``."""
+
 OWN_VARIABLES = frozenset(
     {
         ROUND_VARIABLE,
         SESSION_VARIABLE,
+        PAGES_RUN_VARIABLE,
         "NEGATIVA_CHAINED_INJECTION",
         "NEGATIVA_CUPTI",
         "NEGATIVA_FIRST_RESULT",
         "NEGATIVA_PAGES_ALLOWED",
         "NEGATIVA_PAGES_LOGS",
-        "NEGATIVA_PAGES_RUN",
         "NEGATIVA_PAGES_TEST",
         "NEGATIVA_REDIRECT_LOGS",
         "NEGATIVA_REDIRECT_TABLE",

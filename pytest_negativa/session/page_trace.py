@@ -7,6 +7,7 @@ imports little, because the process imports all of it twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.models.environment import PAGES_RUN_VARIABLE
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.session import tracing_end
@@ -29,8 +31,8 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 if TYPE_CHECKING:
     from pytest_negativa.session.page_tests import PageTests
 
-# The variable by which the process learns of its run after it has replaced itself.
-_HANDOVER = "NEGATIVA_PAGES_RUN"
+# Whether a session has taken the run that this process was started again for.
+_taken = False
 
 
 class PageTrace(NamedTuple):
@@ -74,14 +76,11 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     from pytest_negativa.processes.page_watch import LOGS_VARIABLE, why_unwatchable
 
-    handed = json.loads(os.environ.get(_HANDOVER, "null"))
     # A test that calls pytest.main begins a session of its own.
-    if (
-        handed
-        and ProcessIdentity(*handed["process"]) == identify_process()
-        and not tracing_end.has_begun()
-    ):
-        return PageTrace(Run(Path(handed["folder"])))
+    if (run := _handed_run()) is not None and not tracing_end.has_begun():
+        global _taken
+        _taken = True
+        return PageTrace(run)
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
@@ -104,6 +103,29 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
         Path(config.invocation_params.dir),
         by_test=settings.trace.level.counts_launches,
     )
+
+
+def _handed_run() -> Run | None:
+    """The run that this process was started again for."""
+    handed = json.loads(os.environ.get(PAGES_RUN_VARIABLE, "null"))
+    if handed and ProcessIdentity(*handed["process"]) == identify_process():
+        return Run(Path(handed["folder"]))
+    return None
+
+
+def discard_unused_run() -> None:
+    """Delete the run that this process was started again for if pytest refused the session.
+
+    The process ends, so it can't report an error any more.
+    """
+    if not _taken and (run := _handed_run()) is not None:
+        _discard(run)
+
+
+def _discard(run: Run) -> None:
+    # The folder of a round is not a run's, and stays.
+    with contextlib.suppress(StoreError):
+        run.delete()
 
 
 def watch_tests(run: Run) -> PageTests | None:
@@ -132,7 +154,7 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
     environ = {
         **os.environ,
         **watch_environment(os.environ, run.page_logs, by_test=by_test),
-        _HANDOVER: handover,
+        PAGES_RUN_VARIABLE: handover,
     }
     sys.stdout.flush()
     sys.stderr.flush()
@@ -141,6 +163,7 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
         # With the interpreter's own options (-X, -W, -m).
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606
     except OSError as e:
+        _discard(run)
         raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
 
 

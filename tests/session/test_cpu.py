@@ -81,7 +81,6 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
     assert after == {"in_constructor", "in_main", "in_child", "at_exit"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flag", "variable", "addopts", "file"])
 def test_how_often_plugins_are_imported(
     project: Project, library: Path, how: str, tmp_path: Path
@@ -108,6 +107,42 @@ def test_how_often_plugins_are_imported(
     assert len([run for run in runs.iterdir() if run.is_dir() and not run.is_symlink()]) == 1
 
 
+REFUSED = {
+    "plugin": (["-p", "nope"], 'Error importing plugin "nope"'),
+    "required": (["-o", "required_plugins=nope"], "Missing required plugins: nope"),
+    "interpreter": (["-p", "moved"], "/nope/python: cannot be started: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_refused_session_leaves_no_run(project: Project, library: Path, why: str) -> None:
+    project.write("moved.py", "import sys\nsys.executable = '/nope/python'\n")
+    project.environ["PYTHONPATH"] = import_path(project.folder)
+    words, error = REFUSED[why]
+    plugins = [*words, "-p", "negativa"] if why == "interpreter" else ["-p", "negativa", *words]
+    done = project.pytest("-q", *plugins, "--negativa", "--negativa-cpu", status=4)
+    assert done.stderr.count(error) == 1
+    assert project.runs() == []
+
+
+@pytest.mark.slow
+def test_a_plugin_that_is_switched_off_again(project: Project, library: Path) -> None:
+    words = ["-p", "negativa", "--negativa", "--negativa-cpu", "-p", "no:negativa"]
+    assert "2 passed" in project.pytest("-q", *words).stdout
+    assert project.runs() == []
+
+
+@pytest.mark.slow
+def test_a_plugin_that_a_conftest_names_comes_too_late(project: Project, library: Path) -> None:
+    project.write("conftest.py", "pytest_plugins = ['pytest_negativa.plugin']\n")
+    project.write("test_fails.py", "def test_fails():\n    assert False\n")
+    words = ["-q", "--negativa", "--negativa-cpu"]
+    done = project.pytest(*words, status=1, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
+    assert "1 failed, 2 passed" in done.stdout
+    assert project.runs() == []
+
+
+@pytest.mark.slow
 def test_runs_are_as_alike_as_their_functions(project: Project, library: Path) -> None:
     names = []
     for keyword in ("calls", "calls", "child"):
@@ -173,11 +208,16 @@ def test_a_failed_session_is_incomplete(
 
 
 @pytest.mark.slow
-def test_a_program_that_calls_pytest_cannot_be_traced(project: Project, library: Path) -> None:
-    project.write("main.py", "import pytest, sys\nsys.exit(pytest.main(['-q', '--negativa']))\n")
-    done = project.run(sys.executable, "main.py")
+@pytest.mark.parametrize("options", [[], ["--negativa-cpu"]])
+def test_a_program_that_calls_pytest_cannot_be_traced(
+    project: Project, library: Path, options: list[str]
+) -> None:
+    words = ["-q", "--negativa", *options]
+    project.write("main.py", f"import pytest, sys\nsys.exit(pytest.main({words}))\n")
+    done = project.run(sys.executable, "main.py", NEGATIVA_DIRECTORI="x")
     assert "CPU code was not traced: a program called pytest" in done.stdout
     assert "2 passed" in done.stdout
+    assert done.stderr.count("NEGATIVA_DIRECTORI") == 1
 
 
 INNER = """
@@ -215,8 +255,21 @@ def test_calls_another_function_each_time():
 """
 
 
-def test_untouched_pages_are_proved_unneeded(project: Project, library: Path) -> None:
-    done = project.pytest("-q", "--negativa", "--negativa-verify", "-k", "calls")
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(("-m", "pytest"), id="pytest"),
+        pytest.param(
+            ("-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "--negativa-cpu"),
+            marks=pytest.mark.slow,
+            id="main",
+        ),
+    ],
+)
+def test_untouched_pages_are_proved_unneeded(
+    project: Project, library: Path, how: tuple[str, ...]
+) -> None:
+    done = project.run(sys.executable, *how, "-q", "--negativa", "--negativa-verify", "-k", "calls")
     assert "Proved on" in done.stdout
     verdict = project.latest("cpu-verdict.json")
     assert (verdict["proved"], verdict["reasons"]) == (True, [])
