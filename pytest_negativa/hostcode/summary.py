@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.elf import HostElf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import (
     FunctionStarts,
     function_starts,
     functions_within,
 )
+from pytest_negativa.hostcode.usage import read_headers
 from pytest_negativa.hostcode.variants import find_variants
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
@@ -102,7 +103,7 @@ def open_traced(
     """
     path = next(filter(os.path.exists, paths), paths[0])
     with ByteSource(path) as source:
-        elf = read_host_elf(source, with_segments=True)
+        elf = read_headers(source)
         if source.size != size or elf.build_id != build_id:
             raise FormatError(path, None, "is not the library that was traced")
         yield source, elf

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
@@ -27,6 +27,8 @@ UNWATCHED = "its sections can't be read, its code is relocated, or another file 
 
 # Some file systems count whole seconds, or two.
 _SETTLED_AFTER_NS = 3 * 10**9
+
+_headers: dict[tuple[str, Stamp], HostElf] = {}
 
 
 class FileKey(NamedTuple):
@@ -87,6 +89,18 @@ def is_as_before(file: HostFile) -> bool:
         return False
 
 
+def read_headers(source: ByteSource) -> HostElf:
+    """The ELF headers; a report asks for those of a library twice.
+
+    Raises:
+        FormatError: see ``read_host_elf``.
+    """
+    key = source.path, source.stamp
+    if (elf := _headers.get(key)) is None:
+        elf = _headers[key] = read_host_elf(source, with_segments=True)
+    return elf
+
+
 def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 
@@ -105,11 +119,16 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
             status = os.fstat(source.fileno())
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
-            elf = read_host_elf(source, with_segments=True)
+            elf = read_headers(source)
+            segments = tuple(
+                (segment.vaddr, segment.offset, segment.file_size)
+                for segment in elf.segments
+                if segment.kind == "PT_LOAD"
+            )
             is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
-            # The cache of library maps asks for the same.
-            now = (status.st_ctime_ns, elf.build_id)
-            if before and is_settled and elf.build_id and (before.ctime_ns, before.build_id) == now:
+            # Hashing libraries without a build id took most of a report's time.
+            now = (status.st_ctime_ns, elf.build_id, segments)
+            if is_settled and before and (before.ctime_ns, before.build_id, before.segments) == now:
                 sha256 = before.sha256
             else:
                 sha256 = source.sha256()
@@ -117,11 +136,6 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
                 return f"{key.path}: changed while it was read"
     except FormatError as e:
         return str(e)
-    segments = tuple(
-        (segment.vaddr, segment.offset, segment.file_size)
-        for segment in elf.segments
-        if segment.kind == "PT_LOAD"
-    )
     return HostFile(
         **key._asdict(),
         sha256=sha256,

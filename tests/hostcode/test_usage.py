@@ -250,9 +250,41 @@ def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
     assert all(sha256_of(path) == digest for path, digest in real.items())
     for one in second.libraries:
         # This one has changed just before: a second change might not show in its times.
-        known = one.build_id is not None and one.paths[0] != str(library)
+        known = one.paths[0] != str(library)
         assert one.sha256 == ("first " if known else "") + real[one.paths[0]]
     assert any(one.sha256.startswith("first") for one in second.libraries)
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [(), ("-Wl,--build-id=none",)], ids=["build-id", "none"])
+def test_a_digest_of_before_holds_until_the_file_changes(
+    tmp_path: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = compile_shared("pages/library.c", tmp_path / "libpaged.so", *flags)
+    key = key_of(library)
+    # A file that has changed just before may change again without a trace in its times.
+    found = identify(key)
+    assert isinstance(found, HostFile) and found.ctime_ns is None
+    monkeypatch.setattr("pytest_negativa.hostcode.usage._SETTLED_AFTER_NS", -1)
+    found = identify(key)
+    assert isinstance(found, HostFile) and (found.build_id is None) == bool(flags)
+    before = replace(found, sha256="before")
+    assert identify(key, before) == before
+    for other in (
+        replace(before, ctime_ns=0),
+        replace(before, ctime_ns=None),
+        replace(before, build_id="00"),
+        replace(before, segments=before.segments[1:]),
+    ):
+        assert identify(key, other) == found
+    # The same size and modification time.
+    data = library.read_bytes()
+    library.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(library, ns=(key.mtime_ns, key.mtime_ns))
+    while library.stat().st_ctime_ns == found.ctime_ns:  # the kernel's clock ticks
+        os.utime(library, ns=(key.mtime_ns, key.mtime_ns))
+    changed = identify(key, before)
+    assert isinstance(changed, HostFile) and changed.sha256 == sha256_of(str(library))
 
 
 def sha256_of(path: str) -> str:
