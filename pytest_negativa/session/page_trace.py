@@ -31,9 +31,6 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 if TYPE_CHECKING:
     from pytest_negativa.session.page_tests import PageTests
 
-# Whether a session has taken the run that this process was started again for.
-_taken = False
-
 
 class PageTrace(NamedTuple):
     """The trace of a session's CPU code.
@@ -78,8 +75,6 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
 
     # A test that calls pytest.main begins a session of its own.
     if (run := _handed_run()) is not None and not tracing_end.has_begun():
-        global _taken
-        _taken = True
         return PageTrace(run)
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
@@ -118,7 +113,7 @@ def discard_unused_run() -> None:
 
     The process ends, so it can't report an error any more.
     """
-    if not _taken and (run := _handed_run()) is not None:
+    if (run := _handed_run()) is not None and not run.outcomes_file.exists():
         _discard(run)
 
 

@@ -132,6 +132,29 @@ def test_a_plugin_that_is_switched_off_again(project: Project, library: Path) ->
     assert project.runs() == []
 
 
+LISTS_AT_THE_END = """
+import atexit, os, sys
+
+
+@atexit.register
+def list_tests():
+    if "LISTED" not in os.environ:
+        os.environ["LISTED"] = "1"
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", "--collect-only", "-q"])
+"""
+
+
+@pytest.mark.slow
+def test_a_session_whose_process_becomes_another_keeps_its_run(
+    project: Project, library: Path
+) -> None:
+    project.write("conftest.py", LISTS_AT_THE_END)
+    done = project.pytest("-q", "--negativa")
+    assert "2 passed" in done.stdout and "test_cpu.py::test_calls" in done.stdout
+    assert len(project.runs()) == 1
+
+
 @pytest.mark.slow
 def test_a_plugin_that_a_conftest_names_comes_too_late(project: Project, library: Path) -> None:
     project.write("conftest.py", "pytest_plugins = ['pytest_negativa.plugin']\n")
