@@ -126,9 +126,9 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
                 if segment.kind == "PT_LOAD"
             )
             is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
-            # Hashing libraries without a build id took most of a report's time.
+            # A library without a build id, too: to hash it again takes longer than the rest.
             now = (status.st_ctime_ns, elf.build_id, segments)
-            if is_settled and before and (before.ctime_ns, before.build_id, before.segments) == now:
+            if before and (before.ctime_ns, before.build_id, before.segments) == now:
                 sha256 = before.sha256
             else:
                 sha256 = source.sha256()
