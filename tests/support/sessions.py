@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.attempts import recording_environ
 from tests.support.libraries import NEGATIVA, NO_FIXTURES, QUICKSTART, QUICKSTART_LIBRARY
 
 RECORDING = QUICKSTART / "recorded" / "h200.jsonl"
@@ -100,10 +101,11 @@ class Project:
         return path
 
     def start(self, *command: str | os.PathLike[str], **environ: str) -> subprocess.Popen[str]:
+        env = {**self.environ, **environ}
         return subprocess.Popen(
             [os.fspath(word) for word in command],
             cwd=self.folder,
-            env={**self.environ, **environ},
+            env={**env, **recording_environ(env.get("PYTHONPATH"))},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,29 @@
+"""What end-to-end verifications gave ``judge`` leads to the verdicts that they got.
+
+The nightly run verifies end to end again, and compares what it records (``.ci/nightly``).
+"""
+
+from __future__ import annotations
+
+from pytest_negativa.verifying import judge as judging
+from tests.support.attempts import read_recorded
+
+
+def test_recorded_attempts_lead_to_the_recorded_verdicts() -> None:
+    recorded = read_recorded()
+    assert len(recorded) > 100
+    others = {
+        test: [judging.judge(r.attempt).reasons for r in attempts]
+        for test, attempts in recorded.items()
+        if any(
+            judging.judge(r.attempt) != r.verdict
+            or judging.tests_to_settle(r.attempt) != r.to_settle
+            for r in attempts
+        )
+    }
+    assert others == {}
+
+
+def test_they_prove_and_refuse() -> None:
+    verdicts = [r.verdict for attempts in read_recorded().values() for r in attempts]
+    assert any(v.proved for v in verdicts) and any(not v.proved for v in verdicts)
