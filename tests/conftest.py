@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A nightly test is a slow one, too."""
+    for item in items:
+        if item.get_closest_marker("nightly") is not None:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
     """Processes that tests start can be interrupted.

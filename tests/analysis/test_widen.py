@@ -86,6 +86,7 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     assert load_lock(lock_file) == widened
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_pages_that_elements_share(site: Made) -> None:
     """Headers are read of all elements; the payloads that were read are told from the others."""

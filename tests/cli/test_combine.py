@@ -50,6 +50,7 @@ def shards(project: Project) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_combine(shards: Project) -> None:
     """What neither of them used; a run that is given twice is named, and changes nothing."""
     (shards.folder / "list").write_text("second\n\nfirst\n")
@@ -64,6 +65,7 @@ def test_combine(shards: Project) -> None:
     assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
 
 
+@pytest.mark.slow
 def test_a_replay_among_other_runs(shards: Project) -> None:
     """The result is marked as a replay, wherever the replay's trace is among the others."""
     shards.write("test_a.py", "def test_a():\n    pass\n")
@@ -74,6 +76,7 @@ def test_a_replay_among_other_runs(shards: Project) -> None:
         assert "state     planned (replay)" in shards.negativa("runs", "show").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "A lock is made of samples of a service alone, which show what it used and no more",
     says="only samples of processes outside of tests used it",
@@ -297,6 +300,7 @@ def test_bad_runs_by_failure_mode(shards: Project) -> None:
     assert "nothing is planned from this run: first: 2 tests failed" in done.stdout
 
 
+@pytest.mark.slow
 def test_recordings_of_several_processes(project: Project) -> None:
     folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
     project.negativa("combine", *folders)
@@ -313,6 +317,7 @@ def test_a_pipe_among_the_traces(shards: Project) -> None:
     assert not shards.results.exists()
 
 
+@pytest.mark.slow
 def test_nothing_to_combine(project: Project) -> None:
     (project.folder / "empty").mkdir()
     done = project.negativa("combine", "empty", status=1)

@@ -54,6 +54,7 @@ def test_what_can_be_compared(project: Project) -> None:
     assert "No code differs in 1 library." in project.negativa("diff", library, library).stdout
 
 
+@pytest.mark.slow
 def test_two_folders(project: Project) -> None:
     (project.folder / "old").mkdir()
     shutil.copy(BIN / "libnames.so", project.folder / "old")
@@ -86,6 +87,7 @@ def test_two_folders(project: Project) -> None:
     assert "kernels appeared" not in quick and "6 more" in quick
 
 
+@pytest.mark.slow
 def test_the_ten_largest_changes_and_the_sum_of_the_rest(project: Project) -> None:
     library = project.folder / "quickstart/libquickstart.so"
     for folder, count in (("old", 1), ("new", 13)):
@@ -109,6 +111,7 @@ def test_the_ten_largest_changes_and_the_sum_of_the_rest(project: Project) -> No
     assert "more" not in project.negativa("diff", "old", "new", "--top=0").stdout
 
 
+@pytest.mark.slow
 def test_a_folder_of_archives_alone(project: Project) -> None:
     (project.folder / "dist").mkdir()
     for name in ("a-1.0-py3-none-any.whl", "b.tar.gz"):
@@ -117,6 +120,7 @@ def test_a_folder_of_archives_alone(project: Project) -> None:
     assert told.endswith("dist: no library with GPU code; 2 archives were not opened: name them\n")
 
 
+@pytest.mark.slow
 def test_two_wheels(project: Project) -> None:
     library = project.folder / "quickstart/libquickstart.so"
     for version, files in (("1.0", ("one.so",)), ("2.0", ("one.so", "two.so.1"))):
@@ -142,6 +146,7 @@ def test_two_wheels(project: Project) -> None:
     assert "ours-2.0.whl/ours/torn.so: at offset" in failed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trimmed", [False, True])
 @pytest.mark.parametrize("packed", ["", "tar"])
 def test_slimmed_libraries_have_the_code_that_is_left(
@@ -182,6 +187,7 @@ def test_slimmed_libraries_have_the_code_that_is_left(
     assert (one.exit_code, one.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_libraries_of_a_folder_that_cannot_be_read_are_named(project: Project) -> None:
     library = (project.folder / "quickstart/libquickstart.so").read_bytes()
     for side in ("old", "new"):
@@ -232,6 +238,7 @@ def test_files_of_gpu_code_are_folded(project: Project) -> None:
     assert "No code differs in 1 library." in project.negativa("diff", *named).stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read(project: Project) -> None:
     library = "quickstart/libquickstart.so"
     project.write("torch.whl", "PK")

@@ -32,6 +32,7 @@ def negativa(project: VerifiedProject, *words: str, at: int = 0, by: int = signa
     return run([NEGATIVA, *words], below, at=at, by=by, env=project.environ, cwd=project.folder)
 
 
+@pytest.mark.nightly
 @HOW
 @pytest.mark.parametrize(
     "words", [("lock", "-o", "new"), ("report", "json:new")], ids=lambda w: w[0]
@@ -58,6 +59,7 @@ def test_a_file_that_the_user_named(
         assert target.read_bytes() == new
 
 
+@pytest.mark.nightly
 @HOW
 def test_the_cache_of_maps(proved: VerifiedProject, by: int) -> None:
     library = make_large(MULTIARCH, proved.folder / "large.so")

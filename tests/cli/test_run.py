@@ -185,6 +185,7 @@ def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command
         assert "libquickstart.so" in recorded.negativa(command, "--run", good).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", (*COMMANDS_ON_A_RUN, *PROOFS))
 def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
     rewrite(recorded, ".negativa/20260101T000001Z-0123ab/trace/h200.jsonl")

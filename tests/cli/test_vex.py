@@ -126,6 +126,7 @@ def gone(vex: Vex) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_gone(vex: Vex, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     found = vex.state(library="libmulti*.so", kernels=gone)
@@ -143,6 +144,7 @@ def test_a_kernel_that_is_gone(vex: Vex, gone: list[str], monkeypatch: pytest.Mo
     assert statement["products"] == [{"@id": "pkg:oci/ours@sha256:aa", "subcomponents": [product]}]
 
 
+@pytest.mark.slow
 def test_the_same_document_again(
     vex: Vex, gone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +158,7 @@ def test_the_same_document_again(
     assert first["timestamp"] == "2023-11-14T22:13:20Z" and first["@id"] != other["@id"]
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "The kernel of a CVE is still in a slimmed library",
     says="Its code may be there: it has fill. pytest-negativa read the file.",
@@ -164,6 +167,7 @@ def test_a_kernel_that_is_there(vex: Vex, gone: list[str], fault: PlantedFault) 
     fault.check(vex.reason(library="lib*", kernels=[*gone, KEPT]))
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "The list of a CVE misspells its kernel", says="nothing shows that it ever had fil ("
 )
@@ -173,6 +177,7 @@ def test_a_name_that_is_wrong(vex: Vex, gone: list[str], fault: PlantedFault) ->
     assert "nothing shows" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "The list of a CVE names a CPU function as a kernel", says="nothing shows that it ever had"
 )
@@ -186,6 +191,7 @@ def test_a_cpu_function_is_no_kernel(vex: Vex, gone: list[str], fault: PlantedFa
     fault.check(vex.reason(library="lib*", kernels=[name]))
 
 
+@pytest.mark.slow
 def test_another_hard_link(vex: Vex, gone: list[str]) -> None:
     path = vex.site / "libmultiarch.so"
     (vex.site / "libzero.so").hardlink_to(path)
@@ -193,6 +199,7 @@ def test_another_hard_link(vex: Vex, gone: list[str]) -> None:
     assert vex.lacks(library="libmultiarch.so", kernels=gone)
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "A product has a second copy of a library, which is whole", says="it is not slimmed"
 )
@@ -207,6 +214,7 @@ def test_one_of_two_copies(vex: Vex, gone: list[str], fault: PlantedFault) -> No
     fault.check(open_["status_notes"])
 
 
+@pytest.mark.slow
 def test_a_library_of_the_list_is_not_here(vex: Vex, gone: list[str]) -> None:
     """The library is cleared, and the product is not."""
     code = [{"library": "libm*", "kernels": gone}, {"library": "libelse.so*", "kernels": gone}]
@@ -215,6 +223,7 @@ def test_a_library_of_the_list_is_not_here(vex: Vex, gone: list[str]) -> None:
     assert "CVE-2026-1: no library here is libelse.so*" in vex.warnings
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "A library was installed again since it was slimmed", says="it is not slimmed"
 )
@@ -223,6 +232,7 @@ def test_the_original(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
     fault.check(vex.reason(library="lib*", kernels=gone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["code", "header of a region"])
 @pytest.mark.planted_fault(
     "A part of a slimmed library's GPU code can't be read", says="of its GPU code can't be read"
@@ -250,6 +260,7 @@ def test_code_that_cannot_be_read(
     fault.check(vex.reason(library="lib*", kernels=gone))
 
 
+@pytest.mark.slow
 def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) -> None:
     path, name = vex.site / "libmultiarch.so", gone[0].encode()
     data = path.read_bytes()
@@ -276,11 +287,13 @@ def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) 
         assert vex.lacks(library="lib*", kernels=gone[:1]) is (original == MULTIARCH)
 
 
+@pytest.mark.slow
 def test_cpu_functions_of_a_library_without_a_spare(vex: Vex, gone: list[str]) -> None:
     reason = vex.reason(library="lib*", functions=["main"])
     assert "slim --spare alone removes CPU code" in reason
 
 
+@pytest.mark.slow
 def test_a_wheel_is_unpacked_and_another_archive_refused(
     vex: Vex, gone: list[str], tmp_path: Path
 ) -> None:
@@ -294,11 +307,13 @@ def test_a_wheel_is_unpacked_and_another_archive_refused(
     assert f"{vex.site}: vex reads no archive but a wheel; unpack it" in error
 
 
+@pytest.mark.slow
 def test_nothing_is_here(vex: Vex) -> None:
     error = vex.state(library="libother.so", kernels=["k"], status=1)
     assert "CVE-2026-1: none of its libraries is here" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -350,6 +365,7 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
     assert "its spare is at s3://store/spares" in vex.reason("--original", kit.library, **code)
 
 
+@pytest.mark.slow
 def test_the_list_in_the_guide_is_read(tmp_path: Path) -> None:
     [text] = re.findall(r"^```yaml\n(.*?)^```$", (DOCS / "guides/vex.md").read_text(), re.S | re.M)
     (tmp_path / "cves.yaml").write_text(text)

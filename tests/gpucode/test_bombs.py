@@ -85,6 +85,7 @@ def bomb(size: int) -> ElementSpec:
     return ElementSpec(content=b"", flags=ZSTD, payload=zeros_frame(size), unpacked_size=size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "reason", "limit"),
     [
@@ -152,6 +153,7 @@ def test_bomb_in_an_element(tmp_path: Path, spec: ElementSpec, reason: str, limi
     assert found["seconds"] < 10
 
 
+@pytest.mark.slow
 def test_many_bombs_do_not_spend_time_without_end(tmp_path: Path) -> None:
     # 300 elements of 16 KB each that unpack to 512 MB: 150 GB.
     element = build_element(bomb(512 * MIB))
@@ -167,6 +169,7 @@ def test_many_bombs_do_not_spend_time_without_end(tmp_path: Path) -> None:
     assert found["seconds"] < 20
 
 
+@pytest.mark.slow
 @not_in_qemu("takes ten times the CPU time")
 def test_bomb_in_a_frame(tmp_path: Path) -> None:
     size = 500 * MIB

@@ -244,6 +244,7 @@ def test_names_that_overlap_in_their_string_table() -> None:
         parse_cubin(data, NameTable())
 
 
+@pytest.mark.slow
 def test_symbol_table_of_too_many_rows() -> None:
     data = with_symbols(bytes(SYMBOL.size * 9_000_000), b"\0")
     with pytest.raises(PayloadError, match=r"more than 8,388,608 rows"):

@@ -72,6 +72,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(folder, original, root)
 
 
+@pytest.mark.slow
 def test_what_is_measured(stage: Stage) -> None:
     code = "print(value, __import__('os').environ['CUDA_MODULE_LOADING'])"
 
@@ -105,6 +106,7 @@ def test_what_is_measured(stage: Stage) -> None:
     assert len(said) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "chance"),
     [
@@ -116,6 +118,7 @@ def test_how_far_to_trust_it(stage: Stage, runs: int, chance: str) -> None:
     assert chance in stage.measure_code("pass", f"--runs={runs}", "--loading=lazy").stdout
 
 
+@pytest.mark.slow
 def test_what_is_shown(stage: Stage) -> None:
     done = stage.measure_code("data = b'1' * 1_000_000", "--runs=1", "--loading=eager")
     shown = done.stdout
@@ -128,6 +131,7 @@ def test_what_is_shown(stage: Stage) -> None:
     assert "negativa: eager-warm-up-slim: " in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(first_result_library() is None, reason="the library was not built")
 def test_figures_of_a_gpu(stage: Stage) -> None:
     """On a driver and an NVML that stand in; a GPU's own figures take a GPU."""
@@ -183,6 +187,7 @@ def test_cold_runs_begin_without_the_page_cache(stage: Stage) -> None:
     assert [run["cached_bytes"] is not None for run in warm["runs"]] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_runs_that_end_differently_are_an_error(stage: Stage) -> None:
     code = "print('line'); sys.exit(0 if value == 1 else 5)"
     done = stage.measure_code(code, "--loading=lazy", status=1)
@@ -196,6 +201,7 @@ def test_runs_that_end_differently_are_an_error(stage: Stage) -> None:
     assert not list((stage.folder / ".negativa").rglob("measurement.json"))
 
 
+@pytest.mark.slow
 def test_one_way_of_loading_fails(stage: Stage) -> None:
     eager = "__import__('os').environ['CUDA_MODULE_LOADING'] == 'EAGER'"
     code = f"sys.exit(5 if value == 2 and {eager} else 0)"
@@ -211,11 +217,13 @@ def test_one_way_of_loading_fails(stage: Stage) -> None:
     assert eager_result["status"] is None and not eager_result["comparisons"]
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_alike_is_measured_and_said(stage: Stage) -> None:
     shown = stage.measure_code("sys.exit(3)", "--runs=1").stdout
     assert "runs ended with exit status 3; output in " in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -230,6 +238,7 @@ def test_commands_that_measure_nothing(stage: Stage, words: tuple[str, ...], pro
     )
 
 
+@pytest.mark.slow
 def test_an_original_that_is_loaded_all_the_same(stage: Stage) -> None:
     # Another namespace: the loader asks nobody which file to take.
     code = "ctypes.CDLL(None).dlmopen(ctypes.c_long(-1), sys.argv[1].encode(), 2)"
@@ -238,12 +247,14 @@ def test_an_original_that_is_loaded_all_the_same(stage: Stage) -> None:
     assert done.stderr.endswith("though there is a copy: the run measures nothing\n")
 
 
+@pytest.mark.slow
 def test_a_command_that_breaks_before_it_loads_anything(stage: Stage) -> None:
     done = stage.measure_code("syntax error", status=1)
     assert "the run measures nothing; exit status 1, output in " in done.stderr
     assert done.stderr.endswith("  SyntaxError: invalid syntax\n")
 
 
+@pytest.mark.slow
 def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
     done = stage.measure("--", "true", status=2)
     assert "reconstructed: no slim libraries here; make some with negativa rec" in done.stderr
@@ -256,6 +267,7 @@ def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
     assert f"the copy of {stage.original}, which does not exist" in done.stderr
 
 
+@pytest.mark.slow
 def test_shipped_schema_is_that_of_the_model() -> None:
     schema = measurement_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -26,6 +26,7 @@ def run(tmp_path: Path, code: str, interval: float = 0.005) -> SampledRun:
     )
 
 
+@pytest.mark.slow
 def test_peaks_of_a_run(tmp_path: Path) -> None:
     code = f"""
 import subprocess, sys, time
@@ -43,6 +44,7 @@ subprocess.run([sys.executable, "-c", code])
     assert sampled.outlived == 0
 
 
+@pytest.mark.slow
 def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> None:
     # Only if it is more than this test's own process ever had.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -53,6 +55,7 @@ def test_the_kernel_counts_what_lasts_too_short_to_be_seen(tmp_path: Path) -> No
     assert sampled.memory.rss < size
 
 
+@pytest.mark.slow
 def test_output_and_status(tmp_path: Path) -> None:
     code = "import sys; print(sys.stdin.read() or 'nothing'); sys.stderr.write('e'); sys.exit(3)"
     assert run(tmp_path, code).status == 3
@@ -60,6 +63,7 @@ def test_output_and_status(tmp_path: Path) -> None:
     assert run(tmp_path, "import os; os.kill(os.getpid(), 9)").status == -9
 
 
+@pytest.mark.slow
 def test_the_time_of_the_first_result(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = (
@@ -72,6 +76,7 @@ def test_the_time_of_the_first_result(tmp_path: Path) -> None:
     assert run(tmp_path, code % "").first_result_s is None
 
 
+@pytest.mark.slow
 def test_orphans_are_seen_and_ended(tmp_path: Path) -> None:
     assert adopt_orphans()
     code = """
@@ -88,6 +93,7 @@ time.sleep(.3)
     assert not set(sampled.memory.seen) & {p.pid for p in descendants()}
 
 
+@pytest.mark.slow
 def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
     with python("import sys; print(1, flush=True); sys.stdin.read()") as other:
         sampled = run(tmp_path, "import time; time.sleep(.1)")
@@ -95,6 +101,7 @@ def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
         assert other.poll() is None
 
 
+@pytest.mark.slow
 def test_no_such_command(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match=r"no-such: cannot be started: No such file"):
         run_sampled(

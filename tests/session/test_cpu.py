@@ -65,6 +65,7 @@ def find(usage: HostUsage, library: Path) -> HostLibrary:
     return found
 
 
+@pytest.mark.slow
 def test_pages_that_tests_children_and_the_exit_touch(project: Project, library: Path) -> None:
     done = project.pytest("-q", "--negativa")
     assert "2 passed" in done.stdout
@@ -81,6 +82,7 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
     assert after == {"in_constructor", "in_main", "in_child", "at_exit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flag", "variable", "addopts", "file"])
 def test_how_often_plugins_are_imported(
     project: Project, library: Path, how: str, tmp_path: Path
@@ -114,6 +116,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_refused_session_leaves_no_run(project: Project, library: Path, why: str) -> None:
     project.write("moved.py", "import sys\nsys.executable = '/nope/python'\n")
@@ -216,6 +219,7 @@ def test_workers_of_xdist(project: Project, library: Path) -> None:
     assert functions_in(library, find(usage, library).touched) >= {"in_main", "in_child", "at_exit"}
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "a failed session had not touched all the pages that its tests need",
     says="All CPU code counts as used, because more may have been touched",
@@ -278,6 +282,7 @@ def test_calls_another_function_each_time():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -398,6 +403,7 @@ def functions_by_test(project: Project, library: Path) -> dict[str, set[str]]:
     return {name.partition("::")[2]: functions for name, functions in found.items() if functions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_functions_of_each_test(project: Project, library: Path, workers: tuple[str, ...]) -> None:
     project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")

@@ -18,6 +18,7 @@ PASSES = "def test_passes():\n    pass\n"
 FAILS = "def test_fails():\n    assert 0\n"
 
 
+@pytest.mark.slow
 def test_a_failed_session_plans_nothing(project: Project) -> None:
     project.write("test_a.py", PASSES + FAILS)
 
@@ -35,6 +36,7 @@ def test_a_failed_session_plans_nothing(project: Project) -> None:
     assert len([d for d in project.plan() if not d[2]]) == 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)])
 def test_a_failed_session_with_a_suppressed_exit_code(
     project: Project, workers: tuple[str, ...]
@@ -50,6 +52,7 @@ def test_a_failed_session_with_a_suppressed_exit_code(
     assert not project.planned()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "status"),
     [
@@ -67,6 +70,7 @@ def test_an_interrupted_session_plans_nothing(
     assert not project.planned()
 
 
+@pytest.mark.slow
 def test_a_session_without_tests_plans_nothing(project: Project) -> None:
     project.write("test_a.py", PASSES)
     done = project.pytest("-q", "--negativa", "-k", "nothing_like_it", status=5)
@@ -74,6 +78,7 @@ def test_a_session_without_tests_plans_nothing(project: Project) -> None:
     assert not project.planned()
 
 
+@pytest.mark.slow
 def test_a_collection_error_plans_nothing(project: Project) -> None:
     project.write("test_a.py", PASSES)
     project.write("test_b.py", "import no_such_module\n")
@@ -81,6 +86,7 @@ def test_a_collection_error_plans_nothing(project: Project) -> None:
     assert not project.planned()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> None:
     project.write(
         "test_a.py",
@@ -103,6 +109,7 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
     assert {d[3] for d in project.plan()} == {"incomplete"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
@@ -129,6 +136,7 @@ def test_a_crossed_threshold_fails_the_session(project: Project, limit: str, lin
     assert project.planned()
 
 
+@pytest.mark.slow
 def test_kernel_coverage_below_its_limit_is_the_last_line(project: Project) -> None:
     project.write("test_a.py", PASSES)
 
@@ -150,6 +158,7 @@ def test_kernel_coverage_below_its_limit_is_the_last_line(project: Project) -> N
     } == FIRST_USES
 
 
+@pytest.mark.slow
 def test_kept_thresholds_and_stronger_exit_codes(project: Project) -> None:
     project.write("test_a.py", PASSES)
     limits = "max_unused_percent: 89.61, min_used_kernels: 4, max_gpu_code: 67200"
@@ -159,6 +168,7 @@ def test_kept_thresholds_and_stronger_exit_codes(project: Project) -> None:
     assert "the limit is 9" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written(project: Project) -> None:
     project.write("test_a.py", PASSES)
     project.write("taken", "a file")
@@ -173,6 +183,7 @@ def test_a_folder_that_cannot_be_written(project: Project) -> None:
         assert RED in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
@@ -194,6 +205,7 @@ def test_a_report_that_cannot_be_written(project: Project, damage: str, line: st
     assert line in shown and RED in shown
 
 
+@pytest.mark.slow
 def test_without_terminal_a_fault_is_said_all_the_same(project: Project) -> None:
     project.write("test_a.py", PASSES)
     project.write("taken", "a file")
@@ -203,6 +215,7 @@ def test_without_terminal_a_fault_is_said_all_the_same(project: Project) -> None
     assert done.stdout == "" and "negativa: nothing was traced" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_lost_trace_of_a_worker_keeps_everything(project: Project) -> None:
     project.write(
         "test_a.py",
@@ -214,6 +227,7 @@ def test_a_lost_trace_of_a_worker_keeps_everything(project: Project) -> None:
     assert {d[3] for d in project.plan()} == {"incomplete"}
 
 
+@pytest.mark.slow
 def test_no_gpu_and_no_recording(project: Project) -> None:
     (project.folder / "negativa.yaml").unlink()
     project.write("test_a.py", PASSES + FAILS)
@@ -227,6 +241,7 @@ def test_no_gpu_and_no_recording(project: Project) -> None:
     assert not project.results.exists()
 
 
+@pytest.mark.slow
 def test_a_session_to_verify_that_traces_nothing_leaves_no_run(project: Project) -> None:
     project.write("test_a.py", PASSES)
     for option, status in (("-kpasses", 1), ("-knone", 5), ("--unknown-option", 4)):
@@ -235,6 +250,7 @@ def test_a_session_to_verify_that_traces_nothing_leaves_no_run(project: Project)
         assert not project.results.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "the CI machine lost its GPU, and nothing is traced",
     says="nothing was traced: no GPU here, and no recorded trace to replay (trace.replay); "
@@ -248,6 +264,7 @@ def test_a_required_gpu_that_is_gone(project: Project, fault: PlantedFault) -> N
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "the CI machine lost its GPU, and a recorded trace hides it",
     says="require_gpu: no GPU code was loaded on a GPU here",
@@ -288,6 +305,7 @@ def test_a_nested_session_is_no_worker_of_the_outer_one(project: Project) -> Non
     assert len(list(Path(inner, ".negativa").glob("2*"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_session_whose_output_is_closed_plans_nothing(tmp_path: Path, unbuffered: str) -> None:
     suite = """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
+import pytest
+
 from tests.support.libraries import EXAMPLES
 from tests.support.sessions import LOADED, NOT_LOADED, Project, import_path
 
@@ -31,6 +33,7 @@ def test_public_kernels(quickstart: Project) -> None:
     assert kept[NOT_LOADED] == ["hook", "image_blur is public"]
 
 
+@pytest.mark.slow
 def test_public_kernels_with_workers_and_without_the_flag(quickstart: Project) -> None:
     arguments = ("-q", "-p", "public_kernels", f"--public-kernels={PLUGIN / 'public_kernels.txt'}")
     assert (

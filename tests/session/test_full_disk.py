@@ -99,7 +99,7 @@ class OnSmallDisk:
         shutil.rmtree(self.disk / "cache", ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "the disk is full while a session is traced, verified or healed", says="No space left on device"
 )
@@ -158,7 +158,7 @@ def test_inspection_on_a_full_disk(tmp_path: Path) -> None:
                 assert not (disk / "cache").exists() or not [*(disk / "cache").iterdir()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "no process may write to the folder of runs", says="Read-only file system"
 )

@@ -108,6 +108,7 @@ def test_own_detector_where_there_is_no_gpu(project: Project) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_own_detector_in_workers(project: Project) -> None:
     (project.folder / "negativa.yaml").unlink()
     project.write("test_a.py", SUITE)
@@ -233,6 +234,7 @@ def test_added_report(project: Project) -> None:
     assert (project.folder / "own.txt").read_text() == "0 of 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["libraries", "keep_element", "report"])
 def test_a_hook_that_fails_takes_no_result_with_it(project: Project, hook: str) -> None:
     project.write("test_a.py", SUITE)

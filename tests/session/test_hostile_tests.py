@@ -133,6 +133,7 @@ def test_sandbox(pytestconfig):
 BREAK = "    pytestconfig.pluginmanager.register(Broken())\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
 def test_a_forked_child_with_its_parents_id_does_not_report(tmp_path: Path, breaks: bool) -> None:
     """As of a sandbox, in a container whose first process is pytest."""

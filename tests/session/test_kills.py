@@ -84,6 +84,7 @@ def test_a_disturbed_trace_plans_no_more_than_a_whole_one(tmp_path: Path, by: in
     assert disturbed.unused_bytes() == unused
 
 
+@pytest.mark.nightly
 @HOW
 def test_a_disturbed_proof_is_none_and_the_next_one_succeeds(tmp_path: Path, by: int) -> None:
     disturbed = Disturbed(tmp_path)
@@ -111,6 +112,7 @@ def test_a_run_whose_healing_was_killed(tmp_path: Path, fault: PlantedFault) -> 
     fault.check(disturbed.project.negativa("lock", status=1).stderr)
 
 
+@pytest.mark.nightly
 @HOW
 def test_disturbed_healing_goes_on(tmp_path: Path, by: int) -> None:
     disturbed = Disturbed(tmp_path)

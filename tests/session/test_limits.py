@@ -34,6 +34,7 @@ def test_all_limits_just_kept_and_just_crossed(
     assert len([line for line in told if "limit is" in line]) == len(told_limits())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "crossed",
     [

@@ -83,9 +83,13 @@ def test_skipped():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(TIMES))
-@pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
+@pytest.mark.parametrize(
+    "eager", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["lazy", "eager"]
+)
 @pytest.mark.parametrize("traced", [(), ("-n4",)], ids=["traced-solo", "traced-n4"])
-@pytest.mark.parametrize("verified", [(), ("-n4",)], ids=["solo", "n4"])
+@pytest.mark.parametrize(
+    "verified", [(), pytest.param(("-n4",), marks=pytest.mark.nightly)], ids=["solo", "n4"]
+)
 def test_an_honest_suite_is_proved(
     tmp_path: Path,
     number: int,
@@ -102,7 +106,7 @@ def test_an_honest_suite_is_proved(
     assert "laky" not in shown and "can't" not in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_honest_suite_is_traced_and_proved_at_once(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
     assert "\nPROVED" in project.verify("--negativa", "-n2")
@@ -121,7 +125,7 @@ if "RESTARTED" not in os.environ:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_conftest_that_restarts_pytest(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB, 0)\n")
     project.write("conftest.py", RESTARTS)
@@ -188,7 +192,7 @@ def test_the_other_name():
     assert project.verdict["work"] == [] and len(project.verdict["rounds"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_session_that_a_test_starts_leaves_latest_alone(tmp_path: Path) -> None:
     suite = """
 def inner():

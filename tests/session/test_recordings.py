@@ -45,6 +45,7 @@ def suite(project: Project) -> Project:
     return project
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -68,6 +69,7 @@ def test_damage_keeps_everything(
     assert suite.latest("spans/libquickstart.so.json")["spans"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -93,6 +95,7 @@ def test_a_recording_that_cannot_be_read(
     assert not suite.planned()
 
 
+@pytest.mark.slow
 def test_one_of_two_recordings_cannot_be_read(suite: Project) -> None:
     """The rest of a run that lacks a process: what that one used is not known."""
     suite.write("recorded/worker.jsonl", '{"record":"header","format_version":99}\n')
@@ -103,6 +106,7 @@ def test_one_of_two_recordings_cannot_be_read(suite: Project) -> None:
     assert {d[3] for d in suite.plan()} == {"incomplete"}
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "the folder of the recorded trace is missing in CI",
     says="elsewhere: no such folder; expected one with recorded traces",
@@ -113,6 +117,7 @@ def test_a_recording_that_is_not_there(suite: Project, fault: PlantedFault) -> N
     assert "passed" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_library_that_is_not_there(suite: Project) -> None:
     library = suite.folder / "quickstart" / "libquickstart.so"
     content = library.read_bytes()
@@ -131,6 +136,7 @@ def test_a_library_that_is_not_there(suite: Project) -> None:
     assert not suite.planned()
 
 
+@pytest.mark.slow
 def test_a_library_elsewhere_with_the_same_content(suite: Project) -> None:
     """Another time of installation makes it no other library."""
     library = suite.folder / "quickstart" / "libquickstart.so"

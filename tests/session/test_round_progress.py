@@ -22,6 +22,7 @@ def test_use():
 """
 
 
+@pytest.mark.nightly
 def test_rounds_and_a_search_are_told_as_they_begin(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE).trace()
     words = ("-m", "pytest", "-q", "--negativa-heal", "--negativa-copies=both")

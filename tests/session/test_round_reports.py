@@ -63,7 +63,7 @@ def counts(path: Path) -> tuple[int, int]:
     "workers",
     [pytest.param((), id="plain"), pytest.param(("-n2",), id="workers")],
 )
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_traced_run_keeps_its_reports(
     project: VerifiedProject, workers: tuple[str, ...]
 ) -> None:
@@ -86,7 +86,7 @@ def test_the_traced_run_keeps_its_reports(
     assert not list(project.results.glob("junit*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_traced_run_they_are_of_the_last_run_of_all_tests(
     project: VerifiedProject,
 ) -> None:
@@ -121,7 +121,7 @@ def pytest_load_initial_conftests(early_config):
     assert (project.folder / "appends.txt").read_text() == "False True "
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_files_that_are_open_already_stay(project: VerifiedProject) -> None:
     """As of pytest-benchmark before 5.2: it takes no name in their place."""
     project.write(

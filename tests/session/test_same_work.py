@@ -106,7 +106,7 @@ def refused(folder: Path, suite: str, fault: PlantedFault, test: str) -> Verifie
     return project
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A test catches the error of broken GPU code, computes on the CPU and passes.",
     says="used when traced, but not on the copies",
@@ -127,7 +127,7 @@ def test_a_health_check(tmp_path: Path, fault: PlantedFault) -> None:
     refused(tmp_path, HEALTH_CHECK, fault, "test_a.py::test_checked (call)")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A test expects an error of the kernel that it launches, and takes that of broken code for it.",
     says="used when traced, but not on the copies",
@@ -146,7 +146,9 @@ def test_a_child_process(tmp_path: Path, fault: PlantedFault) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "workers"]
+)
 @pytest.mark.planted_fault(
     "A module looks for the GPU when it is imported, and its tests use the CPU from then on.",
     says="used when traced, but not on the copies",
@@ -180,7 +182,7 @@ def pytest_collection_modifyitems(items):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("copies", ["overwritten", "compacted"])
 def test_another_order_in_more_processes_is_no_difference(tmp_path: Path, copies: str) -> None:
     project = VerifiedProject(tmp_path / "project", HONEST)
@@ -208,7 +210,7 @@ def test_two():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_choice_that_depends_on_the_order_is_settled_on_the_originals(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", FIRST_COME).trace("-n2")
     shown = project.verify()
@@ -252,7 +254,7 @@ def test_what_only_a_flaky_test_used_is_not_asked_for(tmp_path: Path) -> None:
     assert kinds == [("verify", 2), *[("original", 1)] * 3]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A flaky test is the first to use a kernel. A later test that is not flaky needs it, too, and "
     "falls back to the CPU on the copies.",
@@ -270,7 +272,7 @@ def test_a_flaky_test_hides_no_fallback(tmp_path: Path, fault: PlantedFault) -> 
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_test_that_needs_a_flaky_one_proves_by_a_round_of_all(tmp_path: Path) -> None:
     """Without the flaky test another one fails, so only a round of all tests can tell."""
     suite = f"{FLAKY_FIRST}\ndef test_needs_flaky():\n    assert STATE\n"
@@ -282,7 +284,7 @@ def test_a_test_that_needs_a_flaky_one_proves_by_a_round_of_all(tmp_path: Path) 
     assert work["tolerance"] == "only flaky tests need it"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "Only a flaky test uses the GPU, so no outcome shows whether its code is needed.",
     says="no test that is not flaky was seen to use the GPU",
@@ -394,7 +396,7 @@ def test_a_context_is_lost_in_a_passing_test(tmp_path: Path, fault: PlantedFault
     assert project.differing() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_context_that_is_lost_on_the_originals_too(tmp_path: Path) -> None:
     project = losing(tmp_path)
     shown = project.verify(LOST_IN="verify original")

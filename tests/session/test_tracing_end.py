@@ -96,7 +96,7 @@ def test_a_process_that_is_not_seen_to_end(tmp_path: Path, fault: PlantedFault) 
     assert "did not end by itself" in project.negativa("locate", status=1).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_report_that_cannot_be_written_is_the_reason_until_it_is_located(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
     missing = project.folder / "missing" / "report.html"
@@ -109,7 +109,7 @@ def test_a_report_that_cannot_be_written_is_the_reason_until_it_is_located(tmp_p
     assert project.verdict["proved"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_that_cannot_be_made_anew_is_refused_until_it_is_located(tmp_path: Path) -> None:
     project = project_using(tmp_path, "unconfigure")
     project.write(
@@ -275,7 +275,7 @@ def test_use():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A child process outlives the session, and uses code that nothing else uses",
     says="it is still running",

@@ -114,6 +114,7 @@ def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -
     assert {t["after"] for t in verdict["tests"]} == {"passed", "xfailed", "skipped"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [pytest.param("variable", marks=pytest.mark.slow), "addopts", "ini"]
 )
@@ -140,7 +141,7 @@ def test_nothing_is_verified_where_no_test_runs(traced: VerifiedProject, option:
     assert len(list((traced.run_folder / "verify").glob("*"))) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_modules_named_like_others_do_no_harm(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_a():\n    use(LIB)\n").trace()
     for name in ("json.py", "signal.py", "plan.py", "msgspec.py", "pytest_negativa.py"):
@@ -151,6 +152,7 @@ def test_modules_named_like_others_do_no_harm(tmp_path: Path) -> None:
     assert "\nPROVED" in project.run(command, "-q", "--negativa-verify", PYTHONSAFEPATH="1").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers",
     [pytest.param((), id="alone"), pytest.param(("-n2",), id="workers", marks=pytest.mark.slow)],
@@ -197,7 +199,7 @@ def test_every_kind_of_difference(
     assert len(traced.verdict["rounds"]) == (2 if fault == "exit" else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_test_that_hangs(traced: VerifiedProject) -> None:
     traced.verify("--negativa-verify-timeout=30", status=1, FAULT="hang")
     assert traced.differing() == {"test_fault": ("passed", "timed out")}
@@ -228,7 +230,7 @@ def test_a_selection_other_than_the_traced_one(traced: VerifiedProject) -> None:
     assert f"{TESTS - 2} tests of the traced run did not run" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Path) -> None:
     """Also where it is no argument that asks for them."""
     xml = tmp_path / "junit.xml"
@@ -239,6 +241,7 @@ def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Pa
     assert f'tests="{TESTS}"' in xml.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "group", "workers"),
     [
@@ -302,7 +305,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_debugger_has_the_terminal_and_all_time(traced: VerifiedProject) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
@@ -375,7 +378,7 @@ def test_after():
     assert len(project.verdict["rounds"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flaky_tests_are_named_not_blamed(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",
@@ -503,6 +506,7 @@ def test_a_library_that_changed_is_refused(tmp_path: Path) -> None:
     assert "changed since it was traced" in shown
 
 
+@pytest.mark.slow
 def test_without_the_native_library_it_is_said(traced: VerifiedProject, tmp_path: Path) -> None:
     """As on a machine that had no compiler."""
     import pytest_negativa
@@ -531,7 +535,7 @@ def test_a_replayed_run_proves_nothing(project: Project) -> None:
     assert "replays a trace of another machine, which proves nothing" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project", "def test_a():\n    use(LIB)\n    assert ROUND == 'verify'\n"
@@ -550,6 +554,7 @@ def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
     assert project.verdict["proved"] and project.verdict["exit_status"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "detail"),
     [
@@ -577,7 +582,7 @@ def test_a_damaged_run(traced: VerifiedProject, name: str, text: str | None, det
     assert "passed" not in done.stdout, "no test runs for nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_session_within_a_session_is_not_verified(tmp_path: Path) -> None:
     """A test starts pytest in a project whose addopts ask for verification."""
     project = VerifiedProject(
@@ -711,7 +716,7 @@ def pytest_unconfigure(config):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pytest_as_a_plain_program(tmp_path: Path) -> None:
     """Its tests are its own matter: the session takes no part in the round."""
     project = VerifiedProject(
@@ -735,7 +740,7 @@ def test_fault():
     assert "exit status 1, 0 when traced" in failed and "NOT PROVED" in failed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_last_failed(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",

@@ -49,7 +49,7 @@ def test_a_child_that_nothing_traces_falls_back(tmp_path: Path, fault: PlantedFa
     assert "\nPROVED" in project.trace().verify()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A test that fails on the copies leaves something behind, and fails for it once more on the "
     "originals, as a flaky test might.",
@@ -76,7 +76,7 @@ def test_lock():
     assert not any(t["flaky"] for t in project.verdict["tests"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_test_that_needs_another_one_is_no_flaky_one(tmp_path: Path) -> None:
     """Alone it fails on the originals as well, though not for what it lacks on the copies."""
     project = VerifiedProject(
@@ -151,7 +151,7 @@ def test_an_exit_status_that_differs(tmp_path: Path) -> None:
     assert "exit status 3, with 0 when it was traced" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_verdict_of_before_does_not_outlive_a_verification(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",

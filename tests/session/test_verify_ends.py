@@ -288,6 +288,7 @@ def test_a_worker_that_ends_otherwise(
     assert not distributed.verdict["proved"]
 
 
+@pytest.mark.nightly
 def test_a_crash_at_exit_that_happens_when_traced_too_is_proved(tmp_path: Path) -> None:
     """Some libraries crash in their destructors, in every session."""
     project = VerifiedProject(tmp_path / "project", SUITE)
@@ -300,6 +301,7 @@ def test_a_crash_at_exit_that_happens_when_traced_too_is_proved(tmp_path: Path) 
     assert "expected was exit status 0" in project.verify(status=1)
 
 
+@pytest.mark.nightly
 def test_without_a_fault_it_is_proved(solo: VerifiedProject, distributed: VerifiedProject) -> None:
     for project in (solo, distributed):
         for workers in ((), ("-n2",)):

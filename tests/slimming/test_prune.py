@@ -175,6 +175,7 @@ def test_a_library_that_is_away_keeps_its_spare(site: Made, spares: Path, tmp_pa
     assert spares_in(spares) == before
 
 
+@pytest.mark.slow
 def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: Path) -> None:
     slim(site.folder, spares)
     undo_trees((site.folder,))

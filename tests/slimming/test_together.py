@@ -227,6 +227,7 @@ class TestTarget:
         assert not growing.exists()
         assert not (tmp_path / "target" / "of the other").exists()
 
+    @pytest.mark.slow
     def test_source_is_held(
         self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -120,7 +120,7 @@ def test_both_in_a_session(tmp_path: Path) -> None:
     assert lock.proof.copies == ("overwritten", "compacted")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_compiler
 @pytest.mark.planted_fault(
     "A test passes on overwritten copies and fails on the compacted files that slim would write.",
@@ -145,7 +145,7 @@ def test_size():
     assert "on compacted copies: 1 test" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_compiler
 def test_healing_on_compacted_copies_proves_both_again(tmp_path: Path) -> None:
     """Overwritten code is 0x01, and removed code reads as zeros."""

@@ -55,7 +55,7 @@ def probes(project: VerifiedProject) -> int:
     return sum(r["kind"] == "probe" for r in project.verdict["rounds"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "needed",
     [{"b.so": HIDDEN[:1]}, {"a.so": HIDDEN[1:2], "c.so": (HIDDEN[2], HIDDEN[4])}],
@@ -104,7 +104,7 @@ def test_pages_tell_at_once_what_is_needed(tmp_path: Path) -> None:
     assert not list(project.run_folder.rglob("touched-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_one_path_needs_all_paths_of_the_content_get_back(tmp_path: Path) -> None:
     suite = f"""
 OTHER = LIB.with_name("other.so")
@@ -146,7 +146,7 @@ def test_a_test_that_fails_on_the_originals_too_is_not_healed(tmp_path: Path) ->
     assert project.plan("lib.so") == before and probes(project) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:2]})
     shown = project.heal("--negativa-heal-runs=3")
@@ -176,7 +176,7 @@ def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path
     assert "\nPROVED" in project.verify()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_an_unfinished_search_kept_is_let_go_where_nothing_needs_it(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:1]})
     before = {library: project.plan(library) for library in LIBRARIES}
@@ -191,7 +191,7 @@ def test_what_an_unfinished_search_kept_is_let_go_where_nothing_needs_it(tmp_pat
     assert healed(project) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_that_changed_keeps_what_an_unfinished_search_had_kept(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"b.so": HIDDEN[:1]})
     project.heal("--negativa-heal-runs=2")
@@ -215,7 +215,7 @@ def test_place():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_test_that_fails_for_the_place_of_its_library_gets_nothing_back(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", LOCATED).trace()
     before = project.plan("lib.so")
@@ -266,7 +266,7 @@ def test_need():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_for_other_tests_are_forgotten(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", NEEDS_ONE).trace()
     project.heal()
@@ -278,7 +278,7 @@ def test_answers_for_other_tests_are_forgotten(tmp_path: Path) -> None:
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN[1]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_hold_as_long_as_nothing_that_they_depend_on_changes(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", NEEDS_ONE).trace()
     project.heal()
@@ -316,7 +316,7 @@ def test_two():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_limits_hold_for_all_turns_together(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", IN_TURN).trace()
     project.heal()
@@ -328,7 +328,7 @@ def test_limits_hold_for_all_turns_together(tmp_path: Path) -> None:
     assert "a limit was reached" in shown and "\nPROVED" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_verdict_is_of_the_plan_that_is_saved(tmp_path: Path) -> None:
     # One turn more than there are would be needed.
     tests = "".join(
@@ -352,7 +352,7 @@ def test_{i}():
     assert "\nPROVED" in project.heal()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     project = project_with(tmp_path, {"c.so": HIDDEN[:1]})
     plans = {library: project.plan(library) for library in LIBRARIES}
@@ -379,7 +379,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     assert answers >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_crash_is_healed_like_a_failure(tmp_path: Path) -> None:
     project = VerifiedProject(
         tmp_path / "project",

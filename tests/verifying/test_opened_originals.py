@@ -129,7 +129,7 @@ def test_service(tmp_path):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A test starts a service that outlives the session, with an emptied environment. The proof "
     "talks to that service, which has the original.",
@@ -172,7 +172,7 @@ def test_service():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A service that a test starts on the copies fails, outlives the session, and fails for the "
     "same test on the originals, too.",
@@ -225,7 +225,7 @@ def test_service():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A service ends at its first fault. One that a test starts while healing runs on a copy with "
     "the code given back, outlives the round, and answers for the proof.",

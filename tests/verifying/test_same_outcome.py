@@ -196,7 +196,7 @@ FAULTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("planted", FAULTS)
 def test_each_aspect_counts(
     traced: VerifiedProject, planted: str, workers: str, fault: PlantedFault
@@ -210,7 +210,7 @@ def test_each_aspect_counts(
     assert "but for tolerated differences" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A rerun plugin hides that a test first fails on the copies.",
     says="attempts: call passed -> call passed at attempt 2",
