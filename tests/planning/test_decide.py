@@ -128,6 +128,22 @@ def test_policies_keep_more_of_what_was_used(policy: KeepPolicy, archs: set[str]
     assert len(kept) == 2
 
 
+@pytest.mark.parametrize(
+    ("ptx", "archs"), [("off", set()), ("newest", {"sm_90"}), ("all", {"sm_80", "sm_90"})]
+)
+def test_which_ptx_of_a_used_region_stays(ptx: str, archs: set[str]) -> None:
+    library_map = read("libclang.so")
+    region = regions(library_map)[0]
+    used = library_usage(library_map, {region.span.start: kernels_for(library_map, region)})
+
+    found = plan(library_map, usage_of(used), KeepPolicy(ptx=ptx))
+
+    kept = {d.start for d in found.decisions if d.kept}
+    ptx_of_region = [e for e in region.elements if e.kind is ElementKind.PTX]
+    assert {str(e.arch) for e in ptx_of_region} == {"sm_80", "sm_90"}
+    assert {str(e.arch) for e in ptx_of_region if e.payload.start in kept} == archs
+
+
 def test_kernel_globs_keep_and_note_what_they_matched(multiarch: LibraryMap) -> None:
     name = kernels_for(multiarch, regions(multiarch)[0])[0]
     globs = GlobSet([f"{name[:-2]}*", "nothing_like_it"])

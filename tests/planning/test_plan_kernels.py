@@ -78,6 +78,18 @@ def test_what_no_used_kernel_reaches_is_unused() -> None:
     assert found.notes == ()
 
 
+def test_of_two_kernels_one_goes() -> None:
+    library_map = read("liblineinfo.so")
+    element = linked(library_map)
+    assert isinstance(element.content, Cubin)
+    first, second = (library_map.names[kernel.name] for kernel in element.content.kernels)
+
+    [cubin] = plan(library_map, usage_of(used(library_map, first))).trimmed
+
+    assert cubin.kept == (first,) and second not in cubin.kept
+    assert 0 < cubin.unused_size < cubin.code_size
+
+
 def moved(region: Region, by: int) -> Region:
     def span(old: Span) -> Span:
         return Span(old.start + by, old.end + by)

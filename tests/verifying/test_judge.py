@@ -13,7 +13,12 @@ from msgspec.structs import replace as replace_fields
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import Reconstruction, RefusedLibrary
+from pytest_negativa.models.reconstruction import (
+    CodeRange,
+    Reconstruction,
+    RefusedLibrary,
+    RepackedCubin,
+)
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
@@ -164,6 +169,27 @@ def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes
     assert row.copy_sha256 == reconstruction.libraries[0].copy_sha256 != row.sha256
+
+
+def test_what_was_trimmed_counts_and_what_stays_whole_is_noted(
+    made: tuple[LibraryPlan, Reconstruction],
+) -> None:
+    plan, reconstruction = made
+    trimmed = (
+        RepackedCubin(
+            start=64, filled=(CodeRange(start=0, end=80),), stored_before=300, stored_after=100
+        ),
+        RepackedCubin(
+            start=512, filled=(), stored_before=9, stored_after=9, left_alone="it calls by address"
+        ),
+    )
+    [copy] = reconstruction.libraries
+    changed = replace_fields(reconstruction, libraries=(replace_fields(copy, repacked=trimmed),))
+    row, against = judge_one((plan, changed), mapped(made))
+    assert (row.status, against) == (LibraryStatus.PROVED, [])
+    assert row.left_bytes == plan.code_bytes - plan.unused_bytes - 200
+    assert row.trimmed_code_bytes == 80 and [t.start for t in row.trimmed] == [64, 512]
+    assert row.notes == ("a cubin stays whole: it calls by address",)
 
 
 COULD_NOT = "1 library could not be proved: each row says why"

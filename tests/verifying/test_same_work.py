@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -203,6 +204,8 @@ def test_launches_are_compared_test_by_test() -> None:
     again = usage(lookups, launched={0: ["k"], 1: ["k"], 2: ["l"]})
     tolerances = [d.tolerance for d in compare(traced, copies, again, launches=True)]
     assert tolerances == [None, Tolerance.CHOICE]
+    as_traced = [d.tolerance for d in compare(traced, copies, traced, launches=True)]
+    assert as_traced == [None, None]
     assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
         None,
         Tolerance.FLAKY,
@@ -246,6 +249,13 @@ def test_places_in_copies_are_those_of_the_originals(
     assert found and {path for path, _ in found} == {str(library)}
     assert {offset for _, offset in found} <= original
     assert places.find(str(library), 7) == (str(library), 7)
-    if compact is not None:
+    if copied.compaction is not None:
         assert [offset for _, offset in found] != in_copy
+        kept = copied.compaction.kept
+        assert {places.find(copied.copy, k.target)[1] for k in kept} == {k.start for k in kept}
+        for k, behind in itertools.pairwise(kept):
+            size = k.end - k.start
+            assert places.find(copied.copy, k.target + size - 1) == (str(library), k.end - 1)
+            if k.target + size < behind.target:
+                assert places.find(copied.copy, k.target + size) == (str(library), -1)
         assert places.find(copied.copy, 1 << 40) == (str(library), -1)

@@ -264,13 +264,12 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         cut_library(path, path, tmp_path, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
-        ("-Wl,-z,noseparate-code",),
-        ("-Wl,-z,max-page-size=2097152",),
-        ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
+        pytest.param(("-Wl,-z,noseparate-code",), marks=pytest.mark.slow),
+        pytest.param(("-Wl,-z,max-page-size=2097152",), marks=pytest.mark.slow),
+        pytest.param(("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"), marks=pytest.mark.slow),
         ("-nostartfiles",),
     ],
     ids=" ".join,
