@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.oracle.cases import CASES, WHEEL_CASES
 from tests.oracle.compare import RECORDED, differences, load, save, table
-from tests.oracle.product import run_case, version_of
+from tests.oracle.product import find_product, run_case
 
 
 def main(words: list[str] | None = None) -> int:
@@ -29,19 +29,18 @@ def main(words: list[str] | None = None) -> int:
     if unknown := set(arguments.case) - set(CASES | WHEEL_CASES):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(sorted(cases))}")
     if arguments.case:
-        cases = {name: (CASES | WHEEL_CASES)[name] for name in arguments.case}
+        cases = {name: {**CASES, **WHEEL_CASES}[name] for name in arguments.case}
     if arguments.action == "list":
         for name, case in cases.items():
             print(f"{name:12} {(case.__doc__ or '').splitlines()[0]}")
         return 0
     # Not resolved: in a virtual environment, the interpreter is a link.
-    python = arguments.python.absolute()
-    version = version_of(python)
+    product = find_product(arguments.python.absolute())
     begin = time.monotonic()
     found: list[Any] = []
 
     def run(name: str) -> tuple[str, Any]:
-        return name, run_case(name, cases[name], python, version)
+        return name, run_case(name, cases[name], product)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for name, noted in pool.map(run, cases):

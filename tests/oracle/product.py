@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.oracle.html import html_data
 
@@ -36,19 +36,33 @@ _RUNTIME = "libnegativa_spare.so"
 # Of this run, this machine or this process; all other values are compared.
 _CHANGING_KEYS = re.compile(
     r"(pid|ppid|inode|created|timestamp|duration|duration_s|seconds|executable|python|libc|platform"
-    r"|cpu_model|recipe|.*_ns)"
+    r"|cpu_model|recipe|loaded_without_code|keywords|.*_ns)"
 )
 _FIXED_KEYS = {"gpu_ns"}
+
+
+class Product(NamedTuple):
+    """An installation.
+
+    Attributes:
+        prefixes: folders of its Python.
+    """
+
+    python: Path
+    version: str
+    prefixes: tuple[str, ...]
 
 
 class Rules:
     """What differs from run to run, and what stands for it."""
 
-    def __init__(self, box: Path, python: Path, version: str) -> None:
+    def __init__(self, box: Path, product: Product) -> None:
         self._numbers: dict[str, str] = {}
+        self._box = str(box)
+        self._foreign = (*product.prefixes, "/usr/", "/lib")
         self.digests: dict[str, str] = {}
         """Of files that hold the path of the box: what stands for their SHA-256."""
-        prefix = python.parent.parent
+        prefix, version = product.python.parent.parent, product.version
         self._texts: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
             (re.compile(f"/?{re.escape(str(box)[1:])}"), "BOX"),
             (re.compile(rf"{re.escape(str(prefix))}/bin/python[\d.]*"), "PYTHON"),
@@ -65,7 +79,7 @@ class Rules:
             (re.compile(r"[\d.]+ [kMG]?B on disk"), "SIZE on disk"),
             # As zlib packed it.
             (re.compile(r"(\.whl: .* ->) [\d.]+ [kMG]?B"), r"\1 SIZE"),
-            (re.compile(r"^(size  +)\d.*"), r"\1SIZE"),
+            (re.compile(r"^(size  +|RUN-\d+ .*  )[\d.]+ [kMG]?B$"), r"\1SIZE"),
             (re.compile(r"^( *(python|platform|libc): ).*"), r"\1~"),
             # Who it was is seen if it still runs.
             (
@@ -81,6 +95,15 @@ class Rules:
         """Runs are numbered in the order in which they are named."""
         return self._numbers.setdefault(match[0], f"RUN-{len(self._numbers) + 1}")
 
+    def _is_foreign(self, value: Any) -> bool:
+        """Whether a row of a list is about a file of the machine, such as Python's own."""
+        if isinstance(value, dict):
+            library = value.get("library", value)
+            value = library.get("path") if isinstance(library, dict) else None
+        if not isinstance(value, str) or ".so" not in value or value.startswith(self._box):
+            return False
+        return value.startswith(self._foreign)
+
     def text(self, value: str) -> str:
         if value in self.digests:
             return self.digests[value]
@@ -91,9 +114,11 @@ class Rules:
     def value(self, value: Any, key: str = "") -> Any:
         """Any JSON value."""
         if isinstance(value, dict):
-            return {self.text(k): self.value(v, k) for k, v in value.items()}
-        if isinstance(value, list):
-            return [self.value(v) for v in value]
+            values = {self.text(k): self.value(v, k) for k, v in value.items()}
+            # Whether a default is written depends on the version of a library.
+            return {k: v for k, v in values.items() if v is not None and v != []}
+        if isinstance(value, list) and not _CHANGING_KEYS.fullmatch(key):
+            return [self.value(v) for v in value if not self._is_foreign(v)]
         if key not in _FIXED_KEYS and _CHANGING_KEYS.fullmatch(key) and value is not None:
             return "~"
         return self.text(value) if isinstance(value, str) else value
@@ -148,19 +173,19 @@ def words_of_session(output: str) -> str:
 class Box:
     """The folder of a case, the commands that run in it, and what is noted of them."""
 
-    def __init__(self, name: str, python: Path, version: str, parent: Path) -> None:
+    def __init__(self, name: str, product: Product, parent: Path) -> None:
         padding = _LENGTH - len(str(parent)) - len(name) - 2
         if padding < 1:
             raise SystemExit(f"{parent}: the path is too long; set TMPDIR to a shorter one")
         self.folder = parent / ("o" * padding) / name
         self.folder.mkdir(parents=True)
-        self.python = python
-        self.rules = Rules(self.folder, python, version)
+        self.python = product.python
+        self.rules = Rules(self.folder, product)
         self.noted: dict[str, Any] = {}
         self._command = ""
         (self.folder / "home").mkdir()
         self.environ = {
-            "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
@@ -335,19 +360,23 @@ class Box:
             yield run / name
 
 
-def version_of(python: Path) -> str:
-    """The version of an installation."""
-    done = subprocess.run(
-        [python.parent / "negativa", "--version"], check=True, capture_output=True, text=True
-    )
-    return done.stdout.split()[-1]
+def find_product(python: Path) -> Product:
+    """The installation of an interpreter."""
+    code = "import sys; print(sys.base_prefix)"
+
+    def words(*command: str | Path) -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    version = words(python.parent / "negativa", "--version").split()[-1]
+    prefixes = (f"{python.parent.parent}/", f"{words(python, '-c', code)}/", f"{ROOT}/")
+    return Product(python, version, prefixes)
 
 
-def run_case(name: str, case: Callable[[Box], None], python: Path, version: str) -> dict[str, Any]:
+def run_case(name: str, case: Callable[[Box], None], product: Product) -> dict[str, Any]:
     """What a case notes."""
     parent = Path(tempfile.mkdtemp(prefix="oracle-"))
     try:
-        box = Box(name, python, version, parent)
+        box = Box(name, product, parent)
         case(box)
         noted: dict[str, Any] = json.loads(json.dumps(box.noted))
         return noted
