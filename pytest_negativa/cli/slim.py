@@ -419,6 +419,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
     lock need not be proved.
 
+    As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
+    says that nobody else can get in, as in an image build.
+
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
 
@@ -478,8 +481,9 @@ def slim_check(
 ) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
-    A library with a spare and its spare must give the original back. If the spare is not here, such
-    as in an image that leaves it behind, check says so.
+    A library with a spare and its spare must give the original back: check reads every byte of
+    both, so run it before a container starts its program. If the spare is not here, such as in an
+    image that leaves it behind, check says so.
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 

@@ -320,7 +320,7 @@ def slim_library(
         removal.library_map,
         removal.plan,
         removal.edits,
-        CompactOptions(strip=strip, load_check=load_check),
+        CompactOptions(strip=strip, load_check=load_check, takes_place=True),
         state=removal.state,
     )
     if isinstance(compacted, NotCompacted):
@@ -364,7 +364,7 @@ def _cut(
     gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
     with ByteSource(target) as result:
         sha256 = result.sha256()
-    notes = tuple(_unloaded(path, load_check))
+    notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
         removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
     )

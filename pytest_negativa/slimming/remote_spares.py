@@ -112,7 +112,7 @@ def fetch_spares(
                 try:
                     detail = _find(tree.root / name, note, folder)
                     if not is_held and (detail is None or _may_note(tree, note, folder)):
-                        held.enter_context(hold_folder(folder))
+                        held.enter_context(hold_folder(folder, tree.root))
                         is_held = True
                         detail = _find(tree.root / name, note, folder)
                     if detail is None:
@@ -155,6 +155,12 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, folder: Path)
     library, target = tree.root / name, folder / note.spare_name
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa slim push URL")
+    owner = library.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise ReconstructError(
+            f"no process would use a spare of this user; fetch as root or as user {owner}, who "
+            "owns the library"
+        )
     place = Url(url) / note.spare_name
     published = load_published(place)
     if [file.path for file in published.files] != [note.spare_name]:

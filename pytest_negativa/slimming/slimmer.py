@@ -61,7 +61,6 @@ from pytest_negativa.slimming.recipes import (
     slim_library,
 )
 from pytest_negativa.slimming.replace import (
-    copy_metadata,
     keep_original,
     link,
     replace_all,
@@ -79,6 +78,7 @@ from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.atomic import remove_abandoned
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NOT_KEPT = (
     "no original is kept, because it was slimmed without --keep-originals before; to have one, "
@@ -208,7 +208,7 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             for folder in sorted(spares):
                 try:
-                    held.enter_context(hold_folder(folder))
+                    held.enter_context(hold_folder(folder, root))
                     note_tree(folder, root)
                 except ReconstructError as e:
                     if self.options.spare is not None:
@@ -401,6 +401,13 @@ class Slimmer:
     def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
         if task.name in self._without_code:
             return NotSlimmed(NO_GPU_CODE)
+        try:
+            refuse_shared(*{(self.root / name).parent for name in task.names})
+        except ReconstructError:
+            # Nothing would be written there.
+            if not self._may_lose(task):
+                return NotSlimmed(NO_GPU_CODE)
+            raise
         options = self.options
         original = self._original_of(task)
         if task.is_cut:
@@ -469,7 +476,7 @@ class Slimmer:
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         removal = made.removal
-        notes = [*removal.notes, *made.notes, *copy_metadata(task.source, staged)]
+        notes = [*removal.notes, *made.notes]
         if made.spare is not None and self.options.spare is None:
             notes.append(
                 f"its code lies in a spare as before, in {made.spare.parent}; to do without a "

@@ -54,6 +54,8 @@ from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.spares import find_spare, forget_tree, note_of, remove_unused_runtime
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
+from pytest_negativa.storage.attributes import set_mtime
+from pytest_negativa.storage.system import open_regular
 
 OnSpares: TypeAlias = Callable[[AbstractSet[Path]], None]
 """Is told the folders whose spares gave originals back."""
@@ -203,8 +205,8 @@ def _restore_times(root: Path, manifest: SlimManifest, sites: Sequence[Site]) ->
         before = times.get(str(path))
         if before is not None and digest_of(path) == before.sha256:
             # It may belong to another user, who only let it be written.
-            with contextlib.suppress(OSError):
-                os.utime(path, ns=(path.stat().st_atime_ns, before.mtime_ns))
+            with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
+                set_mtime(file.fileno(), before.mtime_ns)
 
 
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
