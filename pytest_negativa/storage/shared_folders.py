@@ -77,7 +77,7 @@ def make_logs_folder(logs: Path, base: Path) -> None:
     """
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        logs.chmod(0o1777)
+        _set_mode(logs, 0o1777)
     except OSError as e:
         raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
     make_passable(logs.parent, base)
@@ -93,6 +93,15 @@ def make_passable(folder: Path, base: Path) -> None:
     outside = {top} if Path(base).is_symlink() else set()
     for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
         with contextlib.suppress(OSError):
-            mode = stat.S_IMODE(passed.stat().st_mode)
-            if mode & 0o011 != 0o011:
-                passed.chmod(mode | 0o011)
+            _set_mode(passed, 0o011, add=True)
+
+
+def _set_mode(folder: Path, mode: int, *, add: bool = False) -> None:
+    """Set the mode of a folder, or add to it; never that of what a link in its place leads to."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        before = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if before | mode != before or not add:
+            os.fchmod(descriptor, before | mode if add else mode)
+    finally:
+        os.close(descriptor)
