@@ -247,6 +247,7 @@ def cut(
     policy: SparePolicy,
     name: str,
     source: str,
+    unchecked: Path,
     *,
     load_check: bool,
 ) -> Cut:
@@ -259,6 +260,7 @@ def cut(
         policy: where the spare goes.
         name: file name of the library.
         source: what told what stays, for people.
+        unchecked: see ``hold_folder``.
         load_check: load the result in a child process.
 
     Raises:
@@ -275,10 +277,8 @@ def cut(
                 f"{policy.folder} belongs to user {owner}, so no process would use this library's "
                 "spare there; name another folder"
             )
-        with tempfile.TemporaryDirectory(dir=policy.folder, prefix=UNCHECKED) as unchecked:
-            done = cut_library(
-                path, target, Path(unchecked), planned.needed, options, planned.containers
-            )
+        with tempfile.TemporaryDirectory(dir=unchecked) as own:
+            done = cut_library(path, target, Path(own), planned.needed, options, planned.containers)
             spare = done.spare.replace(policy.folder / done.spare.name)
             sync_folder(policy.folder)
     except BaseException as e:
@@ -290,8 +290,11 @@ def cut(
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[None]:
+def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     """Make a folder of spares while libraries are cut, and remove what killed runs left there.
+
+    Yields a folder in it for spares that are not checked yet. It goes at the end, also when threads
+    are still at work after an interrupt: they can make nothing there any more.
 
     What was made for it goes again if no spare came.
 
@@ -320,14 +323,15 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[None]:
             if not mark.exists():
                 mark.touch()
                 made.append(mark)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
         except OSError as e:
             _remove_made(made)
             raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
         try:
-            yield
+            yield unchecked
         finally:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
             with contextlib.suppress(OSError):
                 # A run on another folder may need what this one made.
                 if made and lock(descriptor, wait=False) and not _has_others(folder, made):
@@ -355,13 +359,32 @@ def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) ->
             # Runs on other folders may put spares here, too.
             with contextlib.suppress(OSError):
                 if lock(descriptor, wait=False):
-                    for left in folder.glob(f"{UNCHECKED}*"):
-                        shutil.rmtree(left, ignore_errors=True)
+                    remove_unchecked(folder)
                 _share(descriptor, folder)
             # A run that found nothing to cut may just have removed it.
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def unchecked_in(folder: Path) -> list[Path]:
+    """What a ``slim`` that is at work, or was killed, has in a folder of spares."""
+    return sorted(folder.glob(f"{UNCHECKED}*"))
+
+
+def remove_unchecked(folder: Path) -> None:
+    """Remove what killed runs left in a folder of spares, which is locked."""
+    for left in unchecked_in(folder):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a ``slim`` is at work in a folder of spares."""
+    try:
+        with hold_alone(folder):
+            return False
+    except ReconstructError:
+        return True
 
 
 def _share(descriptor: int, folder: Path) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
@@ -38,6 +36,7 @@ from pytest_negativa.slimming.identity import (
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    end_run,
     folders_of_spares,
     how_to_reinstall,
     is_original,
@@ -132,10 +131,11 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
             if not manifest.slimmed:
                 manifest.left.clear()
                 manifest.records.clear()
-            save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
+            killed = {Path(folder) for folder in manifest.run_spares}
+            save_manifest(tree.root, end_run(manifest, run), token)
             # Without their entries nothing tells whether more libraries have spares there.
             needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
-            free = folders_of_spares(entries.values()) - needed
+            free = (folders_of_spares(entries.values()) | killed) - needed
             for spares in free:
                 forget_tree(spares, tree.root)
             on_spares(free)
